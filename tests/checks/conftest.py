@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.inside import limit
 
+Set = Callable[..., None]
 BACKEND = "django_redis.cache.RedisCache"
 DJANGOS = "django.core.cache.backends.redis.RedisCache"
 OURS = "django_redislock.cache.RedisCache"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from types import ModuleType
@@ -21,15 +21,15 @@ from django.views.decorators.cache import never_cache
 
 from django_redislock import list_locks, locked, locked_atomic, locked_view
 from redisserver import RedisServer, redis_server
-from tests.checks.conftest import BACKEND, OURS, check, ids, only
+from tests.checks.conftest import BACKEND, OURS, Set, check, ids, only
 from tests.helpers.pages import Page, arespond, respond
 from tests.inside import limit
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
-def use(settings: Any, url: str, **more: Any) -> None:
-    settings.CACHES = {**settings.CACHES, "locks": {"BACKEND": BACKEND, "LOCATION": url, **more}}
+def use(settings: Any, url: str) -> None:
+    settings.CACHES = {**settings.CACHES, "locks": {"BACKEND": BACKEND, "LOCATION": url}}
 
 
 @pytest.fixture
@@ -55,9 +55,7 @@ class Pretender(StreamRequestHandler):
                 self.wfile.write(answers.get(command, b"+OK\r\n"))
 
 
-def test_checks_start_no_threads_and_leave_neither_connection_nor_lock(
-    own: RedisServer, eventually: Callable[[Callable[[], Any]], Any]
-) -> None:
+def test_checks_start_no_threads_and_leave_neither_connection_nor_lock(own: RedisServer, eventually: Any) -> None:
     with own.client() as client:
         eventually(lambda: len(client.client_list()) == 1)  # whoever started the server has left
         threads = threading.active_count()
@@ -80,12 +78,8 @@ def test_a_server_that_evicts_is_found_for_each_alias_that_has_locks(own: RedisS
         assert "when its memory is full" in only("W005", deploy=True).msg
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"), [(b"6.0.16", ["E006"]), (b"6.2.0", []), (b"", []), (None, ["W004"])], ids=str
-)
-def test_a_server_that_is_too_old_or_does_not_answer_is_found(
-    version: bytes | None, expected: list[str], settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("version", "expected"), [(b"6.0.16", ["E006"]), (b"6.2.0", []), (b"", []), (None, ["W004"])])
+def test_a_server_too_old_or_silent_is_found(version: Any, expected: Any, settings: Any, monkeypatch: Any) -> None:
     if version is None:
         limit(monkeypatch, check_patience=0.2)
     Pretender.info = None if version is None else b"# Server\r\nredis_version:%s\r\n" % version
@@ -172,20 +166,18 @@ OTHERS = {
 
 
 @pytest.fixture
-def site(settings: Any) -> Callable[..., None]:
+def site(settings: Any) -> Set:
     """Give the site these views."""
 
-    def site(*views: Any) -> None:
-        inner = [path("inner/", view) for view in views[1:]]
-        settings.ROOT_URLCONF = (*[path("", view) for view in views[:1]], path("more/", include(inner)))
+    def site(first: Any, *views: Any) -> None:
+        inner = [path("inner/", view) for view in views]
+        settings.ROOT_URLCONF = (path("", first), path("more/", include(inner)))
 
     return site
 
 
 @pytest.mark.parametrize("case", [*WITHOUT_LIMIT, *OTHERS])
-def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(
-    case: str, site: Callable[..., None], settings: Any
-) -> None:
+def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(case: str, site: Set, settings: Any) -> None:
     site((WITHOUT_LIMIT | OTHERS)[case])
     assert ids(deploy=True) == ["W008"] * (case in WITHOUT_LIMIT)
     assert ids() == []
@@ -193,15 +185,13 @@ def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(
     assert ids(deploy=True) == []
 
 
-def test_they_are_named_once(site: Callable[..., None]) -> None:
+def test_they_are_named_once(site: Set) -> None:
     site(lock(respond), Locked.as_view(), Locked.as_view(), respond)
     assert "tests.checks.test_deploy.Locked, tests.helpers.pages.respond." in only("W008", deploy=True).msg
 
 
 @pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])
-def test_settings_and_urls_that_cannot_be_read_are_for_others_to_report(
-    urls: Any, site: Callable[..., None], settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_is_for_others_to_report(urls: Any, site: Set, settings: Any, monkeypatch: Any) -> None:
     site(lock(respond))
     settings.REDISLOCK = {"TLL": 3}
     only("E001", deploy=True)
