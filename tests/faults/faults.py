@@ -48,7 +48,6 @@ class Fault(NamedTuple):
 
     @property
     def lets_two_in(self) -> bool:
-        """Whether two can ever believe at once that they hold the lock."""
         return ROWS[self.title][-1] != "no"
 
 
@@ -128,16 +127,16 @@ def swallow_wakes(run: Trial) -> None:
 persistent = partial(redis_server, appendonly="yes", appendfsync="always")
 
 
-@fault("Redis restarts with its data (AOF)", server=persistent)
 def restart(run: Trial, *, forgets: bool = False) -> None:
     with run.trouble(forgets=forgets):
         run.server.stop()
         run.server.start()
 
 
-@fault("Redis restarts empty")
-def restart_empty(run: Trial) -> None:
-    restart(run, forgets=True)
+FAULTS += [
+    Fault("Redis restarts with its data (AOF)", restart, "restart", persistent),
+    Fault("Redis restarts empty", partial(restart, forgets=True), "restart_empty"),
+]
 
 
 @fault("Redis restarts, and loads for a second")
@@ -165,17 +164,17 @@ def stop_server(run: Trial) -> None:
         process.send_signal(signal.SIGCONT)
 
 
-@fault("``FLUSHALL``")
-def flush(run: Trial, clear: Callable[[RedisCache], object] | None = None) -> None:
+def flush(clear: Callable[[Trial], object], run: Trial) -> None:
     for _ in range(5):
         with run.trouble(forgets=True):
-            clear(RedisCache(run.server.url, {})) if clear else run.redis("FLUSHALL")
+            clear(run)
         sleep(0.2)
 
 
-@fault("``cache.clear()``")
-def clear_cache(run: Trial) -> None:
-    flush(run, RedisCache.clear)
+FAULTS += [
+    Fault("``FLUSHALL``", partial(flush, lambda run: run.redis("FLUSHALL")), "flush"),
+    Fault("``cache.clear()``", partial(flush, lambda run: RedisCache(run.server.url, {}).clear()), "clear_cache"),
+]
 
 
 @fault("``SCRIPT FLUSH``, ``NOSCRIPT``")
@@ -311,19 +310,17 @@ def server_with_clock() -> Iterator[RedisServer]:
         server.close()
 
 
-@fault("the server's clock jumps ahead by an hour", server=server_with_clock)
-def jump_ahead(run: Trial, hours: int = 1) -> None:
+def jump(hours: int, run: Trial) -> None:
     assert isinstance(run.server, Clock)
     with run.trouble(forgets=hours > 0):
         run.server.set(hours * 3600)
         run.obtained()
 
 
-@fault("the server's clock jumps back by an hour", server=server_with_clock)
-def jump_back(run: Trial) -> None:
-    jump_ahead(run, -1)
-
-
+FAULTS += [
+    Fault(f"the server's clock jumps {way} by an hour", partial(jump, hours), f"jump_{way}", server_with_clock)
+    for way, hours in [("ahead", 1), ("back", -1)]
+]
 AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault not in PROCESSES]
 # faults that can happen at the same time: of processes, of one process's network, of the server
 LANES = [
@@ -338,8 +335,8 @@ ANEW = {"restart_empty", "restart_slowly", "flush", "clear_cache", "flush_script
 def strike(
     run: Trial, lanes: list[list[Fault]], every: float, seconds: float = inf, rounds: float = inf
 ) -> Counter[str]:
-    """Inject faults of each lane, one every so many seconds on average; those of different lanes overlap. It is over
-    after these seconds, or when one lane has had so many rounds. Return how often each fault has struck."""
+    """Inject faults of each lane, one every so many seconds on average, for these seconds, or until one lane has had so
+    many rounds. Return how often each fault has struck."""
     end, over, struck = monotonic() + seconds, threading.Event(), Counter[str]()
 
     def go_on(lane: list[Fault], chance: random.Random) -> None:
@@ -349,9 +346,7 @@ def strike(
             print(f"{monotonic():.3f} {fault.name}", flush=True)
             try:
                 fault.strike(run)
-            except BaseException:
-                # this fault may not have been ended: its error says what is wrong, errors of later faults would only
-                # follow from it
+            except BaseException:  # of later faults, errors would only follow from this one
                 traceback.print_exc()
                 over.set()
                 raise

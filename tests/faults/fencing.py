@@ -16,6 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from time import monotonic, sleep
@@ -59,7 +60,6 @@ HALT, HALTED, ENTERED, COMMITTED, SIZE = range(5)
 
 
 def desk_in(path: Path) -> memoryview:
-    """The desk in this file, which is created if needed."""
     with path.open("a+b") as file:
         file.truncate(8 * SIZE)
         return memoryview(mmap.mmap(file.fileno(), 8 * SIZE)).cast("q")
@@ -87,8 +87,6 @@ ROWS = [(level, way) for level in LEVELS for way in WAYS if level in DEFAULTS or
 
 
 class Booker:
-    """Books until it is told to stop."""
-
     def __init__(self, order: dict[str, Any]) -> None:
         self.log = be_worker(order)
         self.desk = desk_in(Path(order["desk"]))
@@ -163,8 +161,6 @@ def work(order: dict[str, Any]) -> None:
 
 
 class Bookers(Crew):
-    """Bookers on one database and one Redis."""
-
     def __init__(self, launcher: Worker, server: RedisServer, seed: int, order: dict[str, Any]) -> None:
         super().__init__(launcher, server, seed)
         self.desks: list[memoryview] = []
@@ -189,11 +185,9 @@ class Bookers(Crew):
                     client.delete(key)
 
     def total(self, what: int, *, but: int | None = None) -> int:
-        """How often all bookers, or all but one, have entered or committed."""
         return sum(desk[what] for number, desk in enumerate(self.desks) if number != but)
 
     def more(self, sections: int) -> None:
-        """Wait for so many more sections, of all bookers together."""
         wanted = self.total(ENTERED) + sections
         until(lambda: self.total(ENTERED) >= wanted)
 
@@ -212,8 +206,7 @@ class Bookers(Crew):
         until(lambda: not desk[HALTED])
 
     def overtaken(self, one: int) -> None:
-        """Wait until another has got the same lock, and has committed or seems to wait for the database. Then the one
-        may go on."""
+        """Until another has got the same lock, and has committed or seems to wait for the database."""
         until(lambda: self.total(ENTERED, but=one) > self.before[0])
         end = monotonic() + STUCK
         while self.total(COMMITTED, but=one) == self.before[1] and monotonic() < end:
@@ -232,16 +225,13 @@ def pause(run: Bookers, place: int) -> None:
         run.processes[one].signal(signal.SIGCONT)
 
 
-def flush(run: Bookers, place: int) -> None:
+def meddle(act: Callable[[Bookers], None], run: Bookers, place: int) -> None:
     with run.halted(place) as one:
-        run.flush()
+        act(run)
         run.overtaken(one)
 
 
-def release(run: Bookers, place: int) -> None:
-    with run.halted(place) as one:
-        run.release()
-        run.overtaken(one)
+flush, release = partial(meddle, Bookers.flush), partial(meddle, Bookers.release)
 
 
 def set_clock_back(run: Bookers, place: int) -> None:
@@ -310,8 +300,8 @@ def book(
 
 
 def wrong(folder: Path, balance: int) -> list[str]:
-    """What must not have happened under a fenced lock. Each COMMIT adds one to the balance, so that the value that it
-    wrote is its place in the order of commits; no two write the same, and their fences are in the same order."""
+    """What must not have happened under a fenced lock. Each COMMIT adds one, so the value that it wrote is its place in
+    the order of commits; no two write the same, and their fences are in the same order."""
     lines = [line.split() for log in sorted(folder.glob("*.log")) for line in log.read_text().splitlines()]
     found = [" ".join(words) for _, event, *words in lines if event == "failure"]
     commits = sorted([*map(int, words)] for _, event, *words in lines if event == "committed")

@@ -88,8 +88,7 @@ def kill_watched_of_deaf_replicas(run: Trial) -> None:
 
 
 def replace_master(group: SentinelGroup, meanwhile: Callable[[], object] | None = None) -> RedisServer:
-    """Kill the master and wait for its successor, which has received nothing of ``meanwhile``. Return the old
-    master."""
+    """Kill the master, and return it once it has a successor, which has received nothing of ``meanwhile``."""
     old = group.master_server()
     followers = [client for server, client in zip(group.servers, group.clients, strict=True) if server is not old]
     if meanwhile:
@@ -106,7 +105,7 @@ def replace_master(group: SentinelGroup, meanwhile: Callable[[], object] | None 
 
 
 class OnCluster(RedisServer):
-    """A cluster as the server of a trial. ``settings`` are those of its workers."""
+    """``settings`` are those of the workers."""
 
     settings = {"CLUSTER": True}
     counter = staticmethod(counter_of)  # each tag has its own counter of fences
@@ -120,7 +119,6 @@ class OnCluster(RedisServer):
         return self.cluster.reachable()[0].client(**options)
 
     def masters(self) -> list[redis.Redis]:
-        """Clients of all masters with slots."""
         return [node.client() for node in self.cluster.masters()]
 
 
@@ -144,7 +142,7 @@ def cluster_of(run: Trial) -> Cluster:
 
 
 def any_master(run: Trial) -> tuple[Cluster, Node, Node]:
-    """The cluster, a master that has a replica, and that one."""
+    """One that has a replica, and that one."""
     cluster = cluster_of(run)
     master = run.random.choice([node for node in cluster.masters() if cluster.replicas_of(node)])
     return cluster, master, cluster.replicas_of(master)[0]
@@ -214,7 +212,6 @@ TAGS = {slot_of(f"tag:{number}") for number in range(2000)}  # the slots of all 
 
 @on_any("cluster: the slots of all locks move")
 def move_slots(run: Trial) -> None:
-    """They go to the next master."""
     cluster = cluster_of(run)
     masters, owners = cluster.masters(), cluster.owners()
     with run.trouble(after=SETTLED):
@@ -224,7 +221,6 @@ def move_slots(run: Trial) -> None:
 
 @on_any("cluster: a node joins, gets slots, and leaves")
 def change_nodes(run: Trial) -> None:
-    """It gets slots of all others, and gives them back."""
     cluster = cluster_of(run)
     with run.trouble(after=SETTLED):
         joined, owners = cluster.add_master(), cluster.owners()

@@ -96,9 +96,7 @@ def test_what_a_replica_has_acknowledged_is_not_lost_with_the_master() -> None:
 @pytest.mark.usefixtures("databases")
 @pytest.mark.parametrize("stage", [*STAGES][1:], ids=lambda stage: stage.__name__)
 @pytest.mark.parametrize("database", DATABASES)
-def test_no_update_is_lost_under_a_fenced_lock(
-    stage: Callable[..., Any], database: str, launcher: Worker, request: pytest.FixtureRequest
-) -> None:
+def test_no_update_is_lost_under_a_fenced_lock(stage: Any, database: str, launcher: Worker, request: Any) -> None:
     with stage() as server:
         found = book(launcher, server, request.getfixturevalue(database), "fenced", STAGES[stage])
     assert (found["lost"], found["wrong"]) == (0, 0)
@@ -129,9 +127,7 @@ def clock(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["a lock", "a member"])
-def test_a_holder_believes_its_lease_no_longer_than_it_asked_for(
-    pooled: bool, clock: Clock, crowd: Crowd, eventually: Any
-) -> None:
+def test_a_holder_believes_what_it_asked_for(pooled: bool, clock: Clock, crowd: Crowd, eventually: Any) -> None:
     me = crowd()
     LockPool(NAME).extend(["a", "b"])
     held: Any = me(LockPool(NAME), "acquire", ttl=TTL) if pooled else Lock(NAME, ttl=TTL)

@@ -10,6 +10,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
@@ -58,19 +59,20 @@ def start_launcher() -> Worker:
     return launcher
 
 
+@dataclass(eq=False)
 class Process:
-    def __init__(self, label: str, pid: int, log: Path, *, spared: bool) -> None:
-        self.label = label
-        self.pid = pid
-        self.log = log
-        self.spared = spared  # it is not to be killed
-        self._read = self._acquired = 0
+    label: str
+    pid: int
+    log: Path
+    spared: bool  # it is not to be killed
+    _read: int = 0
+    _acquired: int = 0
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
     def acquired(self) -> int:
-        """How often it has acquired a lock so far."""
+        """How often, so far."""
         if self.log.exists():
             with self.log.open("rb") as file:
                 file.seek(self._read)
@@ -96,7 +98,7 @@ class Crew:
     def launch(self, label: str, order: dict[str, Any], *, spared: bool = False) -> Process:
         log = self.folder / f"{label}.log"
         self.launcher.tell(json.dumps({"cache": self.cache, "log": str(log), **order}))
-        return Process(label, int(self.launcher.expect("child")[0]), log, spared=spared)
+        return Process(label, int(self.launcher.expect("child")[0]), log, spared)
 
     def end(self) -> None:
         """Let them end. One that does not has left its stacks beside its log."""
@@ -169,7 +171,6 @@ class Trial(Crew):
         return self.client.execute_command(*command)
 
     def moved(self, server: RedisServer) -> None:
-        """This is the server now."""
         self.server = server
         # a restart or CLIENT KILL may have closed its connection
         self.client = server.client(retry=Retry(NoBackoff(), 1))

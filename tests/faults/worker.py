@@ -56,7 +56,6 @@ class Log(logging.Handler):
 
 
 def be_worker(order: dict[str, Any]) -> Log:
-    """What the process of a trial does first: it stops when it is told to, shows its stacks, and has a log."""
     # the end of the process is the trial's matter, not that of a test's Ctrl-C
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
@@ -72,11 +71,9 @@ class User:
     """A thread or task that uses locks until it is told to stop. Now and then a task is cancelled, and tries again."""
 
     def __init__(self, log: Log, order: dict[str, Any], label: str, *, awaits: bool) -> None:
-        self.log = log
-        self.order = order
+        self.log, self.order, self.awaits = log, order, awaits
         self.random = random.Random(f"{order['seed']} {label}")
         self.names = self.random.sample(order["names"], min(FEW, len(order["names"])))
-        self.awaits = awaits
         job = f"job-of-{label.replace(' ', '-')}".ljust(22, "-")  # the same for its twins in the other processes
         self.tokens = {None: None, "own": f"{job}{os.getpid()}", "shared": job}
         self.again: tuple[str, str | None] | None = None  # name and token of a section that was interrupted
@@ -134,7 +131,6 @@ class User:
         self.again = None
 
     async def hold(self, lock: Lock, number: int, seconds: float) -> None:
-        """Be in the section for so long, or until the lock is lost."""
         self.entered = True
         self.log.note("got", number, lock.fence, _ticket.get())
         until = monotonic() + seconds
@@ -163,7 +159,6 @@ async def use_together(users: list[User], interrupts: float) -> None:
 
 
 def work(order: dict[str, Any]) -> None:
-    """Use locks as ordered, until SIGTERM comes and all have ended."""
     log = be_worker(order)
     if order["mutant"]:
         mutate(order["mutant"])
