@@ -32,7 +32,6 @@ def ids(*, deploy: bool = False) -> list[str]:
 
 
 def only(id: str, *, deploy: bool = False) -> CheckMessage:
-    """The one message that there is, and this is its id."""
     (message,) = check(deploy=deploy)
     assert message.id == f"django_redislock.{id}"
     return message

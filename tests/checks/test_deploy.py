@@ -34,7 +34,6 @@ def use(settings: Any, url: str) -> None:
 
 @pytest.fixture
 def own(settings: Any) -> Iterator[RedisServer]:
-    """A server of this test alone, behind the alias of the locks."""
     with redis_server() as running:
         use(settings, running.url)
         yield running
@@ -167,8 +166,6 @@ OTHERS = {
 
 @pytest.fixture
 def site(settings: Any) -> Set:
-    """Give the site these views."""
-
     def site(first: Any, *views: Any) -> None:
         inner = [path("inner/", view) for view in views]
         settings.ROOT_URLCONF = (path("", first), path("more/", include(inner)))

@@ -37,7 +37,6 @@ def caching(settings: Any, server: RedisServer) -> Set:
 
 @pytest.fixture
 def setting(settings: Any) -> Set:
-    """Set REDISLOCK to this."""
     return lambda **values: setattr(settings, "REDISLOCK", {"CACHE": "locks", **values})
 
 

@@ -17,7 +17,6 @@ from django.core.management import CommandError, call_command, load_command_clas
 
 from django_redislock import Lock
 from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.listed import endless as endless
 from tests.helpers.listed import two_aliases as two_aliases
 from tests.helpers.processes import ROOT
 
@@ -36,7 +35,6 @@ class Terminal(io.StringIO):
 
 
 def redislocks(*arguments: str, **options: Any) -> str:
-    """The output of the command, called from code."""
     out = io.StringIO()
     call_command("redislocks", *arguments, stdout=out, **options)
     return out.getvalue()
@@ -128,7 +126,6 @@ def once_ready(other: Callable[[], Other], eventually: Eventually, tmp_path: Pat
 
 @pytest.fixture
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No terminal, wherever the tests are run."""
     monkeypatch.setattr(os, "isatty", lambda handle: False)
 
 

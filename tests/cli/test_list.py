@@ -84,13 +84,6 @@ def test_it_shows_only_what_matches_sorted_by_name_and_notes_if_there_are_any() 
     assert places == {"order:1": 0, "order:2": 0, "seat:1": 0, "e\u0301e": 1, "鍵": -1}  # aligned for the eye
 
 
-@pytest.mark.usefixtures("endless")
-def test_locks_that_never_end_are_listed() -> None:
-    foreign, persisted, sound = (cells(line) for line in redislocks("list").splitlines()[1:])
-    assert (foreign[:2], persisted[:2], sound[0]) == (["foreign", "?"], ["persisted", "web-1"], "sound")
-    assert foreign[3] == persisted[3] == "without end"
-
-
 class Watched(io.StringIO):
     """Does these things, one after each list; then it interrupts, as Ctrl-C does."""
 
@@ -205,6 +198,7 @@ def test_waiters_whose_process_was_killed_are_marked_and_of_many_the_first_are_l
 def test_what_somebody_else_has_written_is_shown_without_end_and_cleared_like_a_lock(client: redis.Redis) -> None:
     hold("order:42", ttl=100)
     client.persist(KEY)
+    assert re.search(rf"^order:42 +{BY} .* s +without end ", redislocks("list"), re.M)
     shown = redislocks("show", "order:42")
     assert re.search(r"^LEASE LEFT +without end$", shown, re.M)
     assert re.search(r"^STATE +somebody else has written it, or removed its expiry$", shown, re.M)
@@ -214,6 +208,7 @@ def test_what_somebody_else_has_written_is_shown_without_end_and_cleared_like_a_
     facts = dict(cells(line) for line in redislocks("show", "order:42").splitlines())
     assert list(facts) == ["NAME", "STATE", "OWNER", "LEASE LEFT", "WAITERS"]
     assert facts["OWNER"] == "?"
+    assert re.search(r"^order:42 +\? .* without end ", redislocks("list"), re.M)
     redislocks("clear", "order:42", "--noinput")
     assert not client.exists(KEY)
 
@@ -238,7 +233,6 @@ def test_for_a_pools_member_waiters_for_any_member_are_counted_and_shown_below(g
 
 @pytest.fixture
 def waiter(ghost: Callable[..., Ghost]) -> Callable[[], object]:
-    """Let somebody wait for the pool."""
     return lambda: ghost().queue("1" * 22, name="pool:proxies:")
 
 

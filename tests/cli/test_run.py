@@ -250,8 +250,8 @@ def ready(once_ready: Callable[..., str]) -> str:
 @pytest.mark.parametrize("then", ["", "kill -STOP $$"], ids=["runs", "is stopped"])
 def test_the_program_is_ended_when_the_lock_is_lost(then: str, ready: str, tmp_path: Path) -> None:
     script = f"trap 'echo ended > {tmp_path}/out; exit 0' TERM; {ready}\n{then}\n{FOREVER}"
-    run_it = ["run", NAME, "--kill-after=600", "--", "sh", "-c", script]
-    fails(76, rf"The lock '{NAME}' was lost .*force-released", *run_it)
+    lost = rf"The lock '{NAME}' was lost .*force-released"
+    fails(76, lost, "run", NAME, "--kill-after=600", "--", "sh", "-c", script)
     assert (tmp_path / "out").read_text() == "ended\n"
 
 

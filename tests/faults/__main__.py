@@ -47,7 +47,6 @@ LOCKS = [f"lock{number}" for number in range(50)]
 
 
 def show(*lines: list[str]) -> None:
-    """Print a simple table in reStructuredText."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["=" * width for width in widths]
     for line in (rule, lines[0], rule, *lines[1:], rule):

@@ -146,13 +146,12 @@ BUGS: dict[str, Callable[[Booker], None]] = {
 
 
 def work(order: dict[str, Any]) -> None:
-    """Book as ordered, until SIGTERM comes."""
     threading.excepthook = lambda _: None  # python-redis-lock's renewal ends with a traceback when the lock is lost
     del connections[DEFAULT_DB_ALIAS]  # the launcher's connection
     configure(DEFAULT_DB_ALIAS, order["database"])
     with override_settings(CACHES={"default": order["cache"]}):
         booker = Booker(order)
-        if order["mutant"]:
+        if order.get("mutant"):
             BUGS[order["mutant"]](booker)
         while not stopping.is_set():
             booker.book()
@@ -214,7 +213,7 @@ class Bookers(Crew):
         self.desks[one][HALT] = 0
 
 
-Strike = Callable[[Bookers, int], None]
+Strikes = Sequence[Callable[[Bookers, int], None]]
 
 
 def pause(run: Bookers, place: int) -> None:
@@ -261,7 +260,7 @@ def fail_over(run: Bookers, place: int) -> None:
 
 
 # kinds of Redis, and the faults that hit them and their clients
-STAGES: dict[Callable[[], AbstractContextManager[RedisServer]], Sequence[Strike]] = {
+STAGES: dict[Callable[[], AbstractContextManager[RedisServer]], Strikes] = {
     on_sentinels: [fail_over],
     server_with_clock: [set_clock_back],
     redis_server: [pause, flush, release],  # the last one runs until there are enough sections
@@ -269,20 +268,11 @@ STAGES: dict[Callable[[], AbstractContextManager[RedisServer]], Sequence[Strike]
 
 
 def book(
-    launcher: Worker,
-    server: RedisServer,
-    database: dict[str, Any],
-    way: str,
-    strikes: Sequence[Strike],
-    *,
-    seed: int = 0,
-    sections: float = 0,
-    mutant: str | None = None,
+    launcher: Worker, server: RedisServer, strikes: Strikes, *, seed: int = 0, sections: float = 0, **order: Any
 ) -> Counter[str]:
     """Inject each fault at each place at least once, in random order, then more until there are so many sections."""
-    order = {"database": database, "way": way, "mutant": mutant}
     with (
-        one_database(DEFAULT_DB_ALIAS, database) as account,
+        one_database(DEFAULT_DB_ALIAS, order["database"]) as account,
         with_fences(DEFAULT_DB_ALIAS),
         closing(Bookers(launcher, server, seed, order)) as run,
     ):
@@ -295,7 +285,7 @@ def book(
         run.end()
         found["sections"], committed = run.total(ENTERED), run.total(COMMITTED)
         found["lost"], found["refused"] = committed - account.balance, found["sections"] - committed
-        found["wrong"] = len(wrong(run.folder, account.balance)) if way == "fenced" else 0
+        found["wrong"] = len(wrong(run.folder, account.balance)) if order["way"] == "fenced" else 0
         return found
 
 
@@ -326,8 +316,7 @@ DATABASES: dict[str, Callable[[], AbstractContextManager[dict[str, Any]]]] = {
 
 
 def compare(launcher: Worker, sections: int, seed: int, only: str) -> Iterator[tuple[str, str, Counter[str]]]:
-    """(Database, kind of lock, figures), with about so many sections in all. ``only``: databases whose name begins like
-    this."""
+    """(Database, kind of lock, figures), with so many sections in all; ``only``: of databases that begin like this."""
     rows = [(level, way) for level, way in ROWS if level.startswith(only)]
     kinds = {level.partition(" ")[0] for level, _ in rows}
     with ExitStack() as stack:
@@ -338,5 +327,5 @@ def compare(launcher: Worker, sections: int, seed: int, only: str) -> Iterator[t
             database = at_level(running[level.partition(" ")[0]], level)
             for server, (stage, strikes) in zip(servers, STAGES.items(), strict=True):
                 wanted = sections / len(rows) - found["sections"] if stage is redis_server else 0
-                found += book(launcher, server, database, way, strikes, seed=seed, sections=wanted)
+                found += book(launcher, server, strikes, seed=seed, sections=wanted, database=database, way=way)
             yield level, way, found

@@ -53,10 +53,8 @@ def databases(django_db_blocker: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("fault", [*FAULTS, *SEVERAL], ids=lambda fault: f"{fault.name}: {fault.title}")
 def test_a_fault_alone(fault: Fault, launcher: Worker) -> None:
-    with (
-        (fault.server or redis_server)() as server,
-        trial(launcher, server, workers=3 if fault in SEVERAL else 2, **fault.options) as run,
-    ):
+    workers = 3 if fault in SEVERAL else 2
+    with (fault.server or redis_server)() as server, trial(launcher, server, workers, **fault.options) as run:
         fault.strike(run)
         run.obtained(3)
         assert run.finish() == []
@@ -98,7 +96,7 @@ def test_what_a_replica_has_acknowledged_is_not_lost_with_the_master() -> None:
 @pytest.mark.parametrize("database", DATABASES)
 def test_no_update_is_lost_under_a_fenced_lock(stage: Any, database: str, launcher: Worker, request: Any) -> None:
     with stage() as server:
-        found = book(launcher, server, request.getfixturevalue(database), "fenced", STAGES[stage])
+        found = book(launcher, server, STAGES[stage], database=request.getfixturevalue(database), way="fenced")
     assert (found["lost"], found["wrong"]) == (0, 0)
     assert found["sections"] > 100
 
@@ -109,7 +107,7 @@ def test_without_a_fence_or_with_a_bug_in_it_updates_are_lost(
     way: str, mutant: str | None, postgres: dict[str, Any], launcher: Worker, bare_server: RedisServer
 ) -> None:
     for seed in range(5):  # on a busy machine, a booker that has not read yet may be mistaken for one that waits
-        found = book(launcher, bare_server, postgres, way, [flush], seed=seed, mutant=mutant)
+        found = book(launcher, bare_server, [flush], seed=seed, database=postgres, way=way, mutant=mutant)
         if found["lost"]:
             break
     assert found["lost"] > 0

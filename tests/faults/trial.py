@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -124,14 +124,14 @@ class Crew:
 class Trial(Crew):
     """Workers against a server, through proxies of their own where something is done to their network."""
 
-    def __init__(self, launcher: Worker, server: RedisServer, seed: int, order: dict[str, Any]) -> None:
-        super().__init__(launcher, server, seed)
+    def __init__(self, launcher: Worker, server: RedisServer, order: dict[str, Any]) -> None:
+        super().__init__(launcher, server, order.get("seed", 0))
         self.order: dict[str, Any] = {
-            "seed": seed, "names": getattr(server, "names", NAMES), "holds": HOLDS, "timeouts": TIMEOUTS, "ttl": TTL,
+            "seed": 0, "names": getattr(server, "names", NAMES), "holds": HOLDS, "timeouts": TIMEOUTS, "ttl": TTL,
             "interrupts": INTERRUPTS, "mutant": None, "sweep": False, "settings": getattr(server, "settings", {}),
         }  # fmt: skip
         self.order |= {key: value for key, value in order.items() if value is not None}
-        self.victims = random.Random(seed)  # who strikes processes may do so in a thread of its own
+        self.victims = random.Random(self.order["seed"])  # who strikes processes may do so in a thread of its own
         self.history = History(late=self.order["ttl"] + LOOK_EVERY - AFTER)
         self.history.counter = getattr(server, "counter", self.history.counter)
         self.proxies: dict[str, Proxy] = {}
@@ -240,17 +240,10 @@ class Trial(Crew):
 
 @contextmanager
 def trial(
-    launcher: Worker,
-    server: RedisServer,
-    *,
-    workers: int = 2,
-    proxied: Sequence[int] = (),
-    spared: Sequence[int] = (),
-    seed: int = 0,
-    **order: Any,
+    launcher: Worker, server: RedisServer, workers: int = 2, *, proxied: Any = (), spared: Any = (), **order: Any
 ) -> Iterator[Trial]:
     """A run with so many workers, some of them behind proxies or spared from ``kill -9``, for the time of a block."""
-    run = Trial(launcher, server, seed, order)
+    run = Trial(launcher, server, order)
     try:
         for index in range(workers):
             run.add(proxied=index in proxied, spared=index in spared)

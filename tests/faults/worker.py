@@ -224,7 +224,6 @@ MUTANTS = {
 
 
 def mutate(name: str) -> None:
-    """From now on, this process runs the scripts of the mutant."""
     change_scripts(MUTANTS[name].without)
     if MUTANTS[name].tokens_as_ids:
         use_tokens_as_ids()

@@ -30,8 +30,6 @@ pytestmark = [pytest.mark.parametrize("account", ["sqlite"], indirect=True), pyt
 
 
 class Kind(NamedTuple):
-    """A decorator, on functions or on coroutine functions."""
-
     decorator: Any
     awaits: bool
 
@@ -233,12 +231,10 @@ async def test_a_sync_function_in_a_coroutine_is_told_what_to_do(decorator: Any,
 
 
 def report(request: HttpRequest, year: int, /, *rest: str, kind: str = "a", **more: int) -> HttpResponse:
-    """Report a year."""
     return HttpResponse(f"{year} {kind}")
 
 
 async def areport(request: HttpRequest, year: int = 7, *, kind: str) -> HttpResponse:
-    """Report a year."""
     return HttpResponse(f"{year} {kind}")
 
 

@@ -145,8 +145,6 @@ def test_calls_at_the_same_time_run_one_after_the_other(crowd: Crowd, client: re
 
 
 class Recursive:
-    """Calls itself as often as it is told, and returns whether the lock is held here."""
-
     def __init__(self, **options: Any) -> None:
         @locked(NAME, **options)
         def call(again: int) -> bool:

@@ -25,8 +25,6 @@ from tests.inside import INFO, RELEASE
 
 
 class Report(LockedCommand, BaseCommand):
-    """A command as a site would write it; the test supplies the work."""
-
     lock_name = "report"
     work: Callable[..., Any] = staticmethod(lambda command, **options: "done")
 
@@ -60,7 +58,6 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 
 @pytest.fixture
 def busy(other: Callable[[], Other]) -> None:
-    """Somebody else holds the lock."""
     assert other()(Lock("report").acquire)
 
 
