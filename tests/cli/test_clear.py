@@ -146,11 +146,8 @@ def test_only_who_held_it_at_the_question_is_released(argument: str, comes: bool
 
 
 def test_locks_released_before_an_outage_are_reported(own: RedisServer, settings: Any) -> None:
-    def stop(**facts: Any) -> None:
-        own.stop()
-
     settings.REDISLOCK = {"RETRY_FOR": 0.1}
     hold("a", "b")
-    lock_force_released.connect(stop)
+    lock_force_released.connect(stop := lambda **facts: own.stop())
     assert re.fullmatch(r"Force-released a, .*\n", fails(69, "cannot be reached", "clear", "--all", "--noinput"))
     lock_force_released.disconnect(stop)

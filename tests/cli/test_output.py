@@ -162,11 +162,8 @@ def test_ctrl_c_ends_every_subcommand_while_a_server_hangs(
 
 
 def test_ctrl_c_at_the_question_clears_nothing(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
-    def strike() -> None:
-        raise KeyboardInterrupt
-
     hold("a")
-    answer("yes", before=strike)
+    answer("yes", before=lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):  # a caller from code gets the interrupt itself
         redislocks("clear", "a")
     assert main("clear", "a") == INTERRUPTED

@@ -32,9 +32,10 @@ pytestmark = pytest.mark.complete
 
 
 @pytest.fixture(scope="module")
-def launcher() -> Iterator[Worker]:
+def launcher(django_db_blocker: Any) -> Iterator[Worker]:
     made = start_launcher()
-    yield made
+    with django_db_blocker.unblock():  # for what its workers book
+        yield made
     made.kill()
 
 
@@ -43,12 +44,6 @@ def bare_server() -> Iterator[RedisServer]:
     """A server for the workers alone: this process listens at the session's."""
     with redis_server() as running:
         yield running
-
-
-@pytest.fixture
-def databases(django_db_blocker: Any) -> Iterator[None]:
-    with django_db_blocker.unblock():
-        yield
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *SEVERAL], ids=lambda fault: f"{fault.name}: {fault.title}")
@@ -91,7 +86,6 @@ def test_what_a_replica_has_acknowledged_is_not_lost_with_the_master() -> None:
     assert with_one["believed"] > 20
 
 
-@pytest.mark.usefixtures("databases")
 @pytest.mark.parametrize("stage", [*STAGES][1:], ids=lambda stage: stage.__name__)
 @pytest.mark.parametrize("database", DATABASES)
 def test_no_update_is_lost_under_a_fenced_lock(stage: Any, database: str, launcher: Worker, request: Any) -> None:
@@ -101,7 +95,6 @@ def test_no_update_is_lost_under_a_fenced_lock(stage: Any, database: str, launch
     assert found["sections"] > 100
 
 
-@pytest.mark.usefixtures("databases")
 @pytest.mark.parametrize(("way", "mutant"), [("unfenced", None), *(("fenced", bug) for bug in BUGS)])
 def test_without_a_fence_or_with_a_bug_in_it_updates_are_lost(
     way: str, mutant: str | None, postgres: dict[str, Any], launcher: Worker, bare_server: RedisServer

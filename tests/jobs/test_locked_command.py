@@ -117,11 +117,8 @@ def test_the_options_of_the_lock_are_those_of_the_class(settings: Any) -> None:
     settings.CACHES = {**settings.CACHES, "other": {**settings.CACHES["default"], "KEY_PREFIX": "other"}}
     seen: list[Any] = []
     more = {"note": "the books", "purpose": "nightly run"}
-
-    def look(command: Any, **options: Any) -> None:
-        seen.append(get_lock("report", using="other"))
-
-    report(look, lock_ttl=500, lock_using="other", lock_options=more)
+    attributes: dict[str, Any] = {"lock_ttl": 500, "lock_using": "other", "lock_options": more}
+    report(lambda command, **options: seen.append(get_lock("report", using="other")), **attributes)
     assert 300 < seen[0].lease_left <= 500
     assert (seen[0].note, seen[0].owner.partition(" ")[2]) == ("the books", "nightly run")
 
