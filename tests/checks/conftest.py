@@ -37,10 +37,20 @@ def only(id: str, *, deploy: bool = False) -> CheckMessage:
     return message
 
 
+@pytest.fixture
+def caching(settings: Any, server: RedisServer) -> Set:
+    """Give the site these aliases beside its others; by default in database 5, where the locks are."""
+
+    def caching(**aliases: dict[str, Any]) -> None:
+        ours = {"BACKEND": BACKEND, "LOCATION": f"redis://127.0.0.1:{server.port}/5"}
+        settings.CACHES = {**settings.CACHES, **{name: ours | entry for name, entry in aliases.items()}}
+
+    return caching
+
+
 @pytest.fixture(autouse=True)
-def _sound(settings: Any, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def _sound(settings: Any, caching: Set, monkeypatch: pytest.MonkeyPatch) -> None:
     """The site of these tests: its locks have a database of their own."""
-    locks = {"BACKEND": BACKEND, "LOCATION": f"redis://127.0.0.1:{server.port}/5"}
-    settings.CACHES = {**settings.CACHES, "locks": locks}
+    caching(locks={})
     settings.REDISLOCK = {"CACHE": "locks"}
     limit(monkeypatch, check_patience=GENEROUS)  # the machine may be busy

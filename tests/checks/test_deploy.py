@@ -21,21 +21,15 @@ from django.views.decorators.cache import never_cache
 
 from django_redislock import list_locks, locked, locked_atomic, locked_view
 from redisserver import RedisServer, redis_server
-from tests.checks.conftest import BACKEND, OURS, Set, check, ids, only
+from tests.checks.conftest import OURS, Set, check, ids, only
 from tests.helpers.pages import Page, arespond, respond
 from tests.inside import limit
 
-NOWHERE = "redis://127.0.0.1:1/0"
-
-
-def use(settings: Any, url: str) -> None:
-    settings.CACHES = {**settings.CACHES, "locks": {"BACKEND": BACKEND, "LOCATION": url}}
-
 
 @pytest.fixture
-def own(settings: Any) -> Iterator[RedisServer]:
+def own(caching: Set) -> Iterator[RedisServer]:
     with redis_server() as running:
-        use(settings, running.url)
+        caching(locks={"LOCATION": running.url})
         yield running
 
 
@@ -64,8 +58,8 @@ def test_checks_start_no_threads_and_leave_neither_connection_nor_lock(own: Redi
     assert list_locks() == []
 
 
-def test_a_server_that_evicts_is_found_for_each_alias_that_has_locks(own: RedisServer, settings: Any) -> None:
-    settings.CACHES = {**settings.CACHES, "pages": {"BACKEND": OURS, "LOCATION": NOWHERE}}
+def test_a_server_that_evicts_is_found_for_each_alias_with_locks(own: RedisServer, caching: Set, settings: Any) -> None:
+    caching(pages={"BACKEND": OURS, "LOCATION": "redis://127.0.0.1:1/0"})
     with own.client() as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         found = {message.id: message.msg for message in check(deploy=True) if message.level > INFO}
@@ -78,14 +72,14 @@ def test_a_server_that_evicts_is_found_for_each_alias_that_has_locks(own: RedisS
 
 
 @pytest.mark.parametrize(("version", "expected"), [(b"6.0.16", ["E006"]), (b"6.2.0", []), (b"", []), (None, ["W004"])])
-def test_a_server_too_old_or_silent_is_found(version: Any, expected: Any, settings: Any, monkeypatch: Any) -> None:
+def test_a_server_too_old_or_silent_is_found(version: Any, expected: Any, caching: Set, monkeypatch: Any) -> None:
     if version is None:
         limit(monkeypatch, check_patience=0.2)
     Pretender.info = None if version is None else b"# Server\r\nredis_version:%s\r\n" % version
     with ThreadingTCPServer(("127.0.0.1", 0), Pretender) as running:
         running.daemon_threads = True
         threading.Thread(target=running.serve_forever, args=(0.01,)).start()
-        use(settings, f"redis://127.0.0.1:{running.server_address[1]}/0")
+        caching(locks={"LOCATION": f"redis://127.0.0.1:{running.server_address[1]}/0"})
         assert ids(deploy=True) == expected
         running.shutdown()
 
@@ -103,10 +97,10 @@ def test_a_server_too_old_or_silent_is_found(version: Any, expected: Any, settin
         (["&*", "-publish"], ["W006"]),
     ],
 )
-def test_missing_rights_are_found(rights: list[str], expected: list[str], own: RedisServer, settings: Any) -> None:
+def test_missing_rights_are_found(rights: Any, expected: Any, own: RedisServer, caching: Set, settings: Any) -> None:
     with own.client() as client:
         client.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "~*", "+@all", *rights)
-    use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/5")
+    caching(locks={"LOCATION": f"redis://narrow:secret@127.0.0.1:{own.port}/5"})
     assert ids(deploy=True) == expected
     settings.REDISLOCK = {**settings.REDISLOCK, "POLL": True}  # then nobody needs rights to channels
     assert ids(deploy=True) == [id for id in expected if id != "W006"]

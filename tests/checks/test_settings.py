@@ -25,17 +25,6 @@ CANNOT = "Cannot use the cache alias 'locks' for locks: "
 
 
 @pytest.fixture
-def caching(settings: Any, server: RedisServer) -> Set:
-    """Give the site these aliases beside its others; by default in database 5, where the locks are."""
-
-    def caching(**aliases: dict[str, Any]) -> None:
-        ours = {"BACKEND": BACKEND, "LOCATION": f"redis://127.0.0.1:{server.port}/5"}
-        settings.CACHES = {**settings.CACHES, **{name: ours | entry for name, entry in aliases.items()}}
-
-    return caching
-
-
-@pytest.fixture
 def setting(settings: Any) -> Set:
     return lambda **values: setattr(settings, "REDISLOCK", {"CACHE": "locks", **values})
 

@@ -216,21 +216,16 @@ class Bookers(Crew):
 Strikes = Sequence[Callable[[Bookers, int], None]]
 
 
-def pause(run: Bookers, place: int) -> None:
-    """SIGSTOP for longer than the TTL, until another one has the lock."""
+def meddle(act: Callable[[Bookers, int], None], run: Bookers, place: int) -> None:
     with run.halted(place) as one:
-        run.processes[one].signal(signal.SIGSTOP)
+        act(run, one)
         run.overtaken(one)
         run.processes[one].signal(signal.SIGCONT)
 
 
-def meddle(act: Callable[[Bookers], None], run: Bookers, place: int) -> None:
-    with run.halted(place) as one:
-        act(run)
-        run.overtaken(one)
-
-
-flush, release = partial(meddle, Bookers.flush), partial(meddle, Bookers.release)
+pause = partial(meddle, lambda run, one: run.processes[one].signal(signal.SIGSTOP))  # for longer than the TTL
+flush = partial(meddle, lambda run, one: run.flush())
+release = partial(meddle, lambda run, one: run.release())
 
 
 def set_clock_back(run: Bookers, place: int) -> None:
