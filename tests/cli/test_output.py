@@ -1,5 +1,4 @@
-"""Where the command prints: other encodings, texts that would steer the terminal, streams that are full or closed, and
-Ctrl-C."""
+"""Where the command prints: encodings, texts that would steer a terminal, streams that are full or closed; Ctrl-C."""
 
 from __future__ import annotations
 

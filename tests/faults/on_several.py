@@ -1,6 +1,5 @@
-"""What can go wrong with several servers, injected into real ones while workers use locks: with a Redis Cluster, and
-with a master that three sentinels watch, without and with replicas that acknowledge grants. And how many grants that a
-client believes in are lost with a master, with and without ``REPLICAS``."""
+"""What can go wrong with a Redis Cluster, and with a master that three sentinels watch, without and with replicas that
+acknowledge grants. And how many grants that a client believes in are lost with a master, with and without them."""
 
 from __future__ import annotations
 

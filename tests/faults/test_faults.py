@@ -1,5 +1,4 @@
-"""Whatever goes wrong, no two hold a lock at once without being told, and everything continues when it is over; and
-what is put into scripts and fencing to break that is found."""
+"""Whatever goes wrong, no two hold a lock at once untold, and all goes on when it is over; what breaks that is found."""
 
 from __future__ import annotations
 

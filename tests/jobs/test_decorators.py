@@ -1,5 +1,4 @@
-"""What ``locked``, ``locked_atomic`` and ``locked_view`` have in common: names, options, ends and refusals, and that
-other tools see the function itself."""
+"""What ``locked``, ``locked_atomic`` and ``locked_view`` have in common, and what other tools see of such a function."""
 # mypy: disable-error-code="untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
