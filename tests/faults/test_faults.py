@@ -1,4 +1,4 @@
-"""Whatever goes wrong, no two hold a lock at once untold, and all goes on when it is over; what breaks that is found."""
+"""Whatever goes wrong, no two hold a lock at once untold, and all goes on afterwards; what breaks that is found."""
 
 from __future__ import annotations
 

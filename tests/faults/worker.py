@@ -161,7 +161,9 @@ async def use_together(users: list[User], interrupts: float) -> None:
 def work(order: dict[str, Any]) -> None:
     log = be_worker(order)
     if order["mutant"]:
-        mutate(order["mutant"])
+        change_scripts(MUTANTS[order["mutant"]].without)
+        if MUTANTS[order["mutant"]].tokens_as_ids:
+            use_tokens_as_ids()
     note_attempts(_ticket.set, _presumed.set)
     with override_settings(CACHES={"default": order["cache"]}, REDISLOCK=order["settings"]):
         if order["sweep"]:
@@ -221,9 +223,3 @@ MUTANTS = {
     "the queue knows no order": Mutant({"tickets"}, {"order"}),
     "release leaves the index as it is": Mutant({"release-index"}, {"left"}),
 }
-
-
-def mutate(name: str) -> None:
-    change_scripts(MUTANTS[name].without)
-    if MUTANTS[name].tokens_as_ids:
-        use_tokens_as_ids()

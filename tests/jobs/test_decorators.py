@@ -1,4 +1,4 @@
-"""What ``locked``, ``locked_atomic`` and ``locked_view`` have in common, and what other tools see of such a function."""
+"""What ``locked``, ``locked_atomic`` and ``locked_view`` have in common, and what other tools see of a function."""
 # mypy: disable-error-code="untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
