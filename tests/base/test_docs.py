@@ -24,7 +24,7 @@ from django.test.utils import isolate_apps
 import django_redislock
 from django_redislock.testing import OwnLocksMixin
 from tests import inside
-from tests.checks import check
+from tests.checks.conftest import check
 from tests.helpers.docs import PAGES, README, ROOT, blocks, page
 
 TEXTS = [README, *PAGES]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,29 +16,16 @@ from django.core.exceptions import ImproperlyConfigured
 import django_redislock
 from django_redislock import Lock, list_locks
 from redisserver import RedisServer
-from tests.checks import BACKEND, DJANGOS, OURS, check, ids, only
+from tests.checks.conftest import BACKEND, DJANGOS, OURS, Set, check, ids, only
 from tests.helpers.docs import page
 from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias
 
-Set = Callable[..., None]
 SHARDS = "django_redis.client.ShardClient"
 CANNOT = "Cannot use the cache alias 'locks' for locks: "
 
 
 @pytest.fixture
-def caching(settings: Any, server: RedisServer) -> Set:
-    """Give the site these aliases beside its others; by default in database 5, where the locks are."""
-
-    def caching(**aliases: dict[str, Any]) -> None:
-        ours = {"BACKEND": BACKEND, "LOCATION": f"redis://127.0.0.1:{server.port}/5"}
-        settings.CACHES = {**settings.CACHES, **{name: ours | entry for name, entry in aliases.items()}}
-
-    return caching
-
-
-@pytest.fixture
 def setting(settings: Any) -> Set:
-    """Set REDISLOCK to this."""
     return lambda **values: setattr(settings, "REDISLOCK", {"CACHE": "locks", **values})
 
 
@@ -98,10 +84,7 @@ def test_a_prefix_of_an_alias_that_keys_cannot_begin_with_is_found(caching: Set)
     assert told == [f"The KEY_PREFIX of the cache alias '{name}'" for name in ("locks", "pages")]
 
 
-def of(**entry: Any) -> dict[str, Any]:
-    return {"BACKEND": DJANGO, "LOCATION": "redis://127.0.0.1:1", **entry}
-
-
+of: Any = partial(dict, BACKEND=DJANGO, LOCATION="redis://127.0.0.1:1")
 UNUSABLE: list[tuple[Any, str]] = [
     (of(LOCATION=None), "The cache alias 'locks' has no LOCATION: "),
     (of(OPTIONS=None), f"{CANNOT}AttributeError: "),
@@ -117,9 +100,7 @@ UNUSABLE: list[tuple[Any, str]] = [
 
 @pytest.mark.usefixtures("own_pools")
 @pytest.mark.parametrize(("entry", "problem"), UNUSABLE, ids=str)
-def test_an_alias_that_cannot_hold_locks_is_found_and_is_an_error_in_use(
-    entry: Any, problem: str, settings: Any
-) -> None:
+def test_an_alias_that_cannot_hold_locks_is_found_and_an_error_in_use(entry: Any, problem: str, settings: Any) -> None:
     settings.CACHES = {**settings.CACHES, "locks": entry}
     assert problem in only("E003").msg
     assert ids(deploy=True) == ["E003"]
@@ -160,10 +141,8 @@ def test_a_cache_in_the_same_database_is_found(backend: str, caching: Set, serve
     assert ids() == []
 
 
-def test_the_check_says_which_locks_exclude_each_other_and_whose_clear_flushes_them(
-    caching: Set, setting: Set, server: RedisServer
-) -> None:
-    pages = {"BACKEND": OURS, "LOCATION": f"redis://127.0.0.1:{server.port}/6"}
+def test_which_locks_exclude_each_other_and_whose_clear_flushes_them_is_said(caching: Set, setting: Set) -> None:
+    pages = {"BACKEND": OURS, "LOCATION": "redis://127.0.0.1:1/6"}
     caching(pages=pages)
     (told,) = [message.msg for message in check() if message.id == "django_redislock.I001"]
     assert "'pages' share a Redis database with the cache 'pages'" in told

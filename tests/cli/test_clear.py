@@ -125,42 +125,29 @@ def test_it_asks_first_and_shows_what_it_would_clear(answer: Answer) -> None:
 @pytest.mark.parametrize("no", ["", "no", "a", b"\xff", None])
 def test_everything_is_left_alone_when_the_answer_is_not_yes(no: Any, answer: Answer) -> None:
     hold("a")
-    if isinstance(no, bytes):
-        answer("yes", before=no.decode)  # which fails
-    else:
-        answer(no)
+    answer("yes" if isinstance(no, bytes) else no, before=getattr(no, "decode", str))  # which fails for bytes
     fails(1, "Give --noinput" if no is None else r"^Nothing was force-released\.$", "clear", "a")
     assert held("a")
 
 
-def test_a_holder_that_came_after_the_question_is_spared(answer: Answer) -> None:
-    token = hold("a")
-
-    def change_hands() -> None:
-        Lock("a", token=token).release()
-        hold("a")
-
-    answer("yes", before=change_hands)
-    assert not fails(1, r"^Left alone, since the holder has changed: a$", "clear", "--match=a")
-    assert force_release("a")
-
-
-def test_what_came_free_before_the_answer_fails_if_it_was_named_or_nothing_is_left(answer: Answer) -> None:
-    for argument, problem in [
-        ("a", r"^Not held: a$"),
-        ("--match=a", r"^Nothing was force-released: nobody holds these locks any more\.$"),
-    ]:
-        hold("a")
-        answer("yes", before=lambda: force_release("a"))
-        fails(1, problem, "clear", argument)
+@pytest.mark.parametrize(
+    ("argument", "comes", "problem"),
+    [
+        ("--match=a", True, "Left alone, since the holder has changed: a"),
+        ("a", False, "Not held: a"),
+        ("--match=a", False, r"Nothing was force-released: nobody holds these locks any more\."),
+    ],
+)
+def test_only_who_held_it_at_the_question_is_released(argument: str, comes: bool, problem: str, answer: Any) -> None:
+    hold("a")
+    answer("yes", before=lambda: force_release("a") and comes and hold("a"))
+    assert not fails(1, f"^{problem}$", "clear", argument)
+    assert held("a") == "a" * comes
 
 
 def test_locks_released_before_an_outage_are_reported(own: RedisServer, settings: Any) -> None:
-    def stop(**facts: Any) -> None:
-        own.stop()
-
     settings.REDISLOCK = {"RETRY_FOR": 0.1}
     hold("a", "b")
-    lock_force_released.connect(stop)
+    lock_force_released.connect(stop := lambda **facts: own.stop())
     assert re.fullmatch(r"Force-released a, .*\n", fails(69, "cannot be reached", "clear", "--all", "--noinput"))
     lock_force_released.disconnect(stop)

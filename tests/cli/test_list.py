@@ -1,4 +1,4 @@
-"""``redislocks list``, ``show`` and ``pool``, and what holds for every subcommand."""
+"""``redislocks list``, ``show`` and ``pool``; all aliases; and what holds for every subcommand."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import pytest
 import redis
+from django.core.cache import cache
 from django.core.management import CommandError, call_command, load_command_class
 from django.test import override_settings
 
 from django_redislock import Lock, LockPool
-from tests.cli.conftest import NOWHERE, Eventually, Terminal, WaitFor, fails, hold, main, redislocks
-from tests.helpers.actors import GENEROUS, Ghost, Other
+from tests.cli.conftest import NOWHERE, WaitFor, fails, hold, main, redislocks
+from tests.helpers.actors import Ghost
 from tests.helpers.state import put
 from tests.inside import PREFIX
 
@@ -32,16 +33,22 @@ def width(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
-def test_it_shows_name_owner_durations_fence_and_waiters(wait_for: WaitFor) -> None:
+WAITER = {"owner", "waited", "note", "gone"}
+
+
+def test_it_tells_all_about_a_lock_and_its_queue(wait_for: WaitFor) -> None:
     assert redislocks("list") == "No locks are held.\n"
-    with Lock("order:42", ttl=600) as lock:
+    fails(1, r"^Not held: order:42$", "show", "order:42")
+    with Lock("order:42", ttl=600, note="of the year") as lock:
+        wait_for("order:42", note="first\nsecond")
         wait_for("order:42")
-        fence, (head, row) = lock.fence, redislocks("list").splitlines()
+        fence, (head, row), text = lock.fence, redislocks("list").splitlines(), redislocks("show", "order:42")
         (told,) = json.loads(redislocks("list", format="json"))
-        assert str(lock.token)[:8] not in row + str(told)
-    assert cells(head) == ["NAME", "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS"]
-    name, owner, held_for, left, shown_fence, waiters = cells(row)
-    assert (name, shown_fence, waiters) == ("order:42", str(fence), "1")
+        shown = json.loads(redislocks("show", "order:42", "--format=json"))
+        assert str(lock.token)[:8] not in f"{row} {told} {text} {shown}"
+    assert cells(head) == ["NAME", "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS", "NOTE"]
+    name, owner, held_for, left, *numbers, note = cells(row)
+    assert (name, *numbers, note) == ("order:42", str(fence), "2", "of the year")
     assert f":{os.getpid()}:" in owner
     assert re.fullmatch(r"\d+(\.\d)? s", held_for)
     assert re.fullmatch(r"(9 min \d+ s|10 min 0 s)", left)
@@ -49,7 +56,18 @@ def test_it_shows_name_owner_durations_fence_and_waiters(wait_for: WaitFor) -> N
     assert list(told) == [*keys, "pool_waiters", "note", "held", "suspension", "handed_over"]
     since, expires = datetime.fromisoformat(told["since"]), datetime.fromisoformat(told["expires"])
     assert (expires - since).total_seconds() == pytest.approx(told["held_for"] + told["lease_left"], abs=0.01)
-    assert (told["name"], told["alias"], told["waiters"], told["fence"]) == ("order:42", "default", 1, fence)
+    assert (told["name"], told["alias"], told["waiters"], told["fence"]) == ("order:42", "default", 2, fence)
+
+    top, queue = text.split("\n\n")
+    facts = dict(re.split(r" {2,}", line, maxsplit=1) for line in top.splitlines())
+    assert list(facts) == ["NAME", "OWNER", "SINCE", "HELD FOR", "LEASE LEFT", "FENCE", "TOKEN", "WAITERS", "NOTE"]
+    assert [facts[which] for which in ("NAME", "FENCE", "WAITERS", "NOTE")] == [name, *numbers, note]
+    head, *rows = queue.splitlines()
+    assert cells(head) == ["#", "WAITER", "WAITED", "NOTE"]
+    (number, owner, _, note), (second, another, _) = map(cells, rows)
+    assert (number, note, second) == ("1", r"'first\nsecond'", "2")
+    assert all(f":{os.getpid()}:" in one for one in (owner, another))
+    assert (shown["name"], shown["waiters"], [set(one) for one in shown["queue"]]) == ("order:42", 2, [WAITER] * 2)
 
 
 def test_it_shows_only_what_matches_sorted_by_name_and_notes_if_there_are_any() -> None:
@@ -66,30 +84,19 @@ def test_it_shows_only_what_matches_sorted_by_name_and_notes_if_there_are_any() 
     assert places == {"order:1": 0, "order:2": 0, "seat:1": 0, "e\u0301e": 1, "鍵": -1}  # aligned for the eye
 
 
-@pytest.mark.usefixtures("endless")
-def test_locks_that_never_end_are_listed() -> None:
-    rows = [cells(line) for line in redislocks("list").splitlines()[1:]]
-    ends = {name: (owner, left) for name, owner, _, left, *_ in rows}
-    assert list(ends) == ["foreign", "persisted", "sound"]
-    assert (ends["foreign"], ends["persisted"]) == (("?", "without end"), ("web-1", "without end"))
-
-
 class Watched(io.StringIO):
     """Does these things, one after each list; then it interrupts, as Ctrl-C does."""
 
-    def __init__(self, *deeds: Callable[[], Any]) -> None:
+    def __init__(self, *deeds: Callable[[], Any], terminal: bool = False) -> None:
         super().__init__()
         self._deeds = list(deeds)
+        self.isatty = lambda: terminal  # type: ignore[method-assign]
 
     def flush(self) -> None:
         super().flush()
         if not self._deeds:
             raise KeyboardInterrupt
         self._deeds.pop(0)()
-
-
-class WatchedTerminal(Watched, Terminal):
-    pass
 
 
 def watch(out: Watched, *arguments: str) -> str:
@@ -122,7 +129,7 @@ def test_long_texts_are_cut_and_the_numbers_stay(client: redis.Redis, monkeypatc
     put(client, "鍵" * 100, owner=f"host:1:Main {'y' * 180}")
     for columns, most in (("110", 110), ("10", 120)):  # below that, the terminal cuts
         monkeypatch.setenv("COLUMNS", columns)
-        rows = re.findall(r"^(?:\x1b\S*)?(.*?)\x1b\[K", watch(WatchedTerminal(), "--watch"), re.M)[2:]
+        rows = re.findall(r"^(?:\x1b\S*)?(.*?)\x1b\[K", watch(Watched(terminal=True), "--watch"), re.M)[2:]
         for row in rows:
             assert width(row) <= most
             assert re.search(r"… .* s +(5\d(\.\d)? s|1 min 0 s) +\d{16} +0", row)
@@ -134,12 +141,12 @@ def test_watching_stays_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("LINES", "6")
     monkeypatch.setenv("COLUMNS", "200")
     hold(*(f"order:{number}" for number in range(9)))
-    text = watch(WatchedTerminal(), "--watch")
+    text = watch(Watched(terminal=True), "--watch")
     assert text.startswith("\x1b[H")
     assert text.count("\n") == 5  # the last line of the screen is for the cursor
     assert ("order:1" in text, "order:2" in text) == (True, False)
     assert "... and 7 more lines\x1b[K" in text
-    assert watch(WatchedTerminal(), "order:8", "--watch").endswith("0\x1b[K\x1b[J\x1b[?7h\n")
+    assert watch(Watched(terminal=True), "order:8", "--watch").endswith("0\x1b[K\x1b[J\x1b[?7h\n")
 
 
 def test_a_missing_subcommand_and_an_unknown_alias_are_clear_errors() -> None:
@@ -172,34 +179,11 @@ def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[st
 
 
 KEY = f"{PREFIX}lock:order:42"
-WAITER = {"owner", "waited", "note", "gone"}
 QUEUE = r"\n\n#  WAITER +WAITED\n1  \S.* s$"
 BY = rf"\S+:{os.getpid()}:MainThread"
 
 
-def test_it_tells_all_about_a_lock_and_its_queue(wait_for: WaitFor) -> None:
-    fails(1, r"^Not held: order:42$", "show", "order:42")
-    with Lock("order:42", ttl=600, note="of the year") as lock:
-        wait_for("order:42", note="first\nsecond")
-        wait_for("order:42")
-        fence, text = lock.fence, redislocks("show", "order:42")
-        told = json.loads(redislocks("show", "order:42", "--format=json"))
-        assert str(lock.token)[:8] not in text + str(told)
-    top, queue = text.split("\n\n")
-    facts = dict(re.split(r" {2,}", line, maxsplit=1) for line in top.splitlines())
-    assert list(facts) == ["NAME", "OWNER", "SINCE", "HELD FOR", "LEASE LEFT", "FENCE", "TOKEN", "WAITERS", "NOTE"]
-    shown = [facts[which] for which in ("NAME", "FENCE", "WAITERS", "NOTE")]
-    assert shown == ["order:42", str(fence), "2", "of the year"]
-    head, *rows = map(cells, queue.splitlines())
-    assert head == ["#", "WAITER", "WAITED", "NOTE"]
-    assert [(row[0], row[3:]) for row in rows] == [("1", [r"'first\nsecond'"]), ("2", [])]
-    assert all(f":{os.getpid()}:" in row[1] for row in rows)
-    assert (told["name"], told["waiters"], [set(waiter) for waiter in told["queue"]]) == ("order:42", 2, [WAITER] * 2)
-
-
-def test_waiters_whose_process_was_killed_are_marked_and_of_many_the_first_are_listed(
-    ghost: Callable[..., Ghost], client: redis.Redis
-) -> None:
+def test_waiters_whose_process_was_killed_are_marked_and_of_many_the_first_are_listed(ghost: Any, client: Any) -> None:
     hold("order:42")
     ghost(alive=False).queue("1" * 22, name="order:42", age=2)
     ghost().queue("2" * 22, name="order:42")
@@ -214,6 +198,7 @@ def test_waiters_whose_process_was_killed_are_marked_and_of_many_the_first_are_l
 def test_what_somebody_else_has_written_is_shown_without_end_and_cleared_like_a_lock(client: redis.Redis) -> None:
     hold("order:42", ttl=100)
     client.persist(KEY)
+    assert re.search(rf"^order:42 +{BY} .* s +without end ", redislocks("list"), re.M)
     shown = redislocks("show", "order:42")
     assert re.search(r"^LEASE LEFT +without end$", shown, re.M)
     assert re.search(r"^STATE +somebody else has written it, or removed its expiry$", shown, re.M)
@@ -223,6 +208,7 @@ def test_what_somebody_else_has_written_is_shown_without_end_and_cleared_like_a_
     facts = dict(cells(line) for line in redislocks("show", "order:42").splitlines())
     assert list(facts) == ["NAME", "STATE", "OWNER", "LEASE LEFT", "WAITERS"]
     assert facts["OWNER"] == "?"
+    assert re.search(r"^order:42 +\? .* without end ", redislocks("list"), re.M)
     redislocks("clear", "order:42", "--noinput")
     assert not client.exists(KEY)
 
@@ -246,25 +232,12 @@ def test_for_a_pools_member_waiters_for_any_member_are_counted_and_shown_below(g
 
 
 @pytest.fixture
-def pool() -> LockPool:
-    return LockPool("proxies")
+def waiter(ghost: Callable[..., Ghost]) -> Callable[[], object]:
+    return lambda: ghost().queue("1" * 22, name="pool:proxies:")
 
 
-@pytest.fixture
-def waiter(pool: LockPool, other: Callable[[], Other], eventually: Eventually) -> Iterator[Callable[[], None]]:
-    """Let somebody wait for the pool, and get a member before the test ends."""
-    waiting = []
-
-    def waiter() -> None:
-        waiting.append(other().start(lambda: pool.acquire(blocking_timeout=GENEROUS).release()))
-        eventually(lambda: pool.info().waiters == 1)
-
-    yield waiter
-    pool.extend(["the last"])
-    waiting[0].result(GENEROUS)
-
-
-def test_a_pool_tells_who_holds_its_members_and_who_waits(pool: LockPool, waiter: Callable[[], None]) -> None:
+def test_a_pool_tells_who_holds_its_members_and_who_waits(waiter: Callable[[], object]) -> None:
+    pool = LockPool("proxies")
     pool.extend(["a", "b:c"])
     assert redislocks("pool", "proxies") == "POOL     proxies\nMEMBERS  2\nFREE     2\nWAITERS  0\n"
     with pool.acquire() as first, pool.acquire() as second:
@@ -285,7 +258,8 @@ def test_a_pool_tells_who_holds_its_members_and_who_waits(pool: LockPool, waiter
     assert every == [{**numbers, "held": 2}]
 
 
-def test_a_pool_without_members_fails_and_shows_what_is_left(pool: LockPool, waiter: Callable[[], None]) -> None:
+def test_a_pool_without_members_fails_and_shows_what_is_left(waiter: Callable[[], object]) -> None:
+    pool: LockPool = LockPool("proxies")
     arguments = (1, r"^The pool proxies has no members\.$", "pool", "proxies")
     assert fails(*arguments) == ""
     pool.extend(["a"])
@@ -318,3 +292,57 @@ def test_a_suspension_is_told_with_its_note_and_clear_ends_it(client: redis.Redi
     assert told["suspension"]["left"] is None
     assert "by nobody (suspended by" in redislocks("clear", "order:42", "--noinput")
     assert not Lock("order:42").locked()
+
+
+SEVERAL = r"several cache aliases \(locks, default\): give --using"
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_the_locks_of_all_aliases_are_listed_shown_and_cleared() -> None:
+    hold("x", "order:1")
+    for name in ("x", "order:2"):
+        assert cache.lock(name, timeout=60).acquire()  # type: ignore[attr-defined]
+    head, *rows = [line.split() for line in redislocks("list").splitlines()]
+    assert head[:3] == ["NAME", "ALIAS", "OWNER"]
+    held = [["order:1", "locks"], ["order:2", "default"], ["x", "locks"], ["x", "default"]]
+    assert [row[:2] for row in rows] == held
+    assert [lock["alias"] for lock in json.loads(redislocks("list", "x", "--format=json"))] == ["locks", "default"]
+    head, *rows = [line.split() for line in redislocks("list", "--using=default").splitlines()]
+    assert ("ALIAS" not in head, [row[0] for row in rows]) == (True, ["order:2", "x"])
+
+    assert redislocks("show", "order:2").startswith("NAME        order:2\n")
+    fails(2, SEVERAL, "show", "x")
+    assert redislocks("show", "x", "--using=default").startswith("NAME        x\n")
+    fails(1, r"^Not held: y$", "show", "y")
+
+    assert "locks" in redislocks("clear", "--match=order:*", "--dry-run")
+    assert redislocks("clear", "x", "--using=default", "--noinput").startswith("Force-released x, held for")
+    assert [Lock("x", using=alias).locked() for alias in ("locks", "default")] == [True, False]
+    hold("x", using="default")
+    printed = redislocks("clear", "x", "order:2", "--noinput").splitlines()
+    told = ["Force-released x (locks)", "Force-released x (default)", "Force-released order:2 (default)"]
+    assert [line.split(",")[0] for line in printed] == told
+    assert redislocks("clear", "--all", "--noinput").startswith("Force-released order:1 (locks)")
+    assert redislocks("list") == "No locks are held.\n"
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_pools_of_all_aliases_are_listed_and_found() -> None:
+    for pool, alias in (("a", "locks"), ("b", "default"), ("a", "default")):
+        LockPool(pool, using=alias).extend(["x"])
+    head, *rows = [line.split() for line in redislocks("pool").splitlines()]
+    assert head[:2] == ["POOL", "ALIAS"]
+    assert [row[:2] for row in rows] == [["a", "locks"], ["a", "default"], ["b", "default"]]
+    assert redislocks("pool", "b").startswith("POOL     b\n")
+    assert redislocks("pool", "a", "--using=default").startswith("POOL     a\n")
+    fails(2, SEVERAL, "pool", "a")
+
+
+@pytest.mark.usefixtures("two_aliases")
+@pytest.mark.parametrize("arguments", [["list"], ["show", "x"], ["pool", "x"], ["clear", "x", "--noinput"]])
+def test_one_alias_that_cannot_be_reached_leads_to_using(arguments: list[str], settings: Any) -> None:
+    hold("x", using="default")
+    settings.CACHES = {**settings.CACHES, "locks": {**NOWHERE["default"]}}
+    settings.REDISLOCK = {**settings.REDISLOCK, "RETRY_FOR": 0.1}
+    fails(69, r"cache alias 'locks'.* \(With --using, only one alias is asked\.\)$", *arguments)
+    assert redislocks("list", "--using=default").startswith("NAME")

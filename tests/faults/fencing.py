@@ -16,6 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from time import monotonic, sleep
@@ -38,7 +39,7 @@ from tests.helpers.processes import Worker
 from tests.helpers.requirements import require
 from tests.helpers.waiting import until
 
-from .clock import Clock, server_with_clock
+from .faults import Clock, server_with_clock
 from .on_several import OnSentinels, on_sentinels, replace_master
 from .trial import Crew
 from .worker import be_worker, stopping
@@ -59,7 +60,6 @@ HALT, HALTED, ENTERED, COMMITTED, SIZE = range(5)
 
 
 def desk_in(path: Path) -> memoryview:
-    """The desk in this file, which is created if needed."""
     with path.open("a+b") as file:
         file.truncate(8 * SIZE)
         return memoryview(mmap.mmap(file.fileno(), 8 * SIZE)).cast("q")
@@ -87,8 +87,6 @@ ROWS = [(level, way) for level in LEVELS for way in WAYS if level in DEFAULTS or
 
 
 class Booker:
-    """Books until it is told to stop."""
-
     def __init__(self, order: dict[str, Any]) -> None:
         self.log = be_worker(order)
         self.desk = desk_in(Path(order["desk"]))
@@ -148,13 +146,12 @@ BUGS: dict[str, Callable[[Booker], None]] = {
 
 
 def work(order: dict[str, Any]) -> None:
-    """Book as ordered, until SIGTERM comes."""
     threading.excepthook = lambda _: None  # python-redis-lock's renewal ends with a traceback when the lock is lost
     del connections[DEFAULT_DB_ALIAS]  # the launcher's connection
     configure(DEFAULT_DB_ALIAS, order["database"])
     with override_settings(CACHES={"default": order["cache"]}):
         booker = Booker(order)
-        if order["mutant"]:
+        if order.get("mutant"):
             BUGS[order["mutant"]](booker)
         while not stopping.is_set():
             booker.book()
@@ -163,8 +160,6 @@ def work(order: dict[str, Any]) -> None:
 
 
 class Bookers(Crew):
-    """Bookers on one database and one Redis."""
-
     def __init__(self, launcher: Worker, server: RedisServer, seed: int, order: dict[str, Any]) -> None:
         super().__init__(launcher, server, seed)
         self.desks: list[memoryview] = []
@@ -189,11 +184,9 @@ class Bookers(Crew):
                     client.delete(key)
 
     def total(self, what: int, *, but: int | None = None) -> int:
-        """How often all bookers, or all but one, have entered or committed."""
         return sum(desk[what] for number, desk in enumerate(self.desks) if number != but)
 
     def more(self, sections: int) -> None:
-        """Wait for so many more sections, of all bookers together."""
         wanted = self.total(ENTERED) + sections
         until(lambda: self.total(ENTERED) >= wanted)
 
@@ -212,8 +205,7 @@ class Bookers(Crew):
         until(lambda: not desk[HALTED])
 
     def overtaken(self, one: int) -> None:
-        """Wait until another has got the same lock, and has committed or seems to wait for the database. Then the one
-        may go on."""
+        """Until another has got the same lock, and has committed or seems to wait for the database."""
         until(lambda: self.total(ENTERED, but=one) > self.before[0])
         end = monotonic() + STUCK
         while self.total(COMMITTED, but=one) == self.before[1] and monotonic() < end:
@@ -221,27 +213,19 @@ class Bookers(Crew):
         self.desks[one][HALT] = 0
 
 
-Strike = Callable[[Bookers, int], None]
+Strikes = Sequence[Callable[[Bookers, int], None]]
 
 
-def pause(run: Bookers, place: int) -> None:
-    """SIGSTOP for longer than the TTL, until another one has the lock."""
+def meddle(act: Callable[[Bookers, int], None], run: Bookers, place: int) -> None:
     with run.halted(place) as one:
-        run.processes[one].signal(signal.SIGSTOP)
+        act(run, one)
         run.overtaken(one)
         run.processes[one].signal(signal.SIGCONT)
 
 
-def flush(run: Bookers, place: int) -> None:
-    with run.halted(place) as one:
-        run.flush()
-        run.overtaken(one)
-
-
-def release(run: Bookers, place: int) -> None:
-    with run.halted(place) as one:
-        run.release()
-        run.overtaken(one)
+pause = partial(meddle, lambda run, one: run.processes[one].signal(signal.SIGSTOP))  # for longer than the TTL
+flush = partial(meddle, lambda run, one: run.flush())
+release = partial(meddle, lambda run, one: run.release())
 
 
 def set_clock_back(run: Bookers, place: int) -> None:
@@ -271,7 +255,7 @@ def fail_over(run: Bookers, place: int) -> None:
 
 
 # kinds of Redis, and the faults that hit them and their clients
-STAGES: dict[Callable[[], AbstractContextManager[RedisServer]], Sequence[Strike]] = {
+STAGES: dict[Callable[[], AbstractContextManager[RedisServer]], Strikes] = {
     on_sentinels: [fail_over],
     server_with_clock: [set_clock_back],
     redis_server: [pause, flush, release],  # the last one runs until there are enough sections
@@ -279,20 +263,11 @@ STAGES: dict[Callable[[], AbstractContextManager[RedisServer]], Sequence[Strike]
 
 
 def book(
-    launcher: Worker,
-    server: RedisServer,
-    database: dict[str, Any],
-    way: str,
-    strikes: Sequence[Strike],
-    *,
-    seed: int = 0,
-    sections: float = 0,
-    mutant: str | None = None,
+    launcher: Worker, server: RedisServer, strikes: Strikes, *, seed: int = 0, sections: float = 0, **order: Any
 ) -> Counter[str]:
     """Inject each fault at each place at least once, in random order, then more until there are so many sections."""
-    order = {"database": database, "way": way, "mutant": mutant}
     with (
-        one_database(DEFAULT_DB_ALIAS, database) as account,
+        one_database(DEFAULT_DB_ALIAS, order["database"]) as account,
         with_fences(DEFAULT_DB_ALIAS),
         closing(Bookers(launcher, server, seed, order)) as run,
     ):
@@ -305,13 +280,13 @@ def book(
         run.end()
         found["sections"], committed = run.total(ENTERED), run.total(COMMITTED)
         found["lost"], found["refused"] = committed - account.balance, found["sections"] - committed
-        found["wrong"] = len(wrong(run.folder, account.balance)) if way == "fenced" else 0
+        found["wrong"] = len(wrong(run.folder, account.balance)) if order["way"] == "fenced" else 0
         return found
 
 
 def wrong(folder: Path, balance: int) -> list[str]:
-    """What must not have happened under a fenced lock. Each COMMIT adds one to the balance, so that the value that it
-    wrote is its place in the order of commits; no two write the same, and their fences are in the same order."""
+    """What must not have happened under a fenced lock. Each COMMIT adds one, so the value that it wrote is its place in
+    the order of commits; no two write the same, and their fences are in the same order."""
     lines = [line.split() for log in sorted(folder.glob("*.log")) for line in log.read_text().splitlines()]
     found = [" ".join(words) for _, event, *words in lines if event == "failure"]
     commits = sorted([*map(int, words)] for _, event, *words in lines if event == "committed")
@@ -336,8 +311,7 @@ DATABASES: dict[str, Callable[[], AbstractContextManager[dict[str, Any]]]] = {
 
 
 def compare(launcher: Worker, sections: int, seed: int, only: str) -> Iterator[tuple[str, str, Counter[str]]]:
-    """(Database, kind of lock, figures), with about so many sections in all. ``only``: databases whose name begins like
-    this."""
+    """(Database, kind of lock, figures), with so many sections in all; ``only``: of databases that begin like this."""
     rows = [(level, way) for level, way in ROWS if level.startswith(only)]
     kinds = {level.partition(" ")[0] for level, _ in rows}
     with ExitStack() as stack:
@@ -348,5 +322,5 @@ def compare(launcher: Worker, sections: int, seed: int, only: str) -> Iterator[t
             database = at_level(running[level.partition(" ")[0]], level)
             for server, (stage, strikes) in zip(servers, STAGES.items(), strict=True):
                 wanted = sections / len(rows) - found["sections"] if stage is redis_server else 0
-                found += book(launcher, server, database, way, strikes, seed=seed, sections=wanted)
+                found += book(launcher, server, strikes, seed=seed, sections=wanted, database=database, way=way)
             yield level, way, found

@@ -64,8 +64,6 @@ class Violation(NamedTuple):
 
 @dataclass
 class History:
-    """All that happened in one run."""
-
     sections: list[Section] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     dead: set[str] = field(default_factory=set)  # killed processes
@@ -73,7 +71,7 @@ class History:
     counter: Callable[[str], object] = lambda name: None  # the counter that the fences of a lock come from
     # seconds without trouble within which a waiter must have got its lock, whatever went wrong before
     late: float = 5.5
-    # the sections with a token, by lock and token, as a search through all sections would take too long
+    # the sections with a token, by lock and token
     _bearers: dict[tuple[str, str | None], list[Section]] = field(default_factory=lambda: defaultdict(list))
     # when troubles begin, and until when any that have begun by then last, by process
     _known: dict[str | None, tuple[list[float], list[float]]] = field(default_factory=dict)
@@ -115,7 +113,6 @@ class History:
         self.sections += found.values()
 
     def check(self) -> list[Violation]:
-        """Everything that must not have happened."""
         return self.failures + [violation for check in _CHECKS for violation in check(self)]
 
     @property
@@ -138,7 +135,6 @@ class History:
                 active.append(section)
 
     def longest_overlap(self) -> float:
-        """The longest time in seconds for which two believed at once that they held a lock."""
         return max((over for _, _, over in self.overlaps()), default=0.0)
 
     def gaps(self) -> Iterator[tuple[float, float, str]]:
@@ -164,7 +160,6 @@ class History:
                     began = None
 
     def longest_gap(self) -> float:
-        """The longest time in seconds for which nobody held a lock though somebody waited for it."""
         return max((end - begin for begin, end, _ in self.gaps()), default=0.0)
 
     def forgot(self, begin: float, end: float) -> bool:
@@ -190,7 +185,6 @@ class History:
         )
 
     def adoptions(self) -> Iterator[tuple[Section, Section]]:
-        """All pairs (first, second) that may be an adoption."""
         for sections in self._bearers.values():
             former: list[Section] = []
             for section in sorted(sections, key=lambda one: one.asked):

@@ -1,25 +1,32 @@
-"""What can go wrong with several servers, injected into real ones while workers use locks: with a Redis Cluster, and
-with a master that three sentinels watch, without and with replicas that acknowledge grants."""
+"""What can go wrong with a Redis Cluster, and with a master that three sentinels watch, without and with replicas that
+acknowledge grants. And how many grants that a client believes in are lost with a master, with and without them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from time import sleep
+from itertools import count
+from statistics import median
+from time import monotonic, sleep
 from typing import Any
 
 import redis
+from django.test import override_settings
 
-from redisserver import RedisServer
+from django_redislock import Lock, LockUnavailable
+from redisserver import RedisServer, redis_server
 from tests.cluster.conftest import names_on, slot_of
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import Node
+from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.requirements import require
 from tests.helpers.sentinels import SentinelGroup
 from tests.helpers.waiting import until
 from tests.helpers.ways import Sentinels
-from tests.inside import counter_of
+from tests.inside import counter_of, leases
 
 from .faults import Fault, fault
 from .trial import Trial, alias
@@ -80,8 +87,7 @@ def kill_watched_of_deaf_replicas(run: Trial) -> None:
 
 
 def replace_master(group: SentinelGroup, meanwhile: Callable[[], object] | None = None) -> RedisServer:
-    """Kill the master and wait for its successor, which has received nothing of ``meanwhile``. Return the old
-    master."""
+    """Kill the master, and return it once it has a successor, which has received nothing of ``meanwhile``."""
     old = group.master_server()
     followers = [client for server, client in zip(group.servers, group.clients, strict=True) if server is not old]
     if meanwhile:
@@ -98,7 +104,7 @@ def replace_master(group: SentinelGroup, meanwhile: Callable[[], object] | None 
 
 
 class OnCluster(RedisServer):
-    """A cluster as the server of a trial. ``settings`` are those of its workers."""
+    """``settings`` are those of the workers."""
 
     settings = {"CLUSTER": True}
     counter = staticmethod(counter_of)  # each tag has its own counter of fences
@@ -112,7 +118,6 @@ class OnCluster(RedisServer):
         return self.cluster.reachable()[0].client(**options)
 
     def masters(self) -> list[redis.Redis]:
-        """Clients of all masters with slots."""
         return [node.client() for node in self.cluster.masters()]
 
 
@@ -136,7 +141,7 @@ def cluster_of(run: Trial) -> Cluster:
 
 
 def any_master(run: Trial) -> tuple[Cluster, Node, Node]:
-    """The cluster, a master that has a replica, and that one."""
+    """One that has a replica, and that one."""
     cluster = cluster_of(run)
     master = run.random.choice([node for node in cluster.masters() if cluster.replicas_of(node)])
     return cluster, master, cluster.replicas_of(master)[0]
@@ -206,7 +211,6 @@ TAGS = {slot_of(f"tag:{number}") for number in range(2000)}  # the slots of all 
 
 @on_any("cluster: the slots of all locks move")
 def move_slots(run: Trial) -> None:
-    """They go to the next master."""
     cluster = cluster_of(run)
     masters, owners = cluster.masters(), cluster.owners()
     with run.trouble(after=SETTLED):
@@ -216,7 +220,6 @@ def move_slots(run: Trial) -> None:
 
 @on_any("cluster: a node joins, gets slots, and leaves")
 def change_nodes(run: Trial) -> None:
-    """It gets slots of all others, and gives them back."""
     cluster = cluster_of(run)
     with run.trouble(after=SETTLED):
         joined, owners = cluster.add_master(), cluster.owners()
@@ -225,3 +228,76 @@ def change_nodes(run: Trial) -> None:
     run.obtained(2)
     with run.trouble(after=SETTLED):
         cluster.remove(joined)
+
+
+# One server replicates another over a slow link, as between two data centres. The master is killed while clients
+# acquire locks, what was on the link is lost with it, and the replica is promoted: it has a grant, or has not.
+LAG = 0.005  # the least time in seconds that data takes over the link
+LOAD_FOR = 0.1  # seconds until the death of the master
+CLIENTS = 8
+
+Grant = tuple[str, int, float]  # the name, the fence, seconds from the request to the grant
+
+
+def acquire_locks(client: int) -> list[Grant]:
+    """New ones, until Redis is gone."""
+    found: list[Grant] = []
+    for number in count():
+        lock, began = Lock(f"{client}:{number}", ttl=60, auto_renew=False), monotonic()
+        try:
+            lock.acquire()
+        except LockUnavailable:
+            break
+        found.append((lock.name, lock.fence or 0, monotonic() - began))
+    return found
+
+
+def follow(master: RedisServer, replica: RedisServer, link: Proxy) -> None:
+    link.mend()
+    with master.client() as client, replica.client() as other:
+        client.flushall()
+        other.replicaof("127.0.0.1", str(link.port))
+        until(lambda: other.info("replication")["master_link_status"] == "up")
+        client.set("mark", 1)
+        assert client.wait(1, 10_000) == 1
+
+
+def lose_master(master: RedisServer, replica: RedisServer, link: Proxy) -> tuple[list[Grant], int]:
+    """What the clients believe in, and how much of it the new master does not have."""
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        running = [threads.submit(acquire_locks, client) for client in range(CLIENTS)]
+        sleep(LOAD_FOR)
+        master.stop()
+        link.cut()
+    believed = [grant for one in running for grant in one.result()]
+    with replica.client() as new:
+        new.replicaof("NO", "ONE")
+        there = new.mget([f"redislock{{0}}:lock:{name}" for name, *_ in believed])
+    kept = sum(
+        str(fence).encode() in (value or b"").split() for (_, fence, _), value in zip(believed, there, strict=True)
+    )
+    return believed, len(believed) - kept
+
+
+def count_losses(replicas: int, failovers: int) -> tuple[Counter[str], float]:
+    """How many grants were believed and lost, in how many failovers; median of the seconds to acquire a free lock."""
+    found, took = Counter[str](), list[float]()
+    with ExitStack() as stack:
+        options = {"repl_diskless_sync": "no"}  # with it, nothing is streamed for a second after a full sync
+        pair = [stack.enter_context(redis_server(**options)) for _ in range(2)]
+        links = {server: stack.enter_context(proxy(server.port)) for server in pair}
+        for link in links.values():
+            link.delay_message("", LAG, times=10**9)
+        for _ in range(failovers):
+            master, replica = pair
+            follow(master, replica, links[master])
+            settings = {"REPLICAS": replicas, "RETRY_FOR": 0.0}
+            with override_settings(CACHES={"default": alias(master.url)}, REDISLOCK=settings):
+                believed, lost = lose_master(master, replica, links[master])
+                for lease in leases():
+                    lease.close()
+            found += Counter(believed=len(believed), lost=lost, struck=lost > 0)
+            took += [seconds for *_, seconds in believed]
+            master.start()
+            pair.reverse()
+    return found, median(took)

@@ -8,8 +8,9 @@ import random
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
@@ -58,19 +59,20 @@ def start_launcher() -> Worker:
     return launcher
 
 
+@dataclass(eq=False)
 class Process:
-    def __init__(self, label: str, pid: int, log: Path, *, spared: bool) -> None:
-        self.label = label
-        self.pid = pid
-        self.log = log
-        self.spared = spared  # it is not to be killed
-        self._read = self._acquired = 0
+    label: str
+    pid: int
+    log: Path
+    spared: bool  # it is not to be killed
+    _read: int = 0
+    _acquired: int = 0
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
     def acquired(self) -> int:
-        """How often it has acquired a lock so far."""
+        """How often, so far."""
         if self.log.exists():
             with self.log.open("rb") as file:
                 file.seek(self._read)
@@ -96,7 +98,7 @@ class Crew:
     def launch(self, label: str, order: dict[str, Any], *, spared: bool = False) -> Process:
         log = self.folder / f"{label}.log"
         self.launcher.tell(json.dumps({"cache": self.cache, "log": str(log), **order}))
-        return Process(label, int(self.launcher.expect("child")[0]), log, spared=spared)
+        return Process(label, int(self.launcher.expect("child")[0]), log, spared)
 
     def end(self) -> None:
         """Let them end. One that does not has left its stacks beside its log."""
@@ -122,14 +124,14 @@ class Crew:
 class Trial(Crew):
     """Workers against a server, through proxies of their own where something is done to their network."""
 
-    def __init__(self, launcher: Worker, server: RedisServer, seed: int, order: dict[str, Any]) -> None:
-        super().__init__(launcher, server, seed)
+    def __init__(self, launcher: Worker, server: RedisServer, order: dict[str, Any]) -> None:
+        super().__init__(launcher, server, order.get("seed", 0))
         self.order: dict[str, Any] = {
-            "seed": seed, "names": getattr(server, "names", NAMES), "holds": HOLDS, "timeouts": TIMEOUTS, "ttl": TTL,
+            "seed": 0, "names": getattr(server, "names", NAMES), "holds": HOLDS, "timeouts": TIMEOUTS, "ttl": TTL,
             "interrupts": INTERRUPTS, "mutant": None, "sweep": False, "settings": getattr(server, "settings", {}),
         }  # fmt: skip
         self.order |= {key: value for key, value in order.items() if value is not None}
-        self.victims = random.Random(seed)  # who strikes processes may do so in a thread of its own
+        self.victims = random.Random(self.order["seed"])  # who strikes processes may do so in a thread of its own
         self.history = History(late=self.order["ttl"] + LOOK_EVERY - AFTER)
         self.history.counter = getattr(server, "counter", self.history.counter)
         self.proxies: dict[str, Proxy] = {}
@@ -169,7 +171,6 @@ class Trial(Crew):
         return self.client.execute_command(*command)
 
     def moved(self, server: RedisServer) -> None:
-        """This is the server now."""
         self.server = server
         # a restart or CLIENT KILL may have closed its connection
         self.client = server.client(retry=Retry(NoBackoff(), 1))
@@ -239,17 +240,10 @@ class Trial(Crew):
 
 @contextmanager
 def trial(
-    launcher: Worker,
-    server: RedisServer,
-    *,
-    workers: int = 2,
-    proxied: Sequence[int] = (),
-    spared: Sequence[int] = (),
-    seed: int = 0,
-    **order: Any,
+    launcher: Worker, server: RedisServer, workers: int = 2, *, proxied: Any = (), spared: Any = (), **order: Any
 ) -> Iterator[Trial]:
     """A run with so many workers, some of them behind proxies or spared from ``kill -9``, for the time of a block."""
-    run = Trial(launcher, server, seed, order)
+    run = Trial(launcher, server, order)
     try:
         for index in range(workers):
             run.add(proxied=index in proxied, spared=index in spared)

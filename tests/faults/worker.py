@@ -19,14 +19,12 @@ import traceback
 from contextlib import suppress
 from contextvars import ContextVar
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.test import override_settings
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable
-from tests.inside import note_attempts
-
-from .mutants import mutate
+from tests.inside import change_scripts, note_attempts, use_tokens_as_ids
 
 THREADS, TASKS = 2, 3
 FEW = 5  # locks that one user uses, of many: else all of them wait for the first that stands still
@@ -58,7 +56,6 @@ class Log(logging.Handler):
 
 
 def be_worker(order: dict[str, Any]) -> Log:
-    """What the process of a trial does first: it stops when it is told to, shows its stacks, and has a log."""
     # the end of the process is the trial's matter, not that of a test's Ctrl-C
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
@@ -74,11 +71,9 @@ class User:
     """A thread or task that uses locks until it is told to stop. Now and then a task is cancelled, and tries again."""
 
     def __init__(self, log: Log, order: dict[str, Any], label: str, *, awaits: bool) -> None:
-        self.log = log
-        self.order = order
+        self.log, self.order, self.awaits = log, order, awaits
         self.random = random.Random(f"{order['seed']} {label}")
         self.names = self.random.sample(order["names"], min(FEW, len(order["names"])))
-        self.awaits = awaits
         job = f"job-of-{label.replace(' ', '-')}".ljust(22, "-")  # the same for its twins in the other processes
         self.tokens = {None: None, "own": f"{job}{os.getpid()}", "shared": job}
         self.again: tuple[str, str | None] | None = None  # name and token of a section that was interrupted
@@ -136,7 +131,6 @@ class User:
         self.again = None
 
     async def hold(self, lock: Lock, number: int, seconds: float) -> None:
-        """Be in the section for so long, or until the lock is lost."""
         self.entered = True
         self.log.note("got", number, lock.fence, _ticket.get())
         until = monotonic() + seconds
@@ -165,10 +159,11 @@ async def use_together(users: list[User], interrupts: float) -> None:
 
 
 def work(order: dict[str, Any]) -> None:
-    """Use locks as ordered, until SIGTERM comes and all have ended."""
     log = be_worker(order)
     if order["mutant"]:
-        mutate(order["mutant"])
+        change_scripts(MUTANTS[order["mutant"]].without)
+        if MUTANTS[order["mutant"]].tokens_as_ids:
+            use_tokens_as_ids()
     note_attempts(_ticket.set, _presumed.set)
     with override_settings(CACHES={"default": order["cache"]}, REDISLOCK=order["settings"]):
         if order["sweep"]:
@@ -199,3 +194,32 @@ def compete(log: Log, order: dict[str, Any]) -> None:
         if now - last > STALL:
             log.note("stall", f"{last:.6f}", at=now)
         last = now
+
+
+class Mutant(NamedTuple):
+    without: set[str]  # the rules, by their names in the scripts
+    found: set[str]  # violations, at least one of which must show
+    ttl: float | None = None  # seconds, if other than in the trials
+    sections: int = 100  # that each worker enters before it must have shown
+    tokens_as_ids: bool = False  # the token of an attempt, if it has one, is also its id
+
+
+# rules that the scripts leave out: a run must find each of them
+MUTANTS = {
+    "a held lock is taken": Mutant({"idle-lock", "idle-queue", "idle-waiters"}, {"overlap"}),
+    "release compares no id": Mutant({"release-id"}, {"overlap", "lost_early"}),
+    "a token is the id of every attempt": Mutant(
+        set(), {"overlap", "lost_early", "left_free", "fence"}, sections=1000, tokens_as_ids=True
+    ),
+    "no fence": Mutant({"fence-time", "fence-grows"}, {"fence"}),
+    "the fence is only the time in seconds": Mutant({"fence-us", "fence-grows"}, {"fence"}),
+    "the last in the queue is the first": Mutant({"order"}, {"order"}),
+    "whoever asks skips the queue": Mutant({"asker-queues"}, {"order"}, sections=500),
+    # by R5, somebody looks when the lease would have ended: with the TTL of the others, too early to be sure
+    "release passes nothing on": Mutant({"release-grants"}, {"left_free"}, ttl=3.0),
+    "a handoff is told and not granted": Mutant({"grant-written"}, {"overlap"}),
+    "a handoff is granted and not told": Mutant({"grant-told"}, {"left_free"}),
+    "whoever asks is told that it holds the lock": Mutant({"already-mine"}, {"overlap"}),
+    "the queue knows no order": Mutant({"tickets"}, {"order"}),
+    "release leaves the index as it is": Mutant({"release-index"}, {"left"}),
+}

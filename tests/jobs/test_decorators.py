@@ -1,49 +1,46 @@
-"""What ``locked``, ``locked_atomic`` and ``locked_view`` have in common: names, options, ends and refusals."""
+"""What ``locked``, ``locked_atomic`` and ``locked_view`` have in common, and what other tools see of a function."""
 # mypy: disable-error-code="untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from celery import Celery  # type: ignore[import-untyped]
 from django.core.exceptions import SynchronousOnlyOperation
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
+from django.utils.decorators import method_decorator
 
 from django_redislock import LockLost, lock_digest, locked, locked_atomic, locked_view
 from tests.helpers.actors import GENEROUS
-from tests.helpers.databases import Account
+from tests.helpers.docs import blocks, page
+from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, value
 from tests.helpers.twins import abandon, lock_names
 
-pytestmark = [
-    pytest.mark.parametrize("account", ["sqlite"], indirect=True),
-    pytest.mark.usefixtures("account"),
-]
+pytestmark = [pytest.mark.parametrize("account", ["sqlite"], indirect=True), pytest.mark.usefixtures("account")]
 
 
 class Kind(NamedTuple):
-    """A decorator, on functions or on coroutine functions."""
-
     decorator: Any
     awaits: bool
 
     def __call__(self, body: Callable[..., Any], *args: Any, given: tuple[Any, ...] = (), **options: Any) -> Any:
         """Call ``body``, decorated with these options, with a request and these arguments."""
-        function = body
-        if self.awaits:
 
-            @functools.wraps(body)
-            async def function(*args: Any, **kwargs: Any) -> Any:
-                await asyncio.sleep(0)
-                return body(*args, **kwargs)
+        @functools.wraps(body)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0)
+            return body(*args, **kwargs)
 
-        decorated = self.decorator(*given, **options)(function)
+        decorated = self.decorator(*given, **options)(coroutine if self.awaits else body)
         keywords = args[-1] if args and isinstance(args[-1], dict) else {}
         call = functools.partial(decorated, RequestFactory().get("/"), *(args[:-1] if keywords else args), **keywords)
         return async_to_sync(call)() if self.awaits else call()
@@ -81,9 +78,8 @@ def test_a_function_runs_under_the_lock_of_its_arguments(kind: Kind, client: red
     assert kind(report, 2026, 1, {"kind": "x:y", "other": 2}, name=template) == ["report:2026:x%3Ay"]
     for word in ("queue", "view", "self", "args", "name"):
         assert kind(lambda request, **options: lock_names(client), {word: "7"}, name=f"job:{{{word}}}") == ["job:7"]
-    ways: list[dict[str, Any]] = [{"name": name}, {"given": (lambda request, year: name(request, year),)}]
-    for way in ways:
-        assert kind(lambda request, year: lock_names(client), 7, **way) == ["GET-7"]
+    assert kind(lambda request, year: lock_names(client), 7, name=name) == ["GET-7"]
+    assert kind(lambda request, year: lock_names(client), 7, given=(lambda request, year: f"x{year}",)) == ["x7"]
     assert lock_names(client) == []
 
 
@@ -98,17 +94,11 @@ def test_note_and_token_are_templates_too(kind: Kind, client: redis.Redis) -> No
         assert lock_digest(7) in holder
 
 
-def test_a_token_that_is_none_is_an_error_that_does_not_repeat_it(kind: Kind) -> None:
-    def late(request: HttpRequest, text: str) -> None:
-        raise AssertionError("not reached")
-
-    for call in (
-        lambda: kind(never, name=NAME, token="too short"),
-        lambda: kind(late, "too short", name=NAME, token="{text}"),
-    ):
-        with pytest.raises(ValueError, match=r"^A token must be a str of 22") as caught:
-            call()
-        assert "short" not in str(caught.value)
+@pytest.mark.parametrize("token", ["too short", "{kind}"])
+def test_a_token_that_is_none_is_an_error_that_does_not_repeat_it(token: str, kind: Kind) -> None:
+    with pytest.raises(ValueError, match=r"^A token must be a str of 22") as caught:
+        kind(never, {"kind": "too short"}, name=NAME, token=token)
+    assert "short" not in str(caught.value)
 
 
 @DECORATORS
@@ -152,7 +142,7 @@ class Called:
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that hides what the function is."""
+    """Hides what the function is."""
     return functools.wraps(function)(lambda *args: function(*args))
 
 
@@ -176,9 +166,7 @@ def test_what_runs_after_its_call_or_has_no_signature_is_refused(decorator: Any,
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopIteration])
-def test_an_error_of_the_function_propagates_and_the_lock_is_free(
-    error: type[BaseException], kind: Kind, client: redis.Redis, eventually: Any
-) -> None:
+def test_an_error_propagates_and_the_lock_is_free(error: Any, kind: Kind, client: redis.Redis, eventually: Any) -> None:
     def fail(request: HttpRequest) -> None:
         assert lock_names(client) == [NAME]
         raise error("mine")
@@ -203,9 +191,7 @@ def test_a_lock_that_was_lost_is_told_but_not_over_an_error(error: Any, kind: Ki
 
 @pytest.mark.parametrize("decorator", [locked, locked_view])
 @pytest.mark.parametrize("closed", [False, True], ids=["is cancelled", "is closed"])
-async def test_a_coroutine_that_is_interrupted_releases(
-    closed: bool, decorator: Any, client: Any, aeventually: Any
-) -> None:
+async def test_an_interrupted_coroutine_releases(closed: bool, decorator: Any, client: Any, aeventually: Any) -> None:
     inside = asyncio.Event()
 
     @decorator(NAME)
@@ -234,12 +220,133 @@ async def test_a_coroutine_that_is_interrupted_releases(
         (locked_atomic, r"thread\. Call it through sync_to_async\.$"),
     ],
 )
-async def test_a_sync_function_called_in_a_coroutine_is_told_what_to_do(
-    decorator: Any, instead: str, account: Account, client: redis.Redis
-) -> None:
+async def test_a_sync_function_in_a_coroutine_is_told_what_to_do(decorator: Any, instead: str, client: Any) -> None:
     section = decorator(NAME)(lambda request: lock_names(client))
     with pytest.raises(SynchronousOnlyOperation, match=instead):
         section(RequestFactory().get("/"))
     assert lock_names(client) == []
     if decorator is not locked_atomic:
         assert await sync_to_async(section)(RequestFactory().get("/")) == [NAME]
+
+
+def report(request: HttpRequest, year: int, /, *rest: str, kind: str = "a", **more: int) -> HttpResponse:
+    return HttpResponse(f"{year} {kind}")
+
+
+async def areport(request: HttpRequest, year: int = 7, *, kind: str) -> HttpResponse:
+    return HttpResponse(f"{year} {kind}")
+
+
+def celerys_check(function: Any) -> Any:
+    """The arguments that ``.delay()`` refuses."""
+    task = Celery("site", broker="memory://", set_as_current=False).task(function, name="report")
+    refused = []
+    for args in ((), (1,), (1, 2), (1, 2, 3, 4)):
+        try:
+            task.delay(*args)
+        except TypeError as error:
+            refused.append(str(error))
+    return refused
+
+
+def shown(signature: inspect.Signature) -> list[tuple[Any, ...]]:
+    return [(each.name, each.kind, each.default) for each in signature.parameters.values()]
+
+
+TOOLS: dict[str, Callable[[Any], Any]] = {
+    "inspect.signature": lambda function: shown(inspect.signature(function)),
+    "its annotations": lambda function: inspect.signature(function, eval_str=True),
+    "get_type_hints": get_type_hints,
+    "iscoroutinefunction": iscoroutinefunction,
+    "celery": celerys_check,
+}
+
+
+def three(function: Any) -> Any:
+    return locked("a:{year}")(locked_view("b:{year}")(locked_view("c")(function)))
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+@pytest.mark.parametrize(
+    ("function", "decorator"),
+    [
+        *[(report, decorator("report:{year}")) for decorator in (locked, locked_atomic, locked_view)],
+        *[(areport, decorator("report:{year}")) for decorator in (locked, locked_view)],
+        (report, three),
+    ],
+)
+def test_a_tool_sees_the_function(function: Any, decorator: Any, tool: Callable[[Any], Any]) -> None:
+    assert tool(decorator(function)) == tool(function)
+
+
+def test_where_a_decorator_below_supplies_arguments_a_caller_need_not_give_them() -> None:
+    def supplied(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(HttpRequest(), *args, **kwargs)
+
+        return wrapper
+
+    assert celerys_check(locked("report")(supplied(report))) == celerys_check(supplied(report)) == []
+
+    @locked_view("order:{pk}")
+    @supplied
+    @locked("user:{request.user}")
+    def view(request: HttpRequest, order: HttpRequest) -> None: ...
+
+
+async def test_a_method_below_method_decorator_runs_under_the_lock(client: redis.Redis) -> None:
+    class Build:
+        @method_decorator([locked("report:{kind}"), locked("report:{year}")])
+        def build(self, year: int, kind: str = "a") -> list[str]:
+            return lock_names(client)
+
+        @method_decorator(locked("report:{year}"))
+        async def abuild(self, year: int, kind: str = "a") -> list[str]:
+            return lock_names(client)
+
+    assert await sync_to_async(Build().build)(7) == ["report:7", "report:a"]
+    assert await Build().abuild(7) == ["report:7"]
+
+
+def test_annotations_may_name_what_is_not_there_yet() -> None:
+    @locked("report:{year}")
+    def early(year: Later) -> None: ...
+
+    class Later: ...
+
+    with pytest.raises(TypeError, match="missing 1 required"):
+        Celery("site", broker="memory://", set_as_current=False).task(early, name="early").delay()
+
+
+RETRIES = """
+from celery import Celery, shared_task
+from celery.contrib.testing.worker import start_worker
+
+app = Celery("site", broker="memory://", backend="cache+memory://")
+fences = []
+
+def build_export(pk):
+    fences.append(get_lock(lock_name("export", pk)).fence)
+    if len(fences) < 3:
+        raise ConnectionError
+
+mail_export = build_export
+exec(block)
+with start_worker(app, perform_ping_check=False, pool="solo", loglevel="CRITICAL"):
+    for task in (export, mail):
+        fences.clear()
+        lock = Lock("export:7")
+        lock.acquire()
+        fence = lock.fence
+        task.delay(7, token=lock.detach(ttl=600)).get(timeout=30)
+        say("fences", fences == [fence] * 3, lock.locked())
+"""
+
+
+def test_a_retried_job_of_the_documentation_goes_on_under_its_lock(start: Callable[..., Worker]) -> None:
+    (block,) = (block for block in blocks(page("functions")) if "self.retry" in block)
+    assert "retry_backoff=True" in block
+    worker = start(RETRIES, block=block.replace("retry_backoff=True", "default_retry_delay=0").replace("=60)", "=0)"))
+    for _ in range(2):
+        assert worker.expect("fences") == ["True", "False"]
