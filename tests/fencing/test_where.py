@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -185,14 +186,16 @@ def test_what_fenced_takes(account: Account, ledger: Account) -> None:
         locked_atomic(NAME, fenced="ledger")
 
 
-def test_without_fence_timeout_the_database_decides(
-    account: Account, other: Callable[[], Other], settings: Any
+@pytest.mark.parametrize(("setting", "usual"), [(None, 50), (0.05, 60_000)], ids=["of the database", "of the setting"])
+def test_a_claim_waits_as_long_as_the_setting_says_or_else_the_database(
+    setting: float | None, usual: int, account: Account, other: Callable[[], Other], settings: Any
 ) -> None:
-    settings.REDISLOCK = {"FENCE_TIMEOUT": None}
-    connections["default"].cursor().execute("PRAGMA busy_timeout = 50")
-    late = other()
+    settings.REDISLOCK = {"FENCE_TIMEOUT": setting}
+    connections["default"].cursor().execute(f"PRAGMA busy_timeout = {usual}")
+    late, began = other(), monotonic()
     late(transaction.atomic().__enter__)
     late(account.book)
     with pytest.raises(LockUnavailable, match=r"on the database 'default': another transaction that writes"):
         locked_atomic(NAME, fenced=True)(account.book)()
+    assert monotonic() - began < 8  # by default it waits for 10 s
     late(connections.close_all)
