@@ -181,6 +181,37 @@ def test_the_map_of_what_to_change_where_has_a_row_for_every_module_in_its_folde
     assert all((source / f"{name}.lua").exists() for name in pieces)
 
 
+def promises() -> list[dict[str, str]]:
+    """The lists of docs/promises.rst: for sentences, faults, options and settings, each with its tests."""
+    entry = re.compile(r"^(\S.*)\n((?: {4}.+\n)+)", re.M)
+    return [dict(entry.findall(part)) for part in re.split(r"^-+$", page("promises"), flags=re.M)[1:]]
+
+
+def test_the_table_of_promises_has_every_sentence_fault_option_and_setting() -> None:
+    said, faults, options, settings = promises()
+    text = re.sub(r"^\S.*\n[=-]+$", "* ", page("guarantees"), flags=re.M)  # headings
+    bullets = [" ".join(bullet.split()) for bullet in re.split(r"^ *\* ", text, flags=re.M) if bullet.strip()]
+    sentences = [re.split(r"(?<=[.*)]) (?=[A-Z`(])", bullet) for bullet in bullets]
+    terms = tuple(term.strip('"') for term in said)
+    begun = {term: [one for bullet in sentences for one in bullet if one.startswith(term)] for term in terms}
+    assert [term for term, found in begun.items() if len(found) != 1] == []
+    # the sentences after the first one may belong to the entry before them
+    assert [first for first, *_ in sentences if not first.startswith(terms)] == []
+    assert [*faults] == ['"each row"']
+    assert {*options} == {f"``{name}``" for name in options_of("Lock") - {"name"}}
+    assert [*settings] == [f"``{name}``" for name in inside.settings()]
+
+
+def test_the_tests_in_the_table_of_promises_exist() -> None:
+    for term, tests in [item for entries in promises() for item in entries.items()]:
+        lines = [re.fullmatch(r" {4}``([\w/]+\.py)::(test_\w+)``", line) for line in tests.splitlines()]
+        assert all(lines) or re.fullmatch(r" {4}no test \(.+\)\n", tests), term
+        for path, name in [line.groups() for line in lines if line]:
+            file = ROOT / "tests" / path
+            tree = ast.parse(file.read_text("utf-8") if file.exists() else "")
+            assert name in {getattr(node, "name", "") for node in tree.body}, (term, path, name)
+
+
 def test_the_pages_of_public_names_and_errors_have_every_one() -> None:
     listed = re.findall(r"^\.\. (?:autoclass|autofunction|autoexception|data):: (\w+)$", page("api"), re.M)
     assert sorted(listed) == sorted(django_redislock.__all__)
