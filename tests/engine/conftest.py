@@ -10,7 +10,7 @@ import pytest
 
 from redisserver import RedisServer
 from tests.helpers import bridges
-from tests.helpers.bridges import InThread
+from tests.helpers.actors import InThread
 from tests.helpers.cancelling import add_gates, until
 from tests.helpers.proxy import Proxy, proxy
 from tests.inside import hears, limit, listen

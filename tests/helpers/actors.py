@@ -12,6 +12,7 @@ from inspect import isawaitable
 from typing import Any, TypeVar
 
 import redis
+from asgiref.sync import sync_to_async
 
 from tests.inside import AcquireReply, Process
 
@@ -185,3 +186,30 @@ class Ghost(Process):
 def server_time(client: redis.Redis) -> int:
     seconds, micros = client.time()
     return int(seconds) * 1_000_000 + int(micros)
+
+
+InThread = Callable[..., Awaitable[Any]]
+
+
+def settled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:
+    """Begins only after the task has begun to wait for it."""
+    loop, waits = asyncio.get_running_loop(), threading.Event()
+
+    def call() -> Any:
+        loop.call_soon_threadsafe(waits.set)
+        assert waits.wait(GENEROUS)
+        return function(*args, **kwargs)
+
+    return call
+
+
+async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await sync_to_async(settled(function, *args, **kwargs))()
+
+
+async def in_any_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await sync_to_async(settled(function, *args, **kwargs), thread_sensitive=False)()
+
+
+async def to_thread(function: Callable[..., Any], *args: Any) -> Any:
+    return await asyncio.to_thread(settled(function, *args))
