@@ -12,8 +12,7 @@ from django.test import override_settings
 from redis.crc import key_slot
 
 from django_redislock import Lock, get_lock
-from tests.helpers.cluster import Cluster, redis_cluster
-from tests.helpers.cluster_node import Node, find_cluster_server
+from tests.helpers.cluster import Cluster, Node, find_cluster_server, redis_cluster
 from tests.helpers.requirements import require
 from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import counter_of, keys_of

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
-from tests.helpers.cluster import Cluster, redis_cluster
-from tests.helpers.cluster_node import find_cluster_server
+from tests.helpers.cluster import Cluster, find_cluster_server, redis_cluster
 from tests.helpers.requirements import require
 from tests.inside import Subscription, suspect
 
