@@ -18,7 +18,7 @@ from django.core.cache import caches
 import django_redislock
 from django_redislock import alocked_get_or_set, locked_get_or_set
 from tests.helpers.actors import GENEROUS, Crowd, Other, in_any_thread, in_thread, to_thread
-from tests.helpers.interrupts import Interrupt, Interrupter
+from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.inside import joins_at_the_end, limit, values_under_way, waiting_for_values
 
 from .conftest import Value
