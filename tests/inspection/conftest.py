@@ -9,9 +9,9 @@ import pytest
 
 from django_redislock import Lock
 from tests.helpers.actors import Ghost
-from tests.helpers.listed import endless as endless
-from tests.helpers.listed import trips as trips
-from tests.helpers.listed import two_aliases as two_aliases
+from tests.helpers.state import endless as endless
+from tests.helpers.state import trips as trips
+from tests.helpers.state import two_aliases as two_aliases
 from tests.inside import limit
 
 Queue = Callable[..., list[str]]

@@ -16,8 +16,8 @@ from django_redislock import Lock, LockPool, LockUnavailable
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.docs import redis_user
-from tests.helpers.monitor import Monitor
 from tests.helpers.operations import all_of_them, locks_alone, use_values
+from tests.helpers.state import Monitor
 from tests.inside import listener, page, redis_py_lock
 from tests.protocol.scene import Eventually
 
