@@ -25,8 +25,7 @@ from tests.helpers.docs import Undocumented
 from tests.helpers.mariadb import find_server as find_mariadb
 from tests.helpers.mariadb import mariadb_server
 from tests.helpers.postgres import find_programs, postgres_server
-from tests.helpers.processes import Worker
-from tests.helpers.requirements import left_out, require
+from tests.helpers.processes import Worker, left_out, require
 from tests.helpers.waiting import auntil, until
 from tests.helpers.ways import certificate, guarded, own_pools, sentinels, tls_port  # noqa: F401 (fixtures)
 from tests.inside import let_go, note_loops, will_hear_of

@@ -13,7 +13,7 @@ from redis.crc import key_slot
 
 from django_redislock import Lock, get_lock
 from tests.helpers.cluster import Cluster, Node, find_cluster_server, redis_cluster
-from tests.helpers.requirements import require
+from tests.helpers.processes import require
 from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import counter_of, keys_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
 from tests.helpers.cluster import Cluster, find_cluster_server, redis_cluster
-from tests.helpers.requirements import require
+from tests.helpers.processes import require
 from tests.inside import Subscription, suspect
 
 from .conftest import Eventually, Queue, key_of, names_on, slot_of, use

@@ -10,7 +10,7 @@ import pytest
 from django_redislock import Lock
 from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster, find_cluster_server, redis_cluster
-from tests.helpers.requirements import require
+from tests.helpers.processes import require
 from tests.helpers.state import count
 from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import ask_cluster, limit, suspect

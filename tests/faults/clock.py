@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from redisserver import RedisServer, find_in_wheels
-from tests.helpers.requirements import MissingError, require, wheel_folder
+from tests.helpers.processes import MissingError, require, wheel_folder
 
 # where Debian's and Fedora's packages put it, and Homebrew
 PLACES = ["/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/lib64/faketime", "/usr/local/lib/faketime"]

@@ -34,8 +34,7 @@ from tests import inside
 from tests.helpers.databases import LEVELS, Account, at_level, configure, one_database, sqlite_file, with_fences
 from tests.helpers.mariadb import find_server, mariadb_server
 from tests.helpers.postgres import find_programs, postgres_server
-from tests.helpers.processes import Worker
-from tests.helpers.requirements import require
+from tests.helpers.processes import Worker, require
 from tests.helpers.waiting import until
 
 from .clock import Clock, server_with_clock

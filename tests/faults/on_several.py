@@ -14,7 +14,7 @@ import redis
 from redisserver import RedisServer
 from tests.cluster.conftest import names_on, slot_of
 from tests.helpers.cluster import Cluster, Node, redis_cluster
-from tests.helpers.requirements import require
+from tests.helpers.processes import require
 from tests.helpers.sentinels import SentinelGroup
 from tests.helpers.waiting import until
 from tests.helpers.ways import Sentinels

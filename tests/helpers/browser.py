@@ -17,7 +17,7 @@ from django.test import Client
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from .actors import GENEROUS
-from .requirements import MissingError, require
+from .processes import MissingError, require
 from .waiting import until
 
 LIST = "/admin/django_redislock/heldlock/"

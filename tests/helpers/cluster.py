@@ -18,8 +18,8 @@ import rediscluster
 from rediscluster import HOST, ClusterNode, Seen, join
 from redisserver import NoServerError
 
+from .processes import MissingError
 from .proxy import Proxy
-from .requirements import MissingError
 from .waiting import asked_for, until
 
 BY_ITSELF = 20.0  # seconds within which the nodes usually agree again

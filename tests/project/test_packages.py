@@ -11,7 +11,7 @@ from zipfile import ZipFile
 import pytest
 
 import django_redislock
-from tests.helpers.requirements import MissingError, require
+from tests.helpers.processes import MissingError, require
 from tests.project.programs import ROOT
 
 pytestmark = pytest.mark.complete
