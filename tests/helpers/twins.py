@@ -10,9 +10,10 @@ from time import sleep
 from typing import Any
 
 import redis
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import URLPattern, path
+from django.views import View
 
 from django_redislock import locked_view
 from tests.inside import PREFIX
@@ -99,3 +100,16 @@ def abandon(coroutine: Coroutine[Any, Any, Any], when: Callable[[], Any]) -> Gen
         else:
             future = coroutine.send(None)
     coroutine.close()
+
+
+def respond(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+async def arespond(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+class Page(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
