@@ -20,12 +20,16 @@ from django.test import TestCase
 from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
 from redisserver import NoServerError, RedisServer, find_server, redis_server
 from tests.helpers.actors import Actor, Crowd, Ghost, Other
-from tests.helpers.databases import Account, Commits, one_database, sqlite_file
+from tests.helpers.databases import (
+    Account,
+    Commits,
+    mariadb_server,
+    one_database,
+    postgres_server,
+    sqlite_file,
+)
 from tests.helpers.docs import Undocumented
-from tests.helpers.mariadb import find_server as find_mariadb
-from tests.helpers.mariadb import mariadb_server
-from tests.helpers.postgres import find_programs, postgres_server
-from tests.helpers.processes import Worker, left_out, require
+from tests.helpers.processes import Worker, left_out
 from tests.helpers.waiting import auntil, until
 from tests.helpers.ways import certificate, guarded, own_pools, sentinels, tls_port  # noqa: F401 (fixtures)
 from tests.inside import let_go, note_loops, will_hear_of
@@ -199,13 +203,13 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[dict[str, Any]]:
-    with postgres_server(require(find_programs)) as options:
+    with postgres_server() as options:
         yield options
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[dict[str, Any]]:
-    with mariadb_server(require(find_mariadb)) as options:
+    with mariadb_server() as options:
         yield options
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redisserver import RedisServer
-from tests.helpers import bridges
+from tests.helpers import actors
 from tests.helpers.actors import InThread
 from tests.helpers.cancelling import add_gates, until
 from tests.helpers.proxy import Proxy, proxy
@@ -56,7 +56,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], object]:
 
 
 @pytest.fixture(
-    params=[bridges.in_thread, bridges.in_any_thread, bridges.to_thread],
+    params=[actors.in_thread, actors.in_any_thread, actors.to_thread],
     ids=["thread-sensitive", "any thread", "to_thread"],
 )
 def in_thread(request: pytest.FixtureRequest) -> InThread:
