@@ -15,7 +15,6 @@ from redisserver import RedisServer
 from tests.cluster.conftest import names_on, slot_of
 from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.processes import require
-from tests.helpers.sentinels import SentinelGroup
 from tests.helpers.waiting import until
 from tests.helpers.ways import Sentinels
 from tests.inside import counter_of
@@ -34,7 +33,7 @@ SETTLED = 5.0
 
 class Group(Sentinels):
     def __init__(self) -> None:
-        SentinelGroup.__init__(self)  # two replicas, three sentinels
+        super().__init__(sentinels=3, replicas=2)
 
 
 class OnSentinels(RedisServer):
@@ -78,7 +77,7 @@ def kill_watched_of_deaf_replicas(run: Trial) -> None:
     kill_watched(run, lambda: sleep(0.5))
 
 
-def replace_master(group: SentinelGroup, meanwhile: Callable[[], object] | None = None) -> RedisServer:
+def replace_master(group: Sentinels, meanwhile: Callable[[], object] | None = None) -> RedisServer:
     """Kill the master and wait for its successor, which has received nothing of ``meanwhile``. Return the old
     master."""
     old = group.master_server()
@@ -88,7 +87,7 @@ def replace_master(group: SentinelGroup, meanwhile: Callable[[], object] | None 
             client.config_set("masterauth", "wrong")
             client.execute_command("CLIENT", "KILL", "TYPE", "master")
         meanwhile()
-    group.kill_master()
+    old.stop()
     until(lambda: group.master_server() is not old)
     for client in followers:
         client.config_set("masterauth", "")
