@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import asdict
 from importlib import import_module
@@ -134,8 +134,6 @@ def limit(patch: pytest.MonkeyPatch | None = None, **limits: float) -> None:
         (patch or pytest.MonkeyPatch()).setattr(import_module(f"django_redislock.{module}"), constant, value)
 
 
-# -- the scripts, called as another process would ----------------------------------------------------------------------
-
 AcquireReply = calls.AcquireReply
 Request = calls.LockRequest
 BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, REQUEUED, FULL = range(7)  # states of acquire
@@ -200,14 +198,10 @@ class Process:
         """Grant it to nobody for so long; whether that has begun."""
         return run(calls.suspend(*self._lock(name), seconds, owner))
 
-    @property
-    def known_fence(self) -> int:
-        """The highest fence that it has met."""
+    def highest_fence(self, met: int | None = None) -> int:
+        """The highest fence that it has ``met``, in a database say."""
+        self._partition.highest_fence = self._partition.highest_fence if met is None else met
         return self._partition.highest_fence
-
-    def know_fence(self, fence: int) -> None:
-        """It has met this fence, in a database say."""
-        self._partition.highest_fence = fence
 
     def close(self) -> None:
         self._partition.store.close()
@@ -220,24 +214,17 @@ def own_process(using: str | None = None) -> Process:
     return process
 
 
-def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> None:
-    """From now on, this process's scripts leave out these rules (by their names in the scripts), and read the time from
-    these two keys: seconds and microseconds."""
+def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> ExitStack:
+    """From now on, or within the block, this process's scripts leave out these rules (by their names in the scripts),
+    and read the time from these two keys: seconds and microseconds."""
     for script in list(_scripts._by_sha.values()):
         script.load(without)
         if clock is not None:
             script.source = script.source.replace("'TIME'", "'MGET', '{}', '{}'".format(*clock))
             script.register()
-
-
-@contextmanager
-def changed_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> Iterator[None]:
-    """The same for a while."""
-    change_scripts(without, clock)
-    try:
-        yield
-    finally:
-        change_scripts()
+    back = ExitStack()
+    back.callback(change_scripts)
+    return back
 
 
 def use_tokens_as_ids() -> None:
@@ -268,9 +255,6 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
 
     setattr(acquisition, "Attempt", Noted)  # noqa: B010
     setattr(calls, "release", noted)  # noqa: B010
-
-
-# -- this process ------------------------------------------------------------------------------------------------------
 
 
 def lease_of(lock: Lock) -> Lease:
@@ -321,15 +305,11 @@ def all_seen() -> bool:
     return all(lease.seen for lease in leases())
 
 
-# -- how it hears of its locks -----------------------------------------------------------------------------------------
-
-
 class Ears:
     """How this process hears messages for the locks of an alias, or (on a cluster) for the lock ``name``."""
 
     def __init__(self, using: str | None = None, name: str = "") -> None:
-        listener: Any = runtime().listener(get_partition(using, name))
-        self._listener = listener
+        self._listener: Any = runtime().listener(get_partition(using, name))
         self.start = self._listener.start  # subscribes, in the background
         self.reconnect = self._listener.reconnect  # cuts the connection
         self.end = self._listener.unsubscribed  # while others on the same connection go on
@@ -361,18 +341,12 @@ class Ears:
         return _port_of(self._receiver.node) if self._receiver else 0
 
 
-class Subscription(Ears):
-    def __init__(self, name: str) -> None:
-        super().__init__(name=name)
-
-
 def _of_ears(what: str) -> Callable[..., Any]:
     return lambda using=None: getattr(Ears(using), what)
 
 
-listener = Ears
 hears = _of_ears("hears")
-heard = messages_heard = _of_ears("heard")
+heard = _of_ears("heard")
 subscriptions = _of_ears("generation")
 
 
@@ -451,26 +425,18 @@ def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> Non
     patch.setattr(probe, "_PROBE", script)
 
 
-# -- its connections ---------------------------------------------------------------------------------------------------
-
-
 def command(*words: str, using: str | None = None) -> Any:
     """The answer to a command sent by the package's own connection (of the memory mode, too)."""
-    given: Command = words
-    return get_partition(using).execute(given)
+    return get_partition(using).execute(words)
 
 
 class Wire:
-    """Commands over the package's own connections: ``exchange`` in a thread, ``aexchange`` in a coroutine.
-
-    ``within``: the seconds after which to give up, if that is sooner than the alias's timeouts.
-    """
+    """Several commands in one write; they give up ``within`` so many seconds, or by the alias's timeouts."""
 
     def __init__(self, using: str | None = None) -> None:
         self.using = using
 
     def exchange(self, *commands: Command, within: float | None = None) -> list[Any]:
-        """The answers to several commands in one write, errors among them."""
         return get_partition(self.using).exchange(commands, within and monotonic() + within)[0]
 
     async def aexchange(self, *commands: Command, within: float | None = None) -> list[Any]:
@@ -569,19 +535,15 @@ def idle(connections: LoopConnections) -> list[Any]:
     return [connection for idle in connections._idle.values() for connection, _ in idle]
 
 
-def _connections(loop: asyncio.AbstractEventLoop | None = None) -> LoopConnections:
-    return get_partition().store._loops[loop or asyncio.get_running_loop()]
-
-
 def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
     """Close idle connections of an event loop that is not running; the package does not learn of it."""
-    for connection in idle(_connections(loop)):
+    for connection in idle(get_partition().store._loops[loop]):
         loop.run_until_complete(connection.disconnect())
 
 
 def drop_idle_here() -> None:
     """Close idle connections of the running event loop."""
-    _connections().drop_idle()
+    get_partition().store._loops[asyncio.get_running_loop()].drop_idle()
 
 
 # classes whose ``arun`` awaits something: wherever a coroutine of the package may be cancelled
@@ -604,9 +566,6 @@ def kept_by_callers() -> dict[str, Any]:
         known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
-
-
-# -- the renewer, where it is overtaken, fails or ends -----------------------------------------------------------------
 
 
 def finder_of_loss(lock: Lock) -> Callable[[], None]:
@@ -835,14 +794,6 @@ def note_round_trips(patch: pytest.MonkeyPatch, before: Any = None, after: Any =
     _around(patch, LockStore, "exchange", told(before), told(after))
 
 
-def after_round_trips(patch: pytest.MonkeyPatch, note: Callable[[int], object]) -> None:
-    """After each round trip of a thread of this process, ``note`` with the number of its commands."""
-    note_round_trips(patch, after=lambda port, commands: note(len(commands)))
-
-
-# -- what this process knows of a cluster ------------------------------------------------------------------------------
-
-
 def _port_of(node: Any) -> int:
     return int(node.origin.keywords.get("port", 0))
 
@@ -870,9 +821,7 @@ def ask_cluster() -> None:
     get_store().node_of(0)
 
 
-def refuse_subscription(
-    patch: pytest.MonkeyPatch, ears: Subscription, when: Callable[[int, bool], bool]
-) -> list[object]:
+def refuse_subscription(patch: pytest.MonkeyPatch, ears: Ears, when: Callable[[int, bool], bool]) -> list[object]:
     """A node answers that the slot of ``ears`` is at another node, the next time that ``when`` is true for how many
     subscribe, and whether it is one of them. The result is filled when that has happened."""
     subscribe, listener, refused = Receiver.subscribe, ears._listener, list[object]()

@@ -20,7 +20,7 @@ from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
 from tests.helpers.ways import BOTH, DJANGO_REDIS, alias
-from tests.inside import Subscription
+from tests.inside import Ears
 
 from .conftest import Eventually, Queue, names_on
 
@@ -169,7 +169,7 @@ def test_a_user_with_the_documented_rights_can_use_a_cluster(
         held = Lock(name, replicas=1)
         held.acquire()
         waiting = queue(Lock(name))
-        eventually(lambda name=name: Subscription(name).hears)
+        eventually(lambda name=name: Ears(name=name).hears)
         held.release()
         assert waiting.result(30)
     assert len(list_locks()) == 3

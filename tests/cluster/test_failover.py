@@ -10,7 +10,7 @@ import pytest
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
 from tests.helpers.cluster import Cluster, find_cluster_server, redis_cluster
 from tests.helpers.processes import require
-from tests.inside import Subscription, suspect
+from tests.inside import Ears, suspect
 
 from .conftest import Eventually, Queue, key_of, names_on, slot_of, use
 
@@ -124,7 +124,7 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
                 you, lock, following = crowd(), Lock(each), Lock(each)
                 me(lock, "acquire")
                 waiting_there = queue(following, you)
-                eventually(lambda each=each: Subscription(each).hears)
+                eventually(lambda each=each: Ears(name=each).hears)
                 me(lock, "release")
                 assert waiting_there.result(30), since
                 you(following, "release")

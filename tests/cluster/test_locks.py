@@ -27,7 +27,7 @@ from django_redislock import (
 )
 from tests.helpers.cluster import Cluster
 from tests.helpers.processes import Worker
-from tests.inside import RENEW, Subscription, believe_at, note_round_trips, refuse_subscription
+from tests.inside import RENEW, Ears, believe_at, note_round_trips, refuse_subscription
 
 from .conftest import Eventually, Queue, key_of, names_on, slot_of
 
@@ -77,7 +77,7 @@ def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_b
         held = Lock(names[0])
         held.acquire()
         waiting = queue(Lock(names[0]))
-        ears = [Subscription(name) for name in names]
+        ears = [Ears(name=name) for name in names]
         eventually(lambda ears=ears: all(each.hears for each in ears))
         channels = [each.channel for each in ears]
         assert node.client().execute_command("PUBSUB", "SHARDNUMSUB", *channels)[1::2] == [1] * 5
@@ -145,7 +145,7 @@ def test_a_node_that_has_the_lock_no_longer_is_not_believed(
         if len(asked) == 1:
             believe_at(name, there.port)
 
-    ears = Subscription(name)
+    ears = Ears(name=name)
     believe_at(name, replica.port)
     ears.start()
     eventually(lambda: ears.hears)
@@ -166,7 +166,7 @@ def test_a_node_that_has_the_lock_no_longer_is_not_believed(
 def test_a_subscription_that_is_refused_as_another_one_joins_is_made_anew(
     cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = map(Subscription, names_on(cluster, cluster.masters()[0], 2))
+    one, two = (Ears(name=name) for name in names_on(cluster, cluster.masters()[0], 2))
     one.start()
     eventually(lambda: one.hears and two.hears)
     two.end()

@@ -11,7 +11,7 @@ import pytest
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
 from rediscluster import HOST
 from tests.helpers.cluster import Cluster
-from tests.inside import Subscription, limit, nodes_known
+from tests.inside import Ears, limit, nodes_known
 
 from .conftest import Eventually, Queue, names_on, slot_of, waiters
 
@@ -25,7 +25,7 @@ def contended(own_cluster: Cluster, queue: Queue, eventually: Eventually) -> Any
     held = Lock(name)
     held.acquire()
     waiting = queue(Lock(name))
-    eventually(lambda: Subscription(name).hears)
+    eventually(lambda: Ears(name=name).hears)
     return name, held, waiting
 
 
@@ -33,7 +33,7 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     own_cluster: Cluster, contended: Any, eventually: Eventually
 ) -> None:
     name, held, waiting = contended
-    ears, fence = Subscription(name), held.fence
+    ears, fence = Ears(name=name), held.fence
     source, target = own_cluster.owner_of(slot_of(name)), own_cluster.masters()[1]
     others = [Lock(name, ttl=3) for name in names_on(own_cluster, source, 8)[1:]]
     for lock in others:

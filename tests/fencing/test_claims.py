@@ -51,7 +51,7 @@ def fence_in_database() -> int:
 def draw_again(client: redis.Redis, fence: int) -> None:
     """As after a failover, with a clock that is behind, to a process that has not seen that fence."""
     client.set(FENCE, fence - 1)
-    own_process().know_fence(0)
+    own_process().highest_fence(0)
 
 
 @pytest.mark.parametrize("same", [False, True], ids=["a higher fence", "the same fence"])

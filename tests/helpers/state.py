@@ -12,7 +12,7 @@ import redis
 
 from django_redislock import Lock, LockNotOwned, get_lock
 from redisserver import RedisServer
-from tests.inside import PREFIX, after_round_trips, keys_of
+from tests.inside import PREFIX, keys_of, note_round_trips
 
 from .actors import GENEROUS, server_time
 
@@ -176,7 +176,7 @@ def two_aliases(settings: Any, server: RedisServer) -> None:
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of commands in each round trip of this process's threads."""
     made: list[int] = []
-    after_round_trips(monkeypatch, made.append)
+    note_round_trips(monkeypatch, after=lambda port, commands: made.append(len(commands)))
     return made
 
 

@@ -12,7 +12,7 @@ import redis
 from django_redislock import LockPool
 from tests.helpers.actors import GENEROUS
 from tests.helpers.pools import FREE, FRESH, POOL
-from tests.inside import after_round_trips
+from tests.inside import note_round_trips
 
 OLD, NEW = [f"old-{number:05}" for number in range(20_000)], [f"new-{number:05}" for number in range(20_000)]
 
@@ -26,7 +26,7 @@ def used(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         return sum(int(stat["calls"]) for name, stat in stats.items() if name != "cmdstat_info")
 
     counts = [count()]
-    after_round_trips(monkeypatch, lambda commands: counts.append(count()))
+    note_round_trips(monkeypatch, after=lambda *_: counts.append(count()))
 
     def used() -> None:
         client.zunionstore(FREE, [FREE, FRESH])
