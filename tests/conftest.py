@@ -19,7 +19,7 @@ from django.test import TestCase
 
 from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
 from redisserver import NoServerError, RedisServer, find_server, redis_server
-from tests.helpers.actors import Actor, Crowd, Ghost, Other
+from tests.helpers.actors import Actor, Crowd, Ghost, Other, auntil, until
 from tests.helpers.databases import (
     Account,
     Commits,
@@ -30,7 +30,6 @@ from tests.helpers.databases import (
 )
 from tests.helpers.docs import Undocumented
 from tests.helpers.processes import Worker, left_out
-from tests.helpers.waiting import auntil, until
 from tests.helpers.ways import certificate, guarded, own_pools, sentinels, tls_port  # noqa: F401 (fixtures)
 from tests.inside import let_go, note_loops, will_hear_of
 

@@ -703,7 +703,7 @@ def lose_turns(patch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def first_listener_held_up() -> Iterator[Callable[[threading.Thread], bool]]:
     """Nobody gets a listener meanwhile; tells of a thread whether it waits for one."""
-    from tests.helpers.waiting import stands_in
+    from tests.helpers.actors import stands_in
 
     with runtime()._mutex:
         yield lambda thread: stands_in(thread, runtime().listener.__name__, "mutex:")

@@ -18,7 +18,7 @@ from django.views.decorators.cache import never_cache
 
 from django_redislock import locked, locked_atomic, locked_view
 from tests.checks import ids, only
-from tests.helpers.twins import Page, arespond, respond
+from tests.helpers.servers import Page, arespond, respond
 
 lock = locked_view("order")
 limited = locked_view("order", max_hold=60)
@@ -90,7 +90,7 @@ def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(
 
 def test_they_are_named_once(site: Callable[..., None]) -> None:
     site(lock(respond), Locked.as_view(), Locked.as_view(), respond)
-    assert "tests.checks.test_views.Locked, tests.helpers.twins.respond." in only("W008", deploy=True).msg
+    assert "tests.checks.test_views.Locked, tests.helpers.servers.respond." in only("W008", deploy=True).msg
 
 
 @pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])

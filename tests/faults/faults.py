@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 from django_redis.cache import RedisCache
 
 from redisserver import RedisServer, redis_server
+from tests.helpers.actors import until
 from tests.helpers.docs import page
-from tests.helpers.waiting import until
 
 from .clock import Clock, server_with_clock
 from .trial import AFTER, TTL, Trial

@@ -31,6 +31,7 @@ from redis import RedisError
 from django_redislock import force_release, locked_atomic
 from redisserver import RedisServer, redis_server
 from tests import inside
+from tests.helpers.actors import until
 from tests.helpers.databases import (
     LEVELS,
     Account,
@@ -43,7 +44,6 @@ from tests.helpers.databases import (
     with_fences,
 )
 from tests.helpers.processes import Worker
-from tests.helpers.waiting import until
 
 from .clock import Clock, server_with_clock
 from .on_several import OnSentinels, on_sentinels, replace_master

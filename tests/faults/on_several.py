@@ -13,9 +13,9 @@ import redis
 
 from redisserver import RedisServer
 from tests.cluster.conftest import names_on, slot_of
+from tests.helpers.actors import until
 from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.processes import require
-from tests.helpers.waiting import until
 from tests.helpers.ways import Sentinels
 from tests.inside import counter_of
 

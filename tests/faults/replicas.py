@@ -17,8 +17,8 @@ from django.test import override_settings
 
 from django_redislock import Lock, LockUnavailable
 from redisserver import RedisServer, redis_server
+from tests.helpers.actors import until
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.waiting import until
 from tests.inside import leases
 
 from .trial import alias

@@ -1,22 +1,26 @@
-"""The actors of tests: threads and tasks that run what they are given, and processes that only queue."""
+"""Threads and tasks that run what they are given, processes that only queue, and what waits for a state of them."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from inspect import isawaitable
+from linecache import getline
 from typing import Any, TypeVar
 
+import pytest
 import redis
 from asgiref.sync import sync_to_async
 
 from tests.inside import AcquireReply, Process
-
-from .waiting import stands_in as stands_in
 
 T = TypeVar("T")
 
@@ -213,3 +217,52 @@ async def in_any_thread(function: Callable[..., Any], *args: Any, **kwargs: Any)
 
 async def to_thread(function: Callable[..., Any], *args: Any) -> Any:
     return await asyncio.to_thread(settled(function, *args))
+
+
+def until(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
+    """Return what the condition returned."""
+    deadline = time.monotonic() + within
+    while not (result := condition()):
+        if time.monotonic() >= deadline:
+            faulthandler.dump_traceback(2)  # what all threads are doing, for the log
+            pytest.fail(f"still not so after {within} s")
+        time.sleep(0.002)
+    return result
+
+
+async def auntil(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
+    """The same for coroutines, and for conditions that must be awaited."""
+    deadline = time.monotonic() + within
+    while True:
+        result = condition()
+        if result := (await result if isawaitable(result) else result):
+            return result
+        assert time.monotonic() < deadline, f"still not so after {within} s"
+        await asyncio.sleep(0.002)
+
+
+def asked_for(condition: Callable[[], Any], ask: Callable[[], object], every: float) -> Callable[[], bool]:
+    """The condition, for ``until``. While it is not met, the server is asked for it every so many seconds."""
+    asked = -math.inf
+
+    def is_met() -> bool:
+        nonlocal asked
+        if condition():
+            return True
+        if time.monotonic() > asked + every:
+            asked = time.monotonic()
+            with suppress(redis.ResponseError):  # it cannot at the moment
+                ask()
+        return False
+
+    return is_met
+
+
+def stands_in(thread: threading.Thread, function: str, code: str = "") -> bool:
+    """Whether a thread is in ``function``, or in what that has called, at a line of it with ``code``."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == function and code in getline(frame.f_code.co_filename, frame.f_lineno):
+            return True
+        frame = frame.f_back
+    return False

@@ -19,9 +19,9 @@ from tests.inside import ASYNC_STEPS, PREFIX, kept_by_callers
 
 from . import state
 from .actors import GENEROUS
+from .actors import auntil as auntil
+from .actors import until as until
 from .state import NAME
-from .waiting import auntil as auntil
-from .waiting import until as until
 
 T = TypeVar("T")
 Operation = Callable[[Lock], Coroutine[Any, Any, None]]

@@ -18,9 +18,9 @@ import rediscluster
 from rediscluster import HOST, ClusterNode, Seen, join
 from redisserver import NoServerError
 
+from .actors import asked_for, until
 from .processes import MissingError
 from .proxy import Proxy
-from .waiting import asked_for, until
 
 BY_ITSELF = 20.0  # seconds within which the nodes usually agree again
 

@@ -24,8 +24,8 @@ from psycopg import IsolationLevel
 from django_redislock import list_locks
 from django_redislock.models import Fence
 
+from .actors import until
 from .processes import MissingError, require, wheel_folder
-from .waiting import until
 
 LEVELS: dict[str, dict[str, Any]] = {
     "sqlite": {},

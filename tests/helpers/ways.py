@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from redisserver import RedisServer, redis_server
 
-from .waiting import asked_for, until
+from .actors import asked_for, until
 
 Alias = dict[str, Any]
 

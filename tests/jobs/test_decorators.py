@@ -18,8 +18,8 @@ from django.test import RequestFactory
 from django_redislock import LockLost, lock_digest, locked, locked_atomic, locked_view
 from tests.helpers.actors import GENEROUS
 from tests.helpers.databases import Account
+from tests.helpers.servers import abandon, lock_names
 from tests.helpers.state import NAME, value
-from tests.helpers.twins import abandon, lock_names
 
 pytestmark = [
     pytest.mark.parametrize("account", ["sqlite"], indirect=True),

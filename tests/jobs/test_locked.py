@@ -27,8 +27,8 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.servers import Twins, lock_names
 from tests.helpers.state import LOCK, NAME, queued, value
-from tests.helpers.twins import Twins, lock_names
 
 Body = Generator[None, None, Any]
 

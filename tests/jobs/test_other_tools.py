@@ -18,7 +18,7 @@ from django_redislock import locked, locked_atomic, locked_view
 from tests.helpers.docs import blocks
 from tests.helpers.docs import page as docs_page
 from tests.helpers.processes import Worker
-from tests.helpers.twins import lock_names
+from tests.helpers.servers import lock_names
 
 
 def report(request: HttpRequest, year: int, /, *rest: str, kind: str = "a", **more: int) -> HttpResponse:

@@ -15,8 +15,8 @@ from urllib.request import urlopen
 import pytest
 
 from redisserver import free_ports
+from tests.helpers.actors import until
 from tests.helpers.docs import blocks, page
-from tests.helpers.waiting import until
 from tests.project.programs import ROOT
 
 SETTINGS, MODELS, VIEWS, URLS, CROWD, LOCKED, _ = blocks(page("tutorial"))

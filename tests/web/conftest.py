@@ -15,8 +15,7 @@ from tests.helpers import site
 from tests.helpers.actors import Crowd
 from tests.helpers.databases import Account
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.servers import AsyncTestClient, SyncTestClient, Web, asgi_server, wsgi_server
-from tests.helpers.twins import Pages
+from tests.helpers.servers import AsyncTestClient, Pages, SyncTestClient, Web, asgi_server, wsgi_server
 
 SITE = {"ROOT_URLCONF": site.__name__, "MIDDLEWARE": [f"{site.__name__}.middleware"]}
 

@@ -30,9 +30,8 @@ from django_redislock.testing import hold
 from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.databases import Account
-from tests.helpers.servers import LEFT_OPEN, Web
+from tests.helpers.servers import LEFT_OPEN, Page, Pages, Twins, Web, arespond, lock_names
 from tests.helpers.state import queued
-from tests.helpers.twins import Page, Pages, Twins, arespond, lock_names
 
 pytestmark = LEFT_OPEN
 new_class: Any = type

@@ -15,8 +15,8 @@ from django.utils.functional import SimpleLazyObject
 from django_redislock import list_locks, locked_view
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
+from tests.helpers.servers import Pages
 from tests.helpers.state import value
-from tests.helpers.twins import Pages
 
 
 def owner_of(path: str = "/a/", name: str = "who", **attributes: Any) -> str:

@@ -25,7 +25,7 @@ from django_redislock.testing import hold
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy
-from tests.helpers.twins import Pages, Twins
+from tests.helpers.servers import Pages, Twins
 from tests.inside import INFO
 
 Busy = Callable[..., Any]
