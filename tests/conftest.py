@@ -30,8 +30,9 @@ from tests.helpers.databases import (
 )
 from tests.helpers.docs import Undocumented
 from tests.helpers.processes import Worker, left_out
+from tests.helpers.state import endless, trips, two_aliases  # noqa: F401 (fixtures)
 from tests.helpers.ways import certificate, guarded, own_pools, sentinels, tls_port  # noqa: F401 (fixtures)
-from tests.inside import let_go, note_loops, will_hear_of
+from tests.inside import let_go, limit, note_loops, will_hear_of
 
 T = TypeVar("T")
 
@@ -182,6 +183,18 @@ def crowd(request: pytest.FixtureRequest) -> Iterator[Crowd]:
     """Makes users of locks. The test runs twice: with threads, and with tasks of an event loop."""
     with closing(Crowd(tasks=request.param)) as made:
         yield made
+
+
+@pytest.fixture
+def me(crowd: Crowd) -> Any:
+    """A thread, or a task."""
+    return crowd()
+
+
+@pytest.fixture
+def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters look at the end of a lease, and otherwise only when they are told."""
+    limit(monkeypatch, look_every=1000.0)
 
 
 @pytest.fixture

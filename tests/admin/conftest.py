@@ -12,8 +12,6 @@ from tests.helpers.actors import Ghost
 from tests.helpers.browser import browser as browser
 from tests.helpers.browser import picture as picture
 from tests.helpers.browser import visit as visit
-from tests.helpers.state import endless as endless
-from tests.helpers.state import two_aliases as two_aliases
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from django_redislock.admin import LockAdmin
 from django_redislock.models import HeldLock
 from tests.admin.pages import LIST, NOWHERE, listed, names, select, told, url
 from tests.helpers.state import holder, put, put_member
-from tests.helpers.state import trips as trips
 from tests.inside import PREFIX
 
 pytestmark = pytest.mark.django_db

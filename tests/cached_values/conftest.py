@@ -76,12 +76,6 @@ def _aliases(settings: Any, server: RedisServer) -> Iterator[None]:
 
 
 @pytest.fixture
-def me(crowd: Crowd) -> Any:
-    """A thread, or a task."""
-    return crowd()
-
-
-@pytest.fixture
 def computing(crowd: Crowd) -> Computing:
     """Another user computes the value ``x`` until the end of the block."""
 

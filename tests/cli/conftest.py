@@ -18,8 +18,6 @@ from django.core.management import CommandError, call_command, load_command_clas
 from django_redislock import Lock, get_lock
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.processes import ROOT
-from tests.helpers.state import endless as endless
-from tests.helpers.state import two_aliases as two_aliases
 
 NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 NAME = "nightly"

@@ -13,7 +13,7 @@ from tests.helpers import actors
 from tests.helpers.actors import InThread
 from tests.helpers.cancelling import add_gates, until
 from tests.helpers.proxy import Proxy, proxy
-from tests.inside import hears, limit, listen
+from tests.inside import hears, listen
 
 
 @pytest.fixture
@@ -23,11 +23,6 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
         settings.CACHES = {**settings.CACHES, "default": default}
         yield running
         settings.CACHES = {**settings.CACHES}
-
-
-@pytest.fixture
-def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit(monkeypatch, look_every=1000.0)
 
 
 @pytest.fixture

@@ -9,10 +9,6 @@ import pytest
 
 from django_redislock import Lock
 from tests.helpers.actors import Ghost
-from tests.helpers.state import endless as endless
-from tests.helpers.state import trips as trips
-from tests.helpers.state import two_aliases as two_aliases
-from tests.inside import limit
 
 Queue = Callable[..., list[str]]
 
@@ -37,9 +33,3 @@ def queue_up(ghost: Callable[..., Ghost]) -> Queue:
         return owners
 
     return queue_up
-
-
-@pytest.fixture
-def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters look at the end of a lease, and otherwise only when they are told."""
-    limit(monkeypatch, look_every=1000.0)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.actors import Crowd
 from tests.helpers.processes import Worker
 from tests.helpers.ways import DJANGO
 
@@ -18,12 +17,6 @@ Start = Callable[..., Worker]
 def using(request: pytest.FixtureRequest, settings: Any) -> str:
     settings.CACHES = {**settings.CACHES}  # a memory that holds nothing
     return str(request.param)
-
-
-@pytest.fixture
-def me(crowd: Crowd) -> Any:
-    """A thread, or a task."""
-    return crowd()
 
 
 @pytest.fixture
