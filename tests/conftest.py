@@ -137,7 +137,6 @@ def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """Wait for a state, not for a time; return what the condition returned."""
     return until
 
 
@@ -170,8 +169,6 @@ def fresh(settings: Any) -> None:
 
 @pytest.fixture
 def retry_for(settings: Any) -> Callable[[float], None]:
-    """Set for how many seconds failed calls are retried."""
-
     def retry_for(seconds: float) -> None:
         settings.REDISLOCK = {**getattr(settings, "REDISLOCK", {}), "RETRY_FOR": seconds}
 
@@ -187,7 +184,6 @@ def crowd(request: pytest.FixtureRequest) -> Iterator[Crowd]:
 
 @pytest.fixture
 def me(crowd: Crowd) -> Any:
-    """A thread, or a task."""
     return crowd()
 
 
@@ -239,7 +235,6 @@ def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[
 
 @pytest.fixture
 def second(tmp_path: Path, account: Account) -> Iterator[Account]:
-    """Another database, under the alias ``second``."""
     options = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "second.sqlite3")}
     with one_database("second", options) as made:
         yield made
@@ -252,7 +247,6 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
 
 @pytest.fixture
 def in_testcase(account: Account) -> Iterator[None]:
-    """Run inside a TestCase's transaction, as its tests do."""
     case: Any = TestCase
     atomics = case._enter_atomics()
     yield

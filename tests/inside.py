@@ -94,7 +94,6 @@ def pool_keys(pool: str, prefix: str = PREFIX) -> tuple[str, ...]:
 
 
 def own_channel(using: str | None = None) -> str:
-    """The channel on which this process hears of its locks."""
     return get_partition(using).channel
 
 
@@ -178,7 +177,6 @@ class Process:
         return run(calls.acquire(request, wait, ticket, until=math.inf, by=None))
 
     def release(self, request: Request, *, unknown: bool = False, how: str = HOLDER) -> calls.Released:
-        """Release it, or leave the queue."""
         return run(calls.release(request, unknown=unknown, how=how))
 
     def renew(self, request: Request, how: str = "keep", left: float = 30, fence: int | None = None) -> calls.Renewed:
@@ -258,14 +256,12 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
 
 
 def lease_of(lock: Lock) -> Lease:
-    """The lease of this thread or task."""
     section = current_owner().section(lock)
     assert section is not None
     return section.held
 
 
 def ends(lock: Lock) -> float:
-    """When the lease of this thread or task ends (monotonic)."""
     return lease_of(lock).ends
 
 
@@ -275,7 +271,6 @@ def over_by_the_clock_here(lock: Any) -> None:
 
 
 def leases() -> list[Lease]:
-    """All leases that this process renews."""
     return runtime().watchdog.leases()
 
 
@@ -286,12 +281,10 @@ def let_go() -> None:
 
 
 def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """The ends of all ``with`` blocks are interrupted before they do anything."""
     patch.setattr("django_redislock.engine.owners.with_block.run_blocking", Mock(side_effect=error))
 
 
 def undo_interrupted() -> None:
-    """Undo what was interrupted, as the renewer does in its next round."""
     runtime().watchdog.interruptions.undo_all()
 
 
@@ -327,7 +320,6 @@ class Ears:
 
     @property
     def hears(self) -> bool:
-        """Subscribed, and messages are read."""
         return bool(self._listener.hears and self._receiver and self._receiver.thread.is_alive())
 
     @property
@@ -351,18 +343,15 @@ subscriptions = _of_ears("generation")
 
 
 def listen(using: str | None = None) -> None:
-    """Begin to subscribe, unless that is done."""
     Ears(using).start()
 
 
 def reads(using: str | None = None) -> bool:
-    """Whether a thread is reading its messages now."""
     reader = Ears(using)._reader
     return reader is not None and reader._turn() is not None
 
 
 def before_it_subscribes(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Before this process's next subscription is sent, ``act``, which may raise."""
     _around(patch, Receiver, "subscribe", lambda *_: act())
 
 
@@ -376,7 +365,6 @@ def _waiters(using: str | None = None) -> Any:
 
 
 def waiting(using: str | None = None) -> int:
-    """How many waiters this process has."""
     return len(_waiters(using))
 
 
@@ -386,13 +374,10 @@ def looks_due(using: str | None = None) -> bool:
 
 
 def parked() -> bool:
-    """Whether a coroutine is waiting to be woken."""
     return any(isinstance(one, TaskWaiter) and one._parked for one in _waiters())
 
 
 def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], object]) -> None:
-    """After each answer to the script with this hash, ``act``."""
-
     def slow(partition: Any, command: Any, *args: Any, **options: Any) -> Any:
         reply = yield from call(partition, command, *args, **options)
         if sha in command:
@@ -477,13 +462,11 @@ def unused_here(using: str | None = None) -> int:
 
 
 def connection_class(using: str | None = None, *, asynchronous: bool) -> type:
-    """The class of the connections of threads, or of event loops."""
     node = get_partition(using).node
     return type(node.maker.make(1.0)) if asynchronous else node.origin.kind
 
 
 def listening_connection_class(using: str | None = None) -> type:
-    """The class of the connection on which this process hears of its locks."""
     return type(Ears(using)._receiver.connection)
 
 
@@ -498,7 +481,6 @@ def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]
 
 
 def loops_with_connections(using: str | None = None) -> int:
-    """How many event loops have connections, as far as this process knows."""
     return len(get_partition(using).store._loops)
 
 
@@ -520,7 +502,6 @@ class AskedOnce:
 
 
 def distrust(using: str | None = None) -> None:
-    """Make the next commands connect anew (and ask Sentinel), as after trouble with the server."""
     partition = get_partition(using)
     partition.store.doubt(partition.node)
 
@@ -531,7 +512,6 @@ def surplus(stocks: Sequence[Any], bound: int, in_use: int) -> list[Any]:
 
 
 def idle(connections: LoopConnections) -> list[Any]:
-    """Idle connections of an event loop."""
     return [connection for idle in connections._idle.values() for connection, _ in idle]
 
 
@@ -542,7 +522,6 @@ def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def drop_idle_here() -> None:
-    """Close idle connections of the running event loop."""
     get_partition().store._loops[asyncio.get_running_loop()].drop_idle()
 
 
@@ -604,19 +583,16 @@ def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> t
 
 
 def stop_renewer(patch: pytest.MonkeyPatch) -> None:
-    """From now on, the renewer does nothing any more, as at the end of the process."""
     patch.setattr(runtime().watchdog, "_work", lambda tasks: None)
 
 
 def release_later(lock: Lock, *, withdrawal: bool = False) -> None:
-    """Release it in the background, or leave its queue."""
     lease, watchdog = lease_of(lock), runtime().watchdog
     watchdog.release_later(lease.request, unknown=False, how=WITHDRAWAL if withdrawal else HOLDER)
     watchdog.end(lease)
 
 
 def end_process() -> None:
-    """Send what is pending, as at the end of the process, and forget it."""
     runtime_module._send_pending()
     known = runtime_module._runtime.peek()
     assert known is None or not known.watchdog._pending
@@ -718,7 +694,6 @@ def mistrust(patch: pytest.MonkeyPatch, *, node: str | None = None, doubted: boo
 
 
 def subscribe_elsewhere(patch: pytest.MonkeyPatch, using: str) -> None:
-    """The subscription stands at another node than the one that answers."""
     partition = get_partition(using)
     patch.setattr(partition, "subscribed_at", Node(partition.node.origin))
 
@@ -741,12 +716,10 @@ def per_process(make: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], T 
 
 
 def settings() -> dict[str, Any]:
-    """What ``settings.REDISLOCK`` is understood to say: every setting, with its value in force."""
     return asdict(conf())
 
 
 def values_under_way() -> int:
-    """How many values this process computes."""
     return len(computations.get()._under_way)
 
 
@@ -799,12 +772,10 @@ def _port_of(node: Any) -> int:
 
 
 def nodes_known() -> set[int]:
-    """The ports of the nodes that it knows."""
     return {_port_of(node) for node in get_store().nodes}
 
 
 def believe_at(name: str, port: int) -> None:
-    """It believes that the lock ``name`` is at the node with this port."""
     partition = get_partition(None, name)
     store: Any = partition.store
     store._node_by_tag[partition.tag] = store._node_at("127.0.0.1", port)
@@ -817,7 +788,6 @@ def suspect(name: str | None) -> None:
 
 
 def ask_cluster() -> None:
-    """It asks where all slots are, if it is not sure."""
     get_store().node_of(0)
 
 
@@ -858,7 +828,6 @@ def on_claim(
 
 
 def claim_nothing() -> None:
-    """From now on, databases hear of no fence."""
     setattr(_begin, "claim", lambda *_, **__: None)  # noqa: B010
 
 

@@ -88,8 +88,6 @@ class Actor:
 
 
 class Person:
-    """Somebody who uses locks; see Crowd."""
-
     def __init__(self, start: Callable[..., Future[Any]], end: Callable[[float], object], *, awaits: bool) -> None:
         self._start, self._end, self.awaits = start, end, awaits
 
@@ -177,7 +175,6 @@ class Ghost(Process):
         return self.acquire(self.request(id, name=name, ttl=ttl), ticket=ticket)
 
     def hear(self) -> list[str]:
-        """The next message to this process, split into words."""
         message = self.pubsub.get_message(timeout=GENEROUS)
         assert message
         return str(message["data"].decode()).split()

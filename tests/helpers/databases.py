@@ -62,7 +62,6 @@ class Account:
 
 
 def at_level(options: dict[str, Any], level: str) -> dict[str, Any]:
-    """The entry for DATABASES with the options for one of the LEVELS."""
     return {**options, "OPTIONS": {**options.get("OPTIONS", {}), **LEVELS[level]}}
 
 
@@ -98,7 +97,6 @@ def one_database(alias: str, options: dict[str, Any], accounts: int = 1) -> Iter
 
 @contextmanager
 def with_fences(alias: str) -> Iterator[None]:
-    """Create an empty table of fences in this database."""
     with connections[alias].schema_editor() as editor:
         if Fence._meta.db_table in connections[alias].introspection.table_names():
             editor.delete_model(Fence)
@@ -168,7 +166,6 @@ pymysql.install_as_MySQLdb()
 
 
 def _find_mariadb() -> list[str]:
-    """The programs that create a data directory, and that serve it."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
     found = [shutil.which(name, path=path) for name in ("mariadb-install-db", "mariadbd")]
     if None in found:

@@ -93,7 +93,6 @@ class MissingError(RuntimeError):
 
 
 def require(find: Callable[[], Found]) -> Found:
-    """Return what ``find`` finds; if it finds nothing, skip the test, or fail it in CI."""
     try:
         return find()
     except MissingError as missing:

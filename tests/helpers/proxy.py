@@ -29,7 +29,6 @@ class Trouble:
             self.let_go()
 
     def end(self) -> None:
-        """No more messages meet it."""
         self.times = 0
         self.let_go()
 

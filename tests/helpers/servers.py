@@ -129,30 +129,24 @@ class Twins:
         body: Callable[..., Any],
         finish: Callable[[Any], Any] = lambda x: x,
     ) -> None:
-        def play(*args: Any, **kwargs: Any) -> Generator[Any, None, Any]:
+        def play(answers: list[Any], *args: Any, **kwargs: Any) -> Iterator[None]:
             result = body(*args, **kwargs)
-            return finish((yield from result) if isinstance(result, Generator) else result)
+            answers.append(finish((yield from result) if isinstance(result, Generator) else result))
 
         @wraps(body)
         def call(*args: Any, **kwargs: Any) -> Any:
-            steps = play(*args, **kwargs)
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    return end.value
+            answers: list[Any] = []
+            for _ in play(answers, *args, **kwargs):
                 sleep(0.001)
+            return answers.pop()
 
         @wraps(body)
         async def acall(*args: Any, **kwargs: Any) -> Any:
             await asyncio.sleep(0)
-            steps = play(*args, **kwargs)
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    return end.value
+            answers: list[Any] = []
+            for _ in play(answers, *args, **kwargs):
                 await asyncio.sleep(0.001)
+            return answers.pop()
 
         self.call, self.acall = decorator(call), decorator(acall)
 

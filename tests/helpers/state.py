@@ -174,7 +174,6 @@ def two_aliases(settings: Any, server: RedisServer) -> None:
 
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of commands in each round trip of this process's threads."""
     made: list[int] = []
     note_round_trips(monkeypatch, after=lambda port, commands: made.append(len(commands)))
     return made

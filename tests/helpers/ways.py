@@ -140,8 +140,6 @@ def tls_port(certificate: Path, server: RedisServer) -> Iterator[int]:
 
 
 class SentinelServer(RedisServer):
-    """One sentinel. It writes what it learns into its sentinel.conf."""
-
     def __init__(self, watch: str) -> None:
         super().__init__()
         lines = f"bind {HOST}\ndir {self.folder}\nunixsocket {self.socket}\nsentinel {watch}\n"
@@ -198,7 +196,6 @@ class Sentinels:
         return int(address[1])
 
     def master_server(self) -> RedisServer:
-        """The same, whether it runs or not."""
         return next(server for server in self.servers if server.port == self.master())
 
     def is_ok(self) -> bool:
@@ -262,7 +259,6 @@ class Sentinels:
 
 
 def _good_replicas(client: redis.Redis) -> set[int]:
-    """Their ports, as this sentinel sees them."""
     replicas = client.sentinel_slaves(MASTER)
     return {one["port"] for one in replicas if one["flags"] == "slave" and one["master-link-status"] == "ok"}
 
