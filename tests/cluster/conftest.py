@@ -12,8 +12,7 @@ from django.test import override_settings
 from redis.crc import key_slot
 
 from django_redislock import Lock, get_lock
-from tests.helpers.cluster import Cluster, Node, find_cluster_server, redis_cluster
-from tests.helpers.processes import require
+from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import counter_of, keys_of
 
@@ -63,7 +62,7 @@ def queue(other: Callable[[], Any], eventually: Eventually) -> Queue:
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Cluster]:
     """A cluster shared by tests that do not end nodes."""
-    with redis_cluster(executable=require(find_cluster_server)) as cluster:
+    with redis_cluster() as cluster:
         yield cluster
 
 
@@ -89,5 +88,5 @@ def cluster(shared: Cluster, own_pools: None) -> Iterator[Cluster]:
 @pytest.fixture
 def own_cluster(own_pools: None) -> Iterator[Cluster]:
     """A cluster that a test may break."""
-    with redis_cluster(executable=require(find_cluster_server)) as cluster, use(cluster, TTL=3, RETRY_FOR=10):
+    with redis_cluster() as cluster, use(cluster, TTL=3, RETRY_FOR=10):
         yield cluster

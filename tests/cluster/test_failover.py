@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
-from tests.helpers.cluster import Cluster, find_cluster_server, redis_cluster
-from tests.helpers.processes import require
+from tests.helpers.cluster import Cluster, redis_cluster
 from tests.inside import Ears, suspect
 
 from .conftest import Eventually, Queue, key_of, names_on, slot_of, use
@@ -54,7 +53,7 @@ def test_a_node_that_hangs_delays_no_lease_on_another(own_cluster: Cluster, even
 
 def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools: None, eventually: Eventually) -> None:
     """It says CLUSTERDOWN, for as long as it is asked; nothing else in this process asks where the slots are."""
-    with redis_cluster(partitionable=True, executable=require(find_cluster_server)) as cluster, use(cluster, TTL=9):
+    with redis_cluster(partitionable=True) as cluster, use(cluster, TTL=9):
         first = cluster.masters()[0]
         (name,) = names_on(cluster, first)
         lock = Lock(name)
@@ -106,8 +105,7 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
     own_pools: None, crowd: Any, queue: Queue, eventually: Eventually
 ) -> None:
     options: dict[str, Any] = {"masters": 2, "replicas": 0, "cluster_require_full_coverage": "no"}
-    executable = require(find_cluster_server)
-    with redis_cluster(executable=executable, **options) as cluster, use(cluster, TTL=60, RETRY_FOR=0.2):
+    with redis_cluster(**options) as cluster, use(cluster, TTL=60, RETRY_FOR=0.2):
         first, second = cluster.masters()
         (name, neighbour), (elsewhere,) = names_on(cluster, first, 2), names_on(cluster, second)
         me, held = crowd(), Lock(name)

@@ -9,8 +9,7 @@ import pytest
 
 from django_redislock import Lock
 from tests.helpers.actors import GENEROUS
-from tests.helpers.cluster import Cluster, find_cluster_server, redis_cluster
-from tests.helpers.processes import require
+from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.state import count
 from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import ask_cluster, limit, suspect
@@ -25,7 +24,7 @@ def test_requests_that_a_replaced_master_had_not_read_are_sent_to_the_new_one(
     how: str, own_pools: None, settings: Any, crowd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connections have much patience, and the nodes can be cut off from each other."""
-    with redis_cluster(partitionable=True, executable=require(find_cluster_server)) as cluster:
+    with redis_cluster(partitionable=True) as cluster:
         locks = alias(DJANGO_REDIS, [node.url for node in cluster.masters()[:2]], socket_timeout=GENEROUS)
         settings.CACHES = {**settings.CACHES, "locks": locks}
         settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": True, "TTL": 60}

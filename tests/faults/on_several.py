@@ -116,7 +116,7 @@ class OnCluster(RedisServer):
 
 @contextmanager
 def on_cluster(*, partitionable: bool = False) -> Iterator[RedisServer]:
-    with require(lambda: redis_cluster(partitionable=partitionable)) as cluster:
+    with redis_cluster(partitionable=partitionable) as cluster:
         yield OnCluster(cluster)
 
 

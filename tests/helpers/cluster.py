@@ -19,7 +19,7 @@ from rediscluster import HOST, ClusterNode, Seen, join
 from redisserver import NoServerError
 
 from .actors import asked_for, until
-from .processes import MissingError
+from .processes import MissingError, require
 from .proxy import Proxy
 
 BY_ITSELF = 20.0  # seconds within which the nodes usually agree again
@@ -55,14 +55,15 @@ class Node(ClusterNode):
             self.options["cluster-announce-bus-port"] = str(self.bus_port)
 
     def pause(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        self.paused = True
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
         assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
-        self.paused = False
+        self.process.send_signal(number)
+        self.paused = number == signal.SIGSTOP
 
     def stop(self) -> None:
         super().stop()
@@ -80,27 +81,16 @@ class Node(ClusterNode):
                 pipeline.execute_command(*words)
             pipeline.execute()
 
-    def replication(self) -> dict[str, Any]:
-        return self._asking.info("replication")
-
     def is_linked(self) -> bool:
-        return bool(self.replication()["master_link_status"] == "up")
+        return bool(self._asking.info("replication")["master_link_status"] == "up")
 
 
 class Cluster:
     """``options`` are those of redis.conf. A ``partitionable`` cluster can be split: its nodes speak to each other
     through proxies in this process."""
 
-    def __init__(
-        self,
-        masters: int = 3,
-        replicas: int = 1,
-        *,
-        executable: str | None = None,
-        partitionable: bool = False,
-        **options: Any,
-    ) -> None:
-        self.executable = executable or find_cluster_server()
+    def __init__(self, *, masters: int = 3, replicas: int = 1, partitionable: bool = False, **options: Any) -> None:
+        self.executable = require(find_cluster_server)
         self.partitionable = partitionable
         self.options = {"cluster_node_timeout": 2000, "repl_diskless_sync_delay": 0, **options}
         self.nodes: list[Node] = []
@@ -127,8 +117,6 @@ class Cluster:
     def close(self) -> None:
         for node in self.nodes:
             node.close()
-
-    # its state
 
     def reachable(self) -> list[Node]:
         """The nodes that run, and are not cut off."""
@@ -182,10 +170,8 @@ class Cluster:
             until(condition)
 
     def _fix(self) -> None:
-        """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner.
-
-        With Redis 7.0, a master that took over just after a slot had moved may believe that for ever.
-        """
+        """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner, as
+        with Redis 7.0 a master that took over just after a slot had moved may for ever."""
         views = {node: node.sees() for node in self.reachable()}
         owned = {slot: id for view in views.values() for id, seen in view.items() for slot in _slots(seen)}
         for node, view in views.items():
@@ -219,8 +205,6 @@ class Cluster:
         for node in self.reachable():
             node.ask("CONFIG", "SET", "masterauth", "")
 
-    # failovers
-
     def wait_for_failover(self, old: Node) -> None:
         """Wait until others own the slots of a master that was killed, paused or cut off."""
         self._until(lambda: self.is_ok() and not self.sees()[old].ranges)
@@ -233,11 +217,7 @@ class Cluster:
     # slots that move while clients use them, the way redis-cli moves them
 
     def begin_move(self, *slots: int, to: Node) -> None:
-        """Begin to move slots of one master. From now on, clients ask the new owner for keys that it does not have.
-
-        A failover of that master before the move is finished closes it on its side, and Redis 7.0's new owner then
-        believes that nobody owns the slots, until ``finish_move`` or for ever.
-        """
+        """Begin to move slots of one master. From now on, clients ask the new owner for keys that it does not have."""
         owners = self.owners()
         (source,) = {owners[slot] for slot in slots}
         self._moves |= dict.fromkeys(slots, (source, to))
@@ -268,8 +248,6 @@ class Cluster:
         self.begin_move(*slots, to=to)
         self.migrate_keys(*slots)
         self.finish_move(*slots)
-
-    # nodes that join and leave
 
     def add_master(self) -> Node:
         known, node = self.reachable(), self._make()
