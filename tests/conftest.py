@@ -235,8 +235,7 @@ def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[
 
 @pytest.fixture
 def second(tmp_path: Path, account: Account) -> Iterator[Account]:
-    options = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "second.sqlite3")}
-    with one_database("second", options) as made:
+    with one_database("second", {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "second.sqlite3"}) as made:
         yield made
 
 

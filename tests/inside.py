@@ -43,7 +43,6 @@ from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
 from django_redislock.engine.leases import lease as _reasons
-from django_redislock.engine.leases.lease import VANISHED
 from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
@@ -158,12 +157,9 @@ class Process:
 
     def __init__(self, using: str = "default", channel: str | None = None) -> None:
         self._partition = make_store(using, "redislock").partition(0)
-        if channel is not None:
-            self._partition.channel = channel
+        self._partition.channel = channel or self._partition.channel
 
-    @property
-    def channel(self) -> str:
-        return self._partition.channel
+    channel: Any = property(attrgetter("_partition.channel"))
 
     def request(self, id: str, *, name: str, ttl: float = 30, **more: Any) -> Request:
         """What an attempt of this process asks for."""
@@ -550,7 +546,7 @@ def kept_by_callers() -> dict[str, Any]:
 def finder_of_loss(lock: Lock) -> Callable[[], None]:
     """What to call to let this process find out that the lock is gone; as often as it likes."""
     lease = lease_of(lock)
-    return lambda: runtime().watchdog.lose(lease, VANISHED)
+    return lambda: runtime().watchdog.lose(lease, _reasons.VANISHED)
 
 
 def call_soon(job: Callable[[], object]) -> None:
