@@ -1,8 +1,5 @@
-"""What only the inside of the package shows. No other file of the tests may import internals.
-
-Tests of promises use what users import, and see the rest through Redis and the clock. Where that is not enough, they
-say here what they need, by a name that outlives a rewriting of the package: then this file is rewritten, and no test.
-So nothing here returns an object of the package for a test to reach into.
+"""What only the inside of the package shows, by names that outlive a rewriting of it: then this file is rewritten, and
+no test. No other file of the tests may import internals, and nothing here returns an object for a test to reach into.
 """
 
 from __future__ import annotations

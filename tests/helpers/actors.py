@@ -111,12 +111,9 @@ class Person:
 
 
 class Crowd:
-    """Makes people who use locks: threads, or tasks of one event loop in a thread of its own. The test's own thread
-    tells them what to do.
-
+    """Makes people who use locks: threads, or tasks of one event loop in a thread of its own. On the test's behalf,
     ``person(lock, "acquire", blocking_timeout=1)`` calls the method, or awaits its async version; ``start`` does not
-    wait for the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``).
-    """
+    wait for the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``)."""
 
     def __init__(self, *, tasks: bool) -> None:
         self.awaits = tasks

@@ -1,4 +1,4 @@
-"""Interrupts coroutines at each of their awaits, and checks that they leave nothing behind."""
+"""Interrupts coroutines at each of their awaits, and threads anywhere; and checks that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -119,10 +119,8 @@ class Closing(Interrupted[T]):
 async def lives_on(
     lock: Lock, before: Operation, connect: Callable[[], Awaitable[None]], interrupted: Interrupted[None], keeps: bool
 ) -> bool:
-    """In a task of its own, run ``before``, then the operation to interrupt; return whether that finished.
-
-    ``keeps``: the lock is still held after an interruption.
-    """
+    """In a task of its own, run ``before``, then the operation to interrupt; return whether that finished. ``keeps``:
+    the lock is still held after an interruption."""
     still_held: list[bool] = []
 
     async def victim() -> None:
@@ -172,10 +170,10 @@ class Interrupt(BaseException):
 
 
 class Interrupter:
-    """Runs a function and raises Interrupt at the ``place``-th of these places (None: nowhere, only counts them).
-
-    Only places in files that ``where`` accepts count, except those in finalizers, whose exceptions Python swallows.
-    """
+    """Runs a function and raises Interrupt at the ``place``-th (None: nowhere, only counts) of the places where CPython
+    runs signal handlers, and where an exception of another thread (a time limit of a task queue) arrives: when a
+    function begins, after a call has returned, and when a loop jumps back. Only places in files that ``where`` accepts
+    count, except those in finalizers, whose exceptions Python swallows."""
 
     def __init__(self, where: Callable[[str], bool], place: int | None = None) -> None:
         self.places = 0

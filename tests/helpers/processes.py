@@ -1,4 +1,4 @@
-"""Real worker processes for the tests."""
+"""Real worker processes for the tests, and what the machine must have. What it lacks, the end of the run says."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ def hear():
 
 
 class Worker:
-    """A process that runs ``code`` after the prelude; values become its global names. It says lines and hears lines.
-
-    ``first`` comes before the prelude and whatever that imports.
-    """
+    """A process that runs ``first``, the prelude and ``code``, in which ``values`` are global names. It says lines and
+    hears lines."""
 
     def __init__(self, code: str, *, first: str = "", **values: Any) -> None:
         source = first + PRELUDE + "".join(f"{key} = {value!r}\n" for key, value in values.items()) + code
@@ -93,6 +91,7 @@ class MissingError(RuntimeError):
 
 
 def require(find: Callable[[], Found]) -> Found:
+    """What ``find`` finds; if it finds nothing, skip the test, or fail it if the environment variable CI is set."""
     try:
         return find()
     except MissingError as missing:

@@ -117,11 +117,8 @@ def lock_names(client: redis.Redis) -> list[str]:
 
 
 class Twins:
-    """``person(twins, "call", ...)`` calls the function, or awaits the coroutine function; both are decorated.
-
-    ``body`` is a plain function, or a generator function that lets others run where it yields. ``finish`` is called
-    with what it returns.
-    """
+    """``person(twins, "call", ...)`` calls the function, or awaits the coroutine function; both are decorated. ``body``
+    is a function, or a generator function that lets others run where it yields; ``finish`` gets what it returns."""
 
     def __init__(
         self,
