@@ -30,6 +30,7 @@ from tests.helpers.databases import (
 )
 from tests.helpers.docs import Undocumented
 from tests.helpers.processes import Worker, left_out
+from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import endless, trips, two_aliases  # noqa: F401 (fixtures)
 from tests.helpers.ways import certificate, guarded, own_pools, sentinels, tls_port  # noqa: F401 (fixtures)
 from tests.inside import let_go, limit, note_loops, will_hear_of
@@ -159,6 +160,15 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]
         settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": running.url}}
         monkeypatch.setenv("REDISLOCK_TEST_URL", running.url)
         yield running
+
+
+@pytest.fixture
+def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
+    """A proxy between the default alias and the server."""
+    with proxy(server.port) as running:
+        settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": running.url}}
+        yield running
+        settings.CACHES = {**settings.CACHES}
 
 
 @pytest.fixture

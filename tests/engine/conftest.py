@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from redisserver import RedisServer
 from tests.helpers import actors
-from tests.helpers.actors import InThread
-from tests.helpers.cancelling import add_gates, until
-from tests.helpers.proxy import Proxy, proxy
+from tests.helpers.actors import InThread, until
+from tests.helpers.cancelling import add_gates
 from tests.inside import hears, listen
-
-
-@pytest.fixture
-def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    with proxy(server.port) as running:
-        default = {**settings.CACHES["default"], "LOCATION": running.url}
-        settings.CACHES = {**settings.CACHES, "default": default}
-        yield running
-        settings.CACHES = {**settings.CACHES}
 
 
 @pytest.fixture

@@ -18,9 +18,7 @@ from django_redislock import Lock, locked
 from tests.inside import ASYNC_STEPS, PREFIX, kept_by_callers
 
 from . import state
-from .actors import GENEROUS
-from .actors import auntil as auntil
-from .actors import until as until
+from .actors import GENEROUS, auntil
 from .state import NAME
 
 T = TypeVar("T")
