@@ -297,10 +297,9 @@ class Ears:
     def __init__(self, using: str | None = None, name: str = "") -> None:
         self._listener: Any = runtime().listener(get_partition(using, name))
         self.start = self._listener.start  # subscribes, in the background
-        self.reconnect = self._listener.reconnect  # cuts the connection
         self.end = self._listener.unsubscribed  # while others on the same connection go on
-        self.channel: str = self._listener.partition.channel
 
+    channel: Any = property(attrgetter("_listener.partition.channel"))
     ready = property(attrgetter("_listener.ready"))  # subscribed, or known to have no chance
     polled = property(attrgetter("_listener.polled"))  # messages cannot be trusted to arrive, so waiters poll
     generation = property(attrgetter("_listener.generation"))  # how often it has subscribed
