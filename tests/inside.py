@@ -507,14 +507,18 @@ def idle(connections: LoopConnections) -> list[Any]:
     return [connection for idle in connections._idle.values() for connection, _ in idle]
 
 
+def _connections(loop: asyncio.AbstractEventLoop | None = None) -> LoopConnections:
+    return get_partition().store._loops[loop or asyncio.get_running_loop()]
+
+
 def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
     """Close idle connections of an event loop that is not running; the package does not learn of it."""
-    for connection in idle(get_partition().store._loops[loop]):
+    for connection in idle(_connections(loop)):
         loop.run_until_complete(connection.disconnect())
 
 
 def drop_idle_here() -> None:
-    get_partition().store._loops[asyncio.get_running_loop()].drop_idle()
+    _connections().drop_idle()
 
 
 # classes whose ``arun`` awaits something: wherever a coroutine of the package may be cancelled
