@@ -81,8 +81,11 @@ class Node(ClusterNode):
                 pipeline.execute_command(*words)
             pipeline.execute()
 
+    def replication(self) -> dict[str, Any]:
+        return self._asking.info("replication")
+
     def is_linked(self) -> bool:
-        return bool(self._asking.info("replication")["master_link_status"] == "up")
+        return bool(self.replication()["master_link_status"] == "up")
 
 
 class Cluster:
