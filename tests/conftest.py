@@ -19,17 +19,21 @@ from django.test import TestCase
 
 from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
 from redisserver import NoServerError, RedisServer, find_server, redis_server
-from tests.helpers.actors import Actor, Crowd, Ghost, Other
-from tests.helpers.databases import Account, Commits, one_database, sqlite_file
+from tests.helpers.actors import Actor, Crowd, Ghost, Other, auntil, until
+from tests.helpers.databases import (
+    Account,
+    Commits,
+    mariadb_server,
+    one_database,
+    postgres_server,
+    sqlite_file,
+)
 from tests.helpers.docs import Undocumented
-from tests.helpers.mariadb import find_server as find_mariadb
-from tests.helpers.mariadb import mariadb_server
-from tests.helpers.postgres import find_programs, postgres_server
-from tests.helpers.processes import Worker
-from tests.helpers.requirements import left_out, require
-from tests.helpers.waiting import auntil, until
+from tests.helpers.processes import Worker, left_out
+from tests.helpers.proxy import Proxy, proxy
+from tests.helpers.state import endless, trips, two_aliases  # noqa: F401 (fixtures)
 from tests.helpers.ways import certificate, guarded, own_pools, sentinels, tls_port  # noqa: F401 (fixtures)
-from tests.inside import let_go, note_loops, will_hear_of
+from tests.inside import let_go, limit, note_loops, will_hear_of
 
 T = TypeVar("T")
 
@@ -134,7 +138,6 @@ def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """Wait for a state, not for a time; return what the condition returned."""
     return until
 
 
@@ -160,6 +163,15 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]
 
 
 @pytest.fixture
+def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
+    """A proxy between the default alias and the server."""
+    with proxy(server.port) as running:
+        settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": running.url}}
+        yield running
+        settings.CACHES = {**settings.CACHES}
+
+
+@pytest.fixture
 def fresh(settings: Any) -> None:
     """Start as in a new process: no connections, no listeners."""
     settings.CACHES = {**settings.CACHES}
@@ -167,8 +179,6 @@ def fresh(settings: Any) -> None:
 
 @pytest.fixture
 def retry_for(settings: Any) -> Callable[[float], None]:
-    """Set for how many seconds failed calls are retried."""
-
     def retry_for(seconds: float) -> None:
         settings.REDISLOCK = {**getattr(settings, "REDISLOCK", {}), "RETRY_FOR": seconds}
 
@@ -180,6 +190,17 @@ def crowd(request: pytest.FixtureRequest) -> Iterator[Crowd]:
     """Makes users of locks. The test runs twice: with threads, and with tasks of an event loop."""
     with closing(Crowd(tasks=request.param)) as made:
         yield made
+
+
+@pytest.fixture
+def me(crowd: Crowd) -> Any:
+    return crowd()
+
+
+@pytest.fixture
+def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters look at the end of a lease, and otherwise only when they are told."""
+    limit(monkeypatch, look_every=1000.0)
 
 
 @pytest.fixture
@@ -200,13 +221,13 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[dict[str, Any]]:
-    with postgres_server(require(find_programs)) as options:
+    with postgres_server() as options:
         yield options
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[dict[str, Any]]:
-    with mariadb_server(require(find_mariadb)) as options:
+    with mariadb_server() as options:
         yield options
 
 
@@ -224,9 +245,7 @@ def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[
 
 @pytest.fixture
 def second(tmp_path: Path, account: Account) -> Iterator[Account]:
-    """Another database, under the alias ``second``."""
-    options = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "second.sqlite3")}
-    with one_database("second", options) as made:
+    with one_database("second", {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "second.sqlite3"}) as made:
         yield made
 
 
@@ -237,7 +256,6 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
 
 @pytest.fixture
 def in_testcase(account: Account) -> Iterator[None]:
-    """Run inside a TestCase's transaction, as its tests do."""
     case: Any = TestCase
     atomics = case._enter_atomics()
     yield

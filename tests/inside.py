@@ -1,8 +1,5 @@
-"""What only the inside of the package shows. No other file of the tests may import internals.
-
-Tests of promises use what users import, and see the rest through Redis and the clock. Where that is not enough, they
-say here what they need, by a name that outlives a rewriting of the package: then this file is rewritten, and no test.
-So nothing here returns an object of the package for a test to reach into.
+"""What only the inside of the package shows, by names that outlive a rewriting of it: then this file is rewritten, and
+no test. No other file of the tests may import internals, and nothing here returns an object for a test to reach into.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import asdict
 from importlib import import_module
@@ -46,7 +43,6 @@ from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
 from django_redislock.engine.background import outage
 from django_redislock.engine.leases import lease as _reasons
-from django_redislock.engine.leases.lease import VANISHED
 from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
@@ -97,7 +93,6 @@ def pool_keys(pool: str, prefix: str = PREFIX) -> tuple[str, ...]:
 
 
 def own_channel(using: str | None = None) -> str:
-    """The channel on which this process hears of its locks."""
     return get_partition(using).channel
 
 
@@ -138,8 +133,6 @@ def limit(patch: pytest.MonkeyPatch | None = None, **limits: float) -> None:
         (patch or pytest.MonkeyPatch()).setattr(import_module(f"django_redislock.{module}"), constant, value)
 
 
-# -- the scripts, called as another process would ----------------------------------------------------------------------
-
 AcquireReply = calls.AcquireReply
 Request = calls.LockRequest
 BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, REQUEUED, FULL = range(7)  # states of acquire
@@ -165,12 +158,9 @@ class Process:
 
     def __init__(self, using: str = "default", channel: str | None = None) -> None:
         self._partition = make_store(using, "redislock").partition(0)
-        if channel is not None:
-            self._partition.channel = channel
+        self._partition.channel = channel or self._partition.channel
 
-    @property
-    def channel(self) -> str:
-        return self._partition.channel
+    channel: Any = property(attrgetter("_partition.channel"))
 
     def request(self, id: str, *, name: str, ttl: float = 30, **more: Any) -> Request:
         """What an attempt of this process asks for."""
@@ -184,7 +174,6 @@ class Process:
         return run(calls.acquire(request, wait, ticket, until=math.inf, by=None))
 
     def release(self, request: Request, *, unknown: bool = False, how: str = HOLDER) -> calls.Released:
-        """Release it, or leave the queue."""
         return run(calls.release(request, unknown=unknown, how=how))
 
     def renew(self, request: Request, how: str = "keep", left: float = 30, fence: int | None = None) -> calls.Renewed:
@@ -204,14 +193,10 @@ class Process:
         """Grant it to nobody for so long; whether that has begun."""
         return run(calls.suspend(*self._lock(name), seconds, owner))
 
-    @property
-    def known_fence(self) -> int:
-        """The highest fence that it has met."""
+    def highest_fence(self, met: int | None = None) -> int:
+        """The highest fence that it has ``met``, in a database say."""
+        self._partition.highest_fence = self._partition.highest_fence if met is None else met
         return self._partition.highest_fence
-
-    def know_fence(self, fence: int) -> None:
-        """It has met this fence, in a database say."""
-        self._partition.highest_fence = fence
 
     def close(self) -> None:
         self._partition.store.close()
@@ -224,24 +209,17 @@ def own_process(using: str | None = None) -> Process:
     return process
 
 
-def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> None:
-    """From now on, this process's scripts leave out these rules (by their names in the scripts), and read the time from
-    these two keys: seconds and microseconds."""
+def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> ExitStack:
+    """From now on, or within the block, this process's scripts leave out these rules (by their names in the scripts),
+    and read the time from these two keys: seconds and microseconds."""
     for script in list(_scripts._by_sha.values()):
         script.load(without)
         if clock is not None:
             script.source = script.source.replace("'TIME'", "'MGET', '{}', '{}'".format(*clock))
             script.register()
-
-
-@contextmanager
-def changed_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> Iterator[None]:
-    """The same for a while."""
-    change_scripts(without, clock)
-    try:
-        yield
-    finally:
-        change_scripts()
+    back = ExitStack()
+    back.callback(change_scripts)
+    return back
 
 
 def use_tokens_as_ids() -> None:
@@ -274,18 +252,13 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
     setattr(calls, "release", noted)  # noqa: B010
 
 
-# -- this process ------------------------------------------------------------------------------------------------------
-
-
 def lease_of(lock: Lock) -> Lease:
-    """The lease of this thread or task."""
     section = current_owner().section(lock)
     assert section is not None
     return section.held
 
 
 def ends(lock: Lock) -> float:
-    """When the lease of this thread or task ends (monotonic)."""
     return lease_of(lock).ends
 
 
@@ -295,7 +268,6 @@ def over_by_the_clock_here(lock: Any) -> None:
 
 
 def leases() -> list[Lease]:
-    """All leases that this process renews."""
     return runtime().watchdog.leases()
 
 
@@ -306,12 +278,10 @@ def let_go() -> None:
 
 
 def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """The ends of all ``with`` blocks are interrupted before they do anything."""
     patch.setattr("django_redislock.engine.owners.with_block.run_blocking", Mock(side_effect=error))
 
 
 def undo_interrupted() -> None:
-    """Undo what was interrupted, as the renewer does in its next round."""
     runtime().watchdog.interruptions.undo_all()
 
 
@@ -325,20 +295,15 @@ def all_seen() -> bool:
     return all(lease.seen for lease in leases())
 
 
-# -- how it hears of its locks -----------------------------------------------------------------------------------------
-
-
 class Ears:
     """How this process hears messages for the locks of an alias, or (on a cluster) for the lock ``name``."""
 
     def __init__(self, using: str | None = None, name: str = "") -> None:
-        listener: Any = runtime().listener(get_partition(using, name))
-        self._listener = listener
+        self._listener: Any = runtime().listener(get_partition(using, name))
         self.start = self._listener.start  # subscribes, in the background
-        self.reconnect = self._listener.reconnect  # cuts the connection
         self.end = self._listener.unsubscribed  # while others on the same connection go on
-        self.channel: str = self._listener.partition.channel
 
+    channel: Any = property(attrgetter("_listener.partition.channel"))
     ready = property(attrgetter("_listener.ready"))  # subscribed, or known to have no chance
     polled = property(attrgetter("_listener.polled"))  # messages cannot be trusted to arrive, so waiters poll
     generation = property(attrgetter("_listener.generation"))  # how often it has subscribed
@@ -351,7 +316,6 @@ class Ears:
 
     @property
     def hears(self) -> bool:
-        """Subscribed, and messages are read."""
         return bool(self._listener.hears and self._receiver and self._receiver.thread.is_alive())
 
     @property
@@ -371,34 +335,25 @@ class Ears:
         return self.hears and partition.subscribed_at is partition.node
 
 
-class Subscription(Ears):
-    def __init__(self, name: str) -> None:
-        super().__init__(name=name)
-
-
 def _of_ears(what: str) -> Callable[..., Any]:
     return lambda using=None: getattr(Ears(using), what)
 
 
-listener = Ears
 hears = _of_ears("hears")
-heard = messages_heard = _of_ears("heard")
+heard = _of_ears("heard")
 subscriptions = _of_ears("generation")
 
 
 def listen(using: str | None = None) -> None:
-    """Begin to subscribe, unless that is done."""
     Ears(using).start()
 
 
 def reads(using: str | None = None) -> bool:
-    """Whether a thread is reading its messages now."""
     reader = Ears(using)._reader
     return reader is not None and reader._turn() is not None
 
 
 def before_it_subscribes(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Before this process's next subscription is sent, ``act``, which may raise."""
     _around(patch, Receiver, "subscribe", lambda *_: act())
 
 
@@ -422,7 +377,6 @@ def _waiters(using: str | None = None) -> Any:
 
 
 def waiting(using: str | None = None) -> int:
-    """How many waiters this process has."""
     return len(_waiters(using))
 
 
@@ -432,13 +386,10 @@ def looks_due(using: str | None = None) -> bool:
 
 
 def parked() -> bool:
-    """Whether a coroutine is waiting to be woken."""
     return any(isinstance(one, TaskWaiter) and one._parked for one in _waiters())
 
 
 def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], object]) -> None:
-    """After each answer to the script with this hash, ``act``."""
-
     def slow(partition: Any, command: Any, *args: Any, **options: Any) -> Any:
         reply = yield from call(partition, command, *args, **options)
         if sha in command:
@@ -471,26 +422,18 @@ def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> Non
     patch.setattr(probe, "_PROBE", script)
 
 
-# -- its connections ---------------------------------------------------------------------------------------------------
-
-
 def command(*words: str, using: str | None = None) -> Any:
     """The answer to a command sent by the package's own connection (of the memory mode, too)."""
-    given: Command = words
-    return get_partition(using).execute(given)
+    return get_partition(using).execute(words)
 
 
 class Wire:
-    """Commands over the package's own connections: ``exchange`` in a thread, ``aexchange`` in a coroutine.
-
-    ``within``: the seconds after which to give up, if that is sooner than the alias's timeouts.
-    """
+    """Several commands in one write; they give up ``within`` so many seconds, or by the alias's timeouts."""
 
     def __init__(self, using: str | None = None) -> None:
         self.using = using
 
     def exchange(self, *commands: Command, within: float | None = None) -> list[Any]:
-        """The answers to several commands in one write, errors among them."""
         return get_partition(self.using).exchange(commands, within and monotonic() + within)[0]
 
     async def aexchange(self, *commands: Command, within: float | None = None) -> list[Any]:
@@ -531,13 +474,11 @@ def unused_here(using: str | None = None) -> int:
 
 
 def connection_class(using: str | None = None, *, asynchronous: bool) -> type:
-    """The class of the connections of threads, or of event loops."""
     node = get_partition(using).node
     return type(node.maker.make(1.0)) if asynchronous else node.origin.kind
 
 
 def listening_connection_class(using: str | None = None) -> type:
-    """The class of the connection on which this process hears of its locks."""
     return type(Ears(using)._receiver.connection)
 
 
@@ -552,7 +493,6 @@ def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]
 
 
 def loops_with_connections(using: str | None = None) -> int:
-    """How many event loops have connections, as far as this process knows."""
     return len(get_partition(using).store._loops)
 
 
@@ -574,7 +514,6 @@ class AskedOnce:
 
 
 def distrust(using: str | None = None) -> None:
-    """Make the next commands connect anew (and ask Sentinel), as after trouble with the server."""
     partition = get_partition(using)
     partition.store.doubt(partition.node)
 
@@ -585,7 +524,6 @@ def surplus(stocks: Sequence[Any], bound: int, in_use: int) -> list[Any]:
 
 
 def idle(connections: LoopConnections) -> list[Any]:
-    """Idle connections of an event loop."""
     return [connection for idle in connections._idle.values() for connection, _ in idle]
 
 
@@ -606,7 +544,6 @@ def wait_for_connections() -> int:
 
 
 def drop_idle_here() -> None:
-    """Close idle connections of the running event loop."""
     _connections().drop_idle()
 
 
@@ -632,13 +569,10 @@ def kept_by_callers() -> dict[str, Any]:
     return {what: found for what, found in known.items() if found}
 
 
-# -- the renewer, where it is overtaken, fails or ends -----------------------------------------------------------------
-
-
 def finder_of_loss(lock: Lock) -> Callable[[], None]:
     """What to call to let this process find out that the lock is gone; as often as it likes."""
     lease = lease_of(lock)
-    return lambda: runtime().watchdog.lose(lease, VANISHED)
+    return lambda: runtime().watchdog.lose(lease, _reasons.VANISHED)
 
 
 def call_soon(job: Callable[[], object]) -> None:
@@ -671,19 +605,16 @@ def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> t
 
 
 def stop_renewer(patch: pytest.MonkeyPatch) -> None:
-    """From now on, the renewer does nothing any more, as at the end of the process."""
     patch.setattr(runtime().watchdog, "_work", lambda tasks: None)
 
 
 def release_later(lock: Lock, *, withdrawal: bool = False) -> None:
-    """Release it in the background, or leave its queue."""
     lease, watchdog = lease_of(lock), runtime().watchdog
     watchdog.release_later(lease.request, unknown=False, how=WITHDRAWAL if withdrawal else HOLDER)
     watchdog.end(lease)
 
 
 def end_process() -> None:
-    """Send what is pending, as at the end of the process, and forget it."""
     runtime_module._send_pending()
     known = runtime_module._runtime.peek()
     assert known is None or not known.watchdog._pending
@@ -770,7 +701,7 @@ def lose_turns(patch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def first_listener_held_up() -> Iterator[Callable[[threading.Thread], bool]]:
     """Nobody gets a listener meanwhile; tells of a thread whether it waits for one."""
-    from tests.helpers.waiting import stands_in
+    from tests.helpers.actors import stands_in
 
     with runtime()._mutex:
         yield lambda thread: stands_in(thread, runtime().listener.__name__, "mutex:")
@@ -785,7 +716,6 @@ def mistrust(patch: pytest.MonkeyPatch, *, node: str | None = None, doubted: boo
 
 
 def subscribe_elsewhere(patch: pytest.MonkeyPatch, using: str) -> None:
-    """The subscription stands at another node than the one that answers."""
     partition = get_partition(using)
     patch.setattr(partition, "subscribed_at", Node(partition.node.origin))
 
@@ -808,12 +738,10 @@ def per_process(make: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], T 
 
 
 def settings() -> dict[str, Any]:
-    """What ``settings.REDISLOCK`` is understood to say: every setting, with its value in force."""
     return asdict(conf())
 
 
 def values_under_way() -> int:
-    """How many values this process computes."""
     return len(computations.get()._under_way)
 
 
@@ -861,25 +789,15 @@ def note_round_trips(patch: pytest.MonkeyPatch, before: Any = None, after: Any =
     _around(patch, LockStore, "exchange", told(before), told(after))
 
 
-def after_round_trips(patch: pytest.MonkeyPatch, note: Callable[[int], object]) -> None:
-    """After each round trip of a thread of this process, ``note`` with the number of its commands."""
-    note_round_trips(patch, after=lambda port, commands: note(len(commands)))
-
-
-# -- what this process knows of a cluster ------------------------------------------------------------------------------
-
-
 def _port_of(node: Any) -> int:
     return int(node.origin.keywords.get("port", 0))
 
 
 def nodes_known() -> set[int]:
-    """The ports of the nodes that it knows."""
     return {_port_of(node) for node in get_store().nodes}
 
 
 def believe_at(name: str, port: int) -> None:
-    """It believes that the lock ``name`` is at the node with this port."""
     partition = get_partition(None, name)
     store: Any = partition.store
     store._node_by_tag[partition.tag] = store._node_at("127.0.0.1", port)
@@ -892,13 +810,10 @@ def suspect(name: str | None) -> None:
 
 
 def ask_cluster() -> None:
-    """It asks where all slots are, if it is not sure."""
     get_store().node_of(0)
 
 
-def refuse_subscription(
-    patch: pytest.MonkeyPatch, ears: Subscription, when: Callable[[int, bool], bool]
-) -> list[object]:
+def refuse_subscription(patch: pytest.MonkeyPatch, ears: Ears, when: Callable[[int, bool], bool]) -> list[object]:
     """A node answers that the slot of ``ears`` is at another node, the next time that ``when`` is true for how many
     subscribe, and whether it is one of them. The result is filled when that has happened."""
     subscribe, listener, refused = Receiver.subscribe, ears._listener, list[object]()
@@ -935,7 +850,6 @@ def on_claim(
 
 
 def claim_nothing() -> None:
-    """From now on, databases hear of no fence."""
     setattr(_begin, "claim", lambda *_, **__: None)  # noqa: B010
 
 

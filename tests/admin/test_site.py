@@ -23,9 +23,7 @@ from django_redislock import Lock, force_release, get_lock
 from django_redislock.admin import LockAdmin
 from django_redislock.models import HeldLock
 from tests.admin.pages import LIST, NOWHERE, listed, names, select, told, url
-from tests.helpers.listed import put_member
-from tests.helpers.listed import trips as trips
-from tests.helpers.state import holder, put
+from tests.helpers.state import holder, put, put_member
 from tests.inside import PREFIX
 
 pytestmark = pytest.mark.django_db

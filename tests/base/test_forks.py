@@ -11,8 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from django_redislock import Lock, LockNotOwned, list_locks
-from tests.helpers.actors import GENEROUS, stands_in
-from tests.helpers.waiting import until
+from tests.helpers.actors import GENEROUS, stands_in, until
 from tests.inside import own_channel, per_process
 
 

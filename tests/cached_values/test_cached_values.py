@@ -32,11 +32,9 @@ from django_redislock import (
     locked_get_or_set,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Other
-from tests.helpers.bridges import in_any_thread, in_thread, to_thread
-from tests.helpers.interrupts import Interrupt, Interrupter
+from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, in_any_thread, in_thread, to_thread
+from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.processes import Worker
-from tests.helpers.waiting import auntil
 from tests.inside import joins_at_the_end, limit, values_under_way, waiting_for_values
 
 Eventually = Callable[..., Any]
@@ -97,12 +95,6 @@ def _aliases(settings: Any, server: RedisServer) -> Iterator[None]:
     caches["locmem"].clear()
     yield
     assert not values_under_way()
-
-
-@pytest.fixture
-def me(crowd: Crowd) -> Any:
-    """A thread, or a task."""
-    return crowd()
 
 
 @pytest.fixture

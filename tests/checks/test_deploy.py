@@ -26,7 +26,7 @@ from django_redislock import Lock, LockUnavailable, list_locks, locked, locked_a
 from redisserver import RedisServer, redis_server
 from tests.checks.conftest import OURS, Set, check, ids, only
 from tests.helpers.docs import redis_user
-from tests.helpers.pages import Page, arespond, respond
+from tests.helpers.servers import Page, arespond, respond
 from tests.inside import limit
 
 
@@ -208,13 +208,13 @@ def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(case: str, s
 
 def test_they_are_named_once(site: Set) -> None:
     site(lock(respond), Locked.as_view(), Locked.as_view(), respond)
-    assert "tests.checks.test_deploy.Locked, tests.helpers.pages.respond." in only("W008", deploy=True).msg
+    assert "tests.checks.test_deploy.Locked, tests.helpers.servers.respond." in only("W008", deploy=True).msg
 
 
 def test_where_the_settings_say_that_locks_are_not_renewed_none_is(site: Set, settings: Any) -> None:
     site(lock(respond), locked_view("order", auto_renew=True)(arespond))
     settings.REDISLOCK = {"CACHE": "locks", "AUTO_RENEW": False}
-    assert "tests.helpers.pages.arespond." in only("W008", deploy=True).msg
+    assert "tests.helpers.servers.arespond." in only("W008", deploy=True).msg
 
 
 @pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])

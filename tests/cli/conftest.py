@@ -17,7 +17,6 @@ from django.core.management import CommandError, call_command, load_command_clas
 
 from django_redislock import Lock
 from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.listed import two_aliases as two_aliases
 from tests.helpers.processes import ROOT
 
 NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}

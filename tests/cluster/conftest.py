@@ -13,9 +13,7 @@ from django.test import override_settings
 from redis.crc import key_slot
 
 from django_redislock import Lock, get_lock
-from tests.helpers.cluster import Cluster, redis_cluster
-from tests.helpers.cluster_node import Node, find_cluster_server
-from tests.helpers.requirements import require
+from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import counter_of, keys_of
 
@@ -45,7 +43,7 @@ def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
 
 
 def new_cluster(**options: Any) -> AbstractContextManager[Cluster]:
-    return redis_cluster(executable=require(find_cluster_server), **options)
+    return redis_cluster(**options)
 
 
 def waiters(name: str) -> int:

@@ -43,7 +43,7 @@ from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
-from tests.inside import RENEW, Subscription, believe_at, limit, note_round_trips, refuse_subscription
+from tests.inside import RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription
 
 from .conftest import Eventually, Queue, key_of, names_on, slot_of, waiters
 
@@ -94,7 +94,7 @@ def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_b
         held = Lock(names[0])
         held.acquire()
         waiting = queue(Lock(names[0]))
-        ears = [Subscription(name) for name in names]
+        ears = [Ears(name=name) for name in names]
         eventually(lambda ears=ears: all(each.hears for each in ears))
         channels = [each.channel for each in ears]
         assert node.client().execute_command("PUBSUB", "SHARDNUMSUB", *channels)[1::2] == [1] * 5
@@ -162,7 +162,7 @@ def test_a_node_that_has_the_lock_no_longer_is_not_believed(
         if len(asked) == 1:
             believe_at(name, there.port)
 
-    ears = Subscription(name)
+    ears = Ears(name=name)
     believe_at(name, replica.port)
     ears.start()
     eventually(lambda: ears.hears)
@@ -178,7 +178,7 @@ def test_a_node_that_has_the_lock_no_longer_is_not_believed(
 def test_a_renewal_that_goes_where_the_lock_is_no_longer_is_sent_on(cluster: Cluster, eventually: Eventually) -> None:
     here, there = cluster.masters()[:2]
     (name,) = names_on(cluster, here)
-    ears = Subscription(name)
+    ears = Ears(name=name)
     ears.start()
     eventually(lambda: ears.hears)  # else this may be what finds it
     with Lock(name, ttl=1.5) as lock:
@@ -191,7 +191,7 @@ def test_a_renewal_that_goes_where_the_lock_is_no_longer_is_sent_on(cluster: Clu
 def test_a_subscription_that_is_refused_as_another_one_joins_is_made_anew(
     cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = map(Subscription, names_on(cluster, cluster.masters()[0], 2))
+    one, two = (Ears(name=name) for name in names_on(cluster, cluster.masters()[0], 2))
     one.start()
     eventually(lambda: one.hears and two.hears)
     two.end()
@@ -352,7 +352,7 @@ def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable
     with pytest.raises(LockUnavailable, match="cannot be reached for"):
         Lock("a").acquire()
     if known_by == "the setting":
-        Subscription("a").start()
+        Ears("a").start()
         eventually(lambda: "event=listener-disconnected" in caplog.text)
     assert "W004" in ids()
     assert "W004" not in ids(deploy=False)
@@ -413,7 +413,7 @@ def test_a_user_with_the_documented_rights_can_use_a_cluster(
         held = Lock(name, replicas=1)
         held.acquire()
         waiting = queue(Lock(name))
-        eventually(lambda name=name: Subscription(name).hears)
+        eventually(lambda name=name: Ears(name=name).hears)
         held.release()
         assert waiting.result(30)
     assert len(list_locks()) == 3

@@ -14,7 +14,7 @@ from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster
 from tests.helpers.state import count
 from tests.helpers.ways import DJANGO_REDIS, alias, kill
-from tests.inside import Subscription, ask_cluster, limit, nodes_known, suspect, thread_reads
+from tests.inside import Ears, ask_cluster, limit, nodes_known, suspect, thread_reads
 
 from .conftest import Eventually, Queue, key_of, names_on, new_cluster, slot_of, use, waiters
 
@@ -85,7 +85,7 @@ def test_a_handoff_by_a_replaced_master_that_wakes_up_is_ignored(
     over = monotonic() + first.client().pttl(key_of(held[0].name)) / 1000 + 3
     own_cluster.pause(first)
     own_cluster.wait_for_failover(first)
-    eventually(lambda: all(Subscription(lock.name).used_for_handovers for lock in held))
+    eventually(lambda: all(Ears(name=lock.name).used_for_handovers for lock in held))
     eventually(lambda: monotonic() > over and me.read(lambda: all(lock.remaining() > 5 for lock in held)))
     own_cluster.resume(first)
     eventually(lambda: first.replication()["role"] == "slave" and first.replication()["master_link_status"] == "up")
@@ -152,7 +152,7 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
                 you, lock, following = crowd(), Lock(each), Lock(each)
                 me(lock, "acquire")
                 waiting_there = queue(following, you)
-                eventually(lambda each=each: Subscription(each).hears)
+                eventually(lambda each=each: Ears(name=each).hears)
                 me(lock, "release")
                 assert waiting_there.result(30), since
                 you(following, "release")
@@ -232,7 +232,7 @@ def contended(own_cluster: Cluster, queue: Queue, eventually: Eventually) -> Any
     held = Lock(name)
     held.acquire()
     waiting = queue(Lock(name))
-    eventually(lambda: Subscription(name).hears)
+    eventually(lambda: Ears(name=name).hears)
     return name, held, waiting
 
 
@@ -240,7 +240,7 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     own_cluster: Cluster, contended: Any, eventually: Eventually
 ) -> None:
     name, held, waiting = contended
-    ears, fence = Subscription(name), held.fence
+    ears, fence = Ears(name=name), held.fence
     source, target = own_cluster.owner_of(slot_of(name)), own_cluster.masters()[1]
     others = [Lock(name, ttl=3) for name in names_on(own_cluster, source, 8)[1:]]
     for lock in others:
@@ -272,7 +272,7 @@ def test_a_thread_that_reads_where_its_lock_was_is_woken_where_it_is(
     settings.REDISLOCK = {**settings.REDISLOCK, "SLOW_WAIT": 600}
     first, target = own_cluster.masters()[:2]
     (name,) = names_on(own_cluster, first)
-    ears, held, thread = Subscription(name), Lock(name, ttl=600), other()
+    ears, held, thread = Ears(name=name), Lock(name, ttl=600), other()
     ears.start()
     eventually(lambda: ears.hears)  # who waits before cannot read
     held.acquire()

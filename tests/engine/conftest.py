@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from redisserver import RedisServer
-from tests.helpers import bridges
-from tests.helpers.bridges import InThread
-from tests.helpers.cancelling import add_gates, until
-from tests.helpers.proxy import Proxy, proxy
-from tests.inside import hears, limit, listen
-
-
-@pytest.fixture
-def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    with proxy(server.port) as running:
-        default = {**settings.CACHES["default"], "LOCATION": running.url}
-        settings.CACHES = {**settings.CACHES, "default": default}
-        yield running
-        settings.CACHES = {**settings.CACHES}
-
-
-@pytest.fixture
-def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit(monkeypatch, look_every=1000.0)
+from tests.helpers import actors
+from tests.helpers.actors import InThread, until
+from tests.helpers.cancelling import add_gates
+from tests.inside import hears, listen
 
 
 @pytest.fixture
@@ -56,7 +39,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], object]:
 
 
 @pytest.fixture(
-    params=[bridges.in_thread, bridges.in_any_thread, bridges.to_thread],
+    params=[actors.in_thread, actors.in_any_thread, actors.to_thread],
     ids=["thread-sensitive", "any thread", "to_thread"],
 )
 def in_thread(request: pytest.FixtureRequest) -> InThread:

@@ -16,14 +16,13 @@ from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, locked_view
 from tests import inside
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS, Other, auntil
 from tests.helpers.cancelling import (
     TTL,
     Closing,
     Interrupted,
     Operation,
     acquire,
-    auntil,
     auntil_done_or,
     decorated,
     got_in_turn,

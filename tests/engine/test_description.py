@@ -15,8 +15,7 @@ from django.apps import apps
 from django.dispatch import Signal
 
 from django_redislock import Lock, LockInfo
-from tests.helpers.processes import Worker
-from tests.helpers.requirements import MissingError, require, wheel_folder
+from tests.helpers.processes import MissingError, Worker, require, wheel_folder
 
 HERE = f"{socket.gethostname()}:{os.getpid()}:{threading.current_thread().name}"
 

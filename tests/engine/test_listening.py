@@ -14,7 +14,7 @@ from django_redislock import Lock, force_release
 from redisserver import redis_server
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
-from tests.helpers.interrupts import Interrupt
+from tests.helpers.cancelling import Interrupt
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, QUEUE, WAITERS, put, queued
 from tests.inside import hears, limit, listen, own_channel, reads, subscriptions

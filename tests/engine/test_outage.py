@@ -15,8 +15,8 @@ from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
+from tests.helpers.servers import Twins
 from tests.helpers.state import NAME, holder
-from tests.helpers.twins import Twins
 
 Eventually = Callable[..., Any]
 RetryFor = Callable[[float], None]

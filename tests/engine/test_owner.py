@@ -13,8 +13,7 @@ import redis
 from asgiref.sync import async_to_sync, sync_to_async
 
 from django_redislock import Lock, LockError, locked
-from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.bridges import InThread
+from tests.helpers.actors import GENEROUS, InThread, Other
 from tests.helpers.state import NAME, holder
 
 

@@ -15,8 +15,8 @@ from redis.backoff import ConstantBackoff
 from django_redislock import Lock, LockNotAcquired, LockPool, locked
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
+from tests.helpers.servers import Twins
 from tests.helpers.state import NAME, QUEUE, WAITERS, count, put, queued
-from tests.helpers.twins import Twins
 from tests.inside import subscriptions
 
 Eventually = Callable[..., Any]

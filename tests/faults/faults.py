@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, TypeVar
 from django_redis.cache import RedisCache
 
 from redisserver import RedisServer, find_in_wheels, redis_server
+from tests.helpers.actors import until
 from tests.helpers.docs import page
-from tests.helpers.requirements import MissingError, require, wheel_folder
-from tests.helpers.waiting import until
+from tests.helpers.processes import MissingError, require, wheel_folder
 
 from .trial import AFTER, TTL, Trial
 

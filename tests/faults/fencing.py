@@ -32,12 +32,19 @@ from redis import RedisError
 from django_redislock import force_release, locked_atomic
 from redisserver import RedisServer, redis_server
 from tests import inside
-from tests.helpers.databases import LEVELS, Account, at_level, configure, one_database, sqlite_file, with_fences
-from tests.helpers.mariadb import find_server, mariadb_server
-from tests.helpers.postgres import find_programs, postgres_server
+from tests.helpers.actors import until
+from tests.helpers.databases import (
+    LEVELS,
+    Account,
+    at_level,
+    configure,
+    mariadb_server,
+    one_database,
+    postgres_server,
+    sqlite_file,
+    with_fences,
+)
 from tests.helpers.processes import Worker
-from tests.helpers.requirements import require
-from tests.helpers.waiting import until
 
 from .faults import Clock, server_with_clock
 from .on_several import OnSentinels, on_sentinels, replace_master
@@ -305,8 +312,8 @@ def sqlite_folder() -> Iterator[dict[str, Any]]:
 
 DATABASES: dict[str, Callable[[], AbstractContextManager[dict[str, Any]]]] = {
     "sqlite": sqlite_folder,
-    "postgres": lambda: postgres_server(require(find_programs)),
-    "mariadb": lambda: mariadb_server(require(find_server)),
+    "postgres": postgres_server,
+    "mariadb": mariadb_server,
 }
 
 

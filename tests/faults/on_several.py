@@ -19,12 +19,10 @@ from django.test import override_settings
 from django_redislock import Lock, LockUnavailable
 from redisserver import RedisServer, redis_server
 from tests.cluster.conftest import names_on, slot_of
-from tests.helpers.cluster import Cluster, redis_cluster
-from tests.helpers.cluster_node import Node
+from tests.helpers.actors import until
+from tests.helpers.cluster import Cluster, Node, redis_cluster
+from tests.helpers.processes import require
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.requirements import require
-from tests.helpers.sentinels import SentinelGroup
-from tests.helpers.waiting import until
 from tests.helpers.ways import Sentinels
 from tests.inside import counter_of, leases
 
@@ -42,7 +40,7 @@ SETTLED = 5.0
 
 class Group(Sentinels):
     def __init__(self) -> None:
-        SentinelGroup.__init__(self)  # two replicas, three sentinels
+        super().__init__(sentinels=3, replicas=2)
 
 
 class OnSentinels(RedisServer):
@@ -86,7 +84,7 @@ def kill_watched_of_deaf_replicas(run: Trial) -> None:
     kill_watched(run, lambda: sleep(0.5))
 
 
-def replace_master(group: SentinelGroup, meanwhile: Callable[[], object] | None = None) -> RedisServer:
+def replace_master(group: Sentinels, meanwhile: Callable[[], object] | None = None) -> RedisServer:
     """Kill the master, and return it once it has a successor, which has received nothing of ``meanwhile``."""
     old = group.master_server()
     followers = [client for server, client in zip(group.servers, group.clients, strict=True) if server is not old]
@@ -95,7 +93,7 @@ def replace_master(group: SentinelGroup, meanwhile: Callable[[], object] | None 
             client.config_set("masterauth", "wrong")
             client.execute_command("CLIENT", "KILL", "TYPE", "master")
         meanwhile()
-    group.kill_master()
+    old.stop()
     until(lambda: group.master_server() is not old)
     for client in followers:
         client.config_set("masterauth", "")
@@ -123,7 +121,7 @@ class OnCluster(RedisServer):
 
 @contextmanager
 def on_cluster(*, partitionable: bool = False) -> Iterator[RedisServer]:
-    with require(lambda: redis_cluster(partitionable=partitionable)) as cluster:
+    with redis_cluster(partitionable=partitionable) as cluster:
         yield OnCluster(cluster)
 
 

@@ -20,9 +20,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
-from tests.helpers.waiting import GENEROUS, until
 
 from .history import History, Trouble, Violation
 
@@ -104,7 +104,7 @@ class Crew:
         """Let them end. One that does not has left its stacks beside its log."""
         for process in self.processes:
             process.signal(signal.SIGTERM)
-        deadline = monotonic() + GENEROUS
+        deadline = monotonic() + 2 * GENEROUS
         while (stuck := [one for one in self.processes if one.lives()]) and monotonic() < deadline:
             sleep(0.005)
         for process in stuck:

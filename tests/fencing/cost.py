@@ -19,7 +19,7 @@ from django.conf import settings  # noqa: E402
 
 from django_redislock import locked_atomic  # noqa: E402
 from redisserver import redis_server  # noqa: E402
-from tests.helpers import mariadb, postgres  # noqa: E402
+from tests.helpers import databases  # noqa: E402
 from tests.helpers.databases import Account, one_database, with_fences  # noqa: E402
 
 ROUNDS, SECTIONS = 40, 50
@@ -35,8 +35,8 @@ with ExitStack() as stack:
     wal = {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL"}
     file = f"{stack.enter_context(TemporaryDirectory())}/cost.sqlite3"
     for name, options in {
-        "PostgreSQL": stack.enter_context(postgres.postgres_server(postgres.find_programs())),
-        "MariaDB": stack.enter_context(mariadb.mariadb_server(mariadb.find_server())),
+        "PostgreSQL": stack.enter_context(databases.postgres_server()),
+        "MariaDB": stack.enter_context(databases.mariadb_server()),
         "SQLite": {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": wal},
     }.items():
         with one_database("default", options) as account, with_fences("default"):

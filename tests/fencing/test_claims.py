@@ -40,7 +40,7 @@ from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE, apart, everywhere, patience
 from tests.helpers.actors import GENEROUS, Other, server_time
 from tests.helpers.databases import Account, configure
-from tests.helpers.pages import arespond, respond
+from tests.helpers.servers import arespond, respond
 from tests.helpers.site import Gate
 from tests.helpers.state import FENCE, NAME
 from tests.inside import limit, on_claim, own_process
@@ -78,7 +78,7 @@ def get(view: Callable[..., Any]) -> Any:
 def draw_again(client: redis.Redis, fence: int) -> None:
     """As after a failover, with a clock that is behind, to a process that has not seen that fence."""
     client.set(FENCE, fence - 1)
-    own_process().know_fence(0)
+    own_process().highest_fence(0)
 
 
 @everywhere

@@ -1,21 +1,26 @@
-"""The actors of tests: threads and tasks that run what they are given, and processes that only queue."""
+"""Threads and tasks that run what they are given, processes that only queue, and what waits for a state of them."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from inspect import isawaitable
+from linecache import getline
 from typing import Any, TypeVar
 
+import pytest
 import redis
+from asgiref.sync import sync_to_async
 
 from tests.inside import AcquireReply, Process
-
-from .waiting import stands_in as stands_in
 
 T = TypeVar("T")
 
@@ -83,8 +88,6 @@ class Actor:
 
 
 class Person:
-    """Somebody who uses locks; see Crowd."""
-
     def __init__(self, start: Callable[..., Future[Any]], end: Callable[[float], object], *, awaits: bool) -> None:
         self._start, self._end, self.awaits = start, end, awaits
 
@@ -108,12 +111,9 @@ class Person:
 
 
 class Crowd:
-    """Makes people who use locks: threads, or tasks of one event loop in a thread of its own. The test's own thread
-    tells them what to do.
-
+    """Makes people who use locks: threads, or tasks of one event loop in a thread of its own. On the test's behalf,
     ``person(lock, "acquire", blocking_timeout=1)`` calls the method, or awaits its async version; ``start`` does not
-    wait for the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``).
-    """
+    wait for the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``)."""
 
     def __init__(self, *, tasks: bool) -> None:
         self.awaits = tasks
@@ -172,7 +172,6 @@ class Ghost(Process):
         return self.acquire(self.request(id, name=name, ttl=ttl), ticket=ticket)
 
     def hear(self) -> list[str]:
-        """The next message to this process, split into words."""
         message = self.pubsub.get_message(timeout=GENEROUS)
         assert message
         return str(message["data"].decode()).split()
@@ -185,3 +184,79 @@ class Ghost(Process):
 def server_time(client: redis.Redis) -> int:
     seconds, micros = client.time()
     return int(seconds) * 1_000_000 + int(micros)
+
+
+InThread = Callable[..., Awaitable[Any]]
+
+
+def settled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:
+    """Begins only after the task has begun to wait for it."""
+    loop, waits = asyncio.get_running_loop(), threading.Event()
+
+    def call() -> Any:
+        loop.call_soon_threadsafe(waits.set)
+        assert waits.wait(GENEROUS)
+        return function(*args, **kwargs)
+
+    return call
+
+
+async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await sync_to_async(settled(function, *args, **kwargs))()
+
+
+async def in_any_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await sync_to_async(settled(function, *args, **kwargs), thread_sensitive=False)()
+
+
+async def to_thread(function: Callable[..., Any], *args: Any) -> Any:
+    return await asyncio.to_thread(settled(function, *args))
+
+
+def until(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
+    """Return what the condition returned."""
+    deadline = time.monotonic() + within
+    while not (result := condition()):
+        if time.monotonic() >= deadline:
+            faulthandler.dump_traceback(2)  # what all threads are doing, for the log
+            pytest.fail(f"still not so after {within} s")
+        time.sleep(0.002)
+    return result
+
+
+async def auntil(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
+    """The same for coroutines, and for conditions that must be awaited."""
+    deadline = time.monotonic() + within
+    while True:
+        result = condition()
+        if result := (await result if isawaitable(result) else result):
+            return result
+        assert time.monotonic() < deadline, f"still not so after {within} s"
+        await asyncio.sleep(0.002)
+
+
+def asked_for(condition: Callable[[], Any], ask: Callable[[], object], every: float) -> Callable[[], bool]:
+    """The condition, for ``until``. While it is not met, the server is asked for it every so many seconds."""
+    asked = -math.inf
+
+    def is_met() -> bool:
+        nonlocal asked
+        if condition():
+            return True
+        if time.monotonic() > asked + every:
+            asked = time.monotonic()
+            with suppress(redis.ResponseError):  # it cannot at the moment
+                ask()
+        return False
+
+    return is_met
+
+
+def stands_in(thread: threading.Thread, function: str, code: str = "") -> bool:
+    """Whether a thread is in ``function``, or in what that has called, at a line of it with ``code``."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == function and code in getline(frame.f_code.co_filename, frame.f_lineno):
+            return True
+        frame = frame.f_back
+    return False

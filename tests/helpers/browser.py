@@ -16,9 +16,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from .actors import GENEROUS
-from .requirements import MissingError, require
-from .waiting import until
+from .actors import GENEROUS, until
+from .processes import MissingError, require
 
 LIST = "/admin/django_redislock/heldlock/"
 Visit = Callable[..., Page]

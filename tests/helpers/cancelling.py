@@ -1,11 +1,14 @@
-"""Interrupts coroutines at each of their awaits, and checks that they leave nothing behind."""
+"""Interrupts coroutines at each of their awaits, and threads anywhere; and checks that nothing is left behind."""
 
 from __future__ import annotations
 
 import asyncio
+import dis
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from functools import partial
+from functools import cache, partial
 from time import monotonic
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import pytest
@@ -15,10 +18,8 @@ from django_redislock import Lock, locked
 from tests.inside import ASYNC_STEPS, PREFIX, kept_by_callers
 
 from . import state
-from .actors import GENEROUS
+from .actors import GENEROUS, auntil
 from .state import NAME
-from .waiting import auntil as auntil
-from .waiting import until as until
 
 T = TypeVar("T")
 Operation = Callable[[Lock], Coroutine[Any, Any, None]]
@@ -116,10 +117,8 @@ class Closing(Interrupted[T]):
 async def lives_on(
     lock: Lock, before: Operation, connect: Callable[[], Awaitable[None]], interrupted: Interrupted[None], keeps: bool
 ) -> bool:
-    """In a task of its own, run ``before``, then the operation to interrupt; return whether that finished.
-
-    ``keeps``: the lock is still held after an interruption.
-    """
+    """In a task of its own, run ``before``, then the operation to interrupt; return whether that finished. ``keeps``:
+    the lock is still held after an interruption."""
     still_held: list[bool] = []
 
     async def victim() -> None:
@@ -162,3 +161,62 @@ async def section(lock: Lock) -> None:
 
 async def decorated(lock: Lock) -> None:
     await locked(lock.name, ttl=TTL)(nothing)(lock)
+
+
+class Interrupt(BaseException):
+    """The exception that a signal handler raises."""
+
+
+class Interrupter:
+    """Runs a function and raises Interrupt at the ``place``-th (None: nowhere, only counts) of the places where CPython
+    runs signal handlers, and where an exception of another thread (a time limit of a task queue) arrives: when a
+    function begins, after a call has returned, and when a loop jumps back. Only places in files that ``where`` accepts
+    count, except those in finalizers, whose exceptions Python swallows."""
+
+    def __init__(self, where: Callable[[str], bool], place: int | None = None) -> None:
+        self.places = 0
+        self.struck = ""  # where it raised, for messages
+        self._where = where
+        self._place = place
+        self._before: dict[int, str] = {}  # instructions by ids of frames, since this must not keep the frames alive
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # otherwise Python 3.12 reports no opcodes the first time
+        sys.settrace(self._enter)
+        try:
+            return function()
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+        if not self._where(frame.f_code.co_filename) or _in_finalizer(frame):
+            return None
+        self._before.pop(id(frame), None)
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "opcode":
+            name = _instructions(frame.f_code).get(frame.f_lasti, "")
+            returned = self._before.get(id(frame), "").startswith("CALL")
+            self._before[id(frame)] = name
+            if returned or name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"):
+                self.places += 1
+                if self.places - 1 == self._place:
+                    code = frame.f_code
+                    self.struck = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}, before {name}"
+                    raise Interrupt
+        return self._step
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+@cache
+def _instructions(code: CodeType) -> dict[int, str]:
+    return {instruction.offset: instruction.opname for instruction in dis.get_instructions(code)}

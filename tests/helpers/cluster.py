@@ -6,6 +6,7 @@ Nothing is persisted: a master that is started again before a failover comes bac
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from typing import Any
@@ -13,28 +14,86 @@ from typing import Any
 import pytest
 import redis
 
-from rediscluster import HOST, Seen, join
+import rediscluster
+from rediscluster import HOST, ClusterNode, Seen, join
+from redisserver import NoServerError
 
-from .cluster_node import Node, find_cluster_server
-from .waiting import asked_for, until
+from .actors import asked_for, until
+from .processes import MissingError, require
+from .proxy import Proxy
 
 BY_ITSELF = 20.0  # seconds within which the nodes usually agree again
+
+
+def find_cluster_server() -> str:
+    """The executable that the tests use, or one that is new enough."""
+    try:
+        return rediscluster.find_cluster_server()
+    except NoServerError as error:
+        raise MissingError("Redis 7 or newer", "apt-get install redis-server, or name one in REDIS_SERVER") from error
+
+
+class Node(ClusterNode):
+    """One node. With ``number``, its bus is behind a proxy, and its connections come from an address of its own."""
+
+    def __init__(self, executable: str, number: int | None, **options: Any) -> None:
+        self.address = "" if number is None else f"127.0.0.{number + 2}"
+        self.paused = False
+        self.proxy: Proxy | None = None
+        super().__init__(executable, **options)
+        if self.address:
+            # which does not count as one of this machine
+            self.options |= {"bind-source-addr": self.address, "protected-mode": "no"}
+
+    def take_ports(self) -> None:
+        super().take_ports()
+        if self.address:
+            if self.proxy:
+                self.proxy.close()
+            self.proxy = Proxy(self.bus_port)
+            self.bus_port = self.proxy.port
+            self.options["cluster-announce-bus-port"] = str(self.bus_port)
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.paused = number == signal.SIGSTOP
+
+    def stop(self) -> None:
+        super().stop()
+        self.paused = False
+
+    def close(self) -> None:
+        super().close()
+        if self.proxy:
+            self.proxy.close()
+
+    def ask_all(self, commands: list[tuple[str | int, ...]]) -> None:
+        """Send several commands at once, so that the node writes nodes.conf only once."""
+        with self._asking.pipeline(transaction=False) as pipeline:
+            for words in commands:
+                pipeline.execute_command(*words)
+            pipeline.execute()
+
+    def replication(self) -> dict[str, Any]:
+        return self._asking.info("replication")
+
+    def is_linked(self) -> bool:
+        return bool(self.replication()["master_link_status"] == "up")
 
 
 class Cluster:
     """``options`` are those of redis.conf. A ``partitionable`` cluster can be split: its nodes speak to each other
     through proxies in this process."""
 
-    def __init__(
-        self,
-        masters: int = 3,
-        replicas: int = 1,
-        *,
-        executable: str | None = None,
-        partitionable: bool = False,
-        **options: Any,
-    ) -> None:
-        self.executable = executable or find_cluster_server()
+    def __init__(self, *, masters: int = 3, replicas: int = 1, partitionable: bool = False, **options: Any) -> None:
+        self.executable = require(find_cluster_server)
         self.partitionable = partitionable
         self.options = {"cluster_node_timeout": 2000, "repl_diskless_sync_delay": 0, **options}
         self.nodes: list[Node] = []
@@ -61,8 +120,6 @@ class Cluster:
     def close(self) -> None:
         for node in self.nodes:
             node.close()
-
-    # its state
 
     def reachable(self) -> list[Node]:
         """The nodes that run, and are not cut off."""
@@ -116,10 +173,8 @@ class Cluster:
             until(condition)
 
     def _fix(self) -> None:
-        """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner.
-
-        With Redis 7.0, a master that took over just after a slot had moved may believe that for ever.
-        """
+        """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner, as
+        with Redis 7.0 a master that took over just after a slot had moved may for ever."""
         views = {node: node.sees() for node in self.reachable()}
         owned = {slot: id for view in views.values() for id, seen in view.items() for slot in _slots(seen)}
         for node, view in views.items():
@@ -153,8 +208,6 @@ class Cluster:
         for node in self.reachable():
             node.ask("CONFIG", "SET", "masterauth", "")
 
-    # failovers
-
     def wait_for_failover(self, old: Node) -> None:
         """Wait until others own the slots of a master that was killed, paused or cut off."""
         self._until(lambda: self.is_ok() and not self.sees()[old].ranges)
@@ -167,11 +220,7 @@ class Cluster:
     # slots that move while clients use them, the way redis-cli moves them
 
     def begin_move(self, *slots: int, to: Node) -> None:
-        """Begin to move slots of one master. From now on, clients ask the new owner for keys that it does not have.
-
-        A failover of that master before the move is finished closes it on its side, and Redis 7.0's new owner then
-        believes that nobody owns the slots, until ``finish_move`` or for ever.
-        """
+        """Begin to move slots of one master. From now on, clients ask the new owner for keys that it does not have."""
         owners = self.owners()
         (source,) = {owners[slot] for slot in slots}
         self._moves |= dict.fromkeys(slots, (source, to))
@@ -202,8 +251,6 @@ class Cluster:
         self.begin_move(*slots, to=to)
         self.migrate_keys(*slots)
         self.finish_move(*slots)
-
-    # nodes that join and leave
 
     def add_master(self) -> Node:
         known, node = self.reachable(), self._make()

@@ -18,39 +18,34 @@ from .actors import GENEROUS, Crowd
 Eventually = Callable[..., Any]
 
 
-def use_locks(crowd: Crowd, eventually: Eventually, *names: str) -> None:
-    """Acquire, queue, poll, renew, hand over, adopt, seize and force-release each of these locks."""
+def use_lock(crowd: Crowd, eventually: Eventually, name: str) -> None:
+    """Acquire, queue, poll, renew, hand over, adopt, seize and force-release it."""
     me, you, third = crowd(), crowd(), crowd()
-
-    def use(name: str) -> None:
-        lock, following = Lock(name, ttl=60), Lock(name, ttl=60, note="for people")
-        assert me(lock, "acquire")
-        assert not you(following, "acquire", blocking=False)
-        assert not you(following, "acquire", blocking_timeout=0.05)
-        waiting = you.start(following, "acquire")
-        eventually(lambda: third(django_redislock, "get_lock", name).waiters == 1)
-        assert not third(Lock(name, poll=True), "acquire", blocking_timeout=0.05)
-        assert not third(Lock(name, max_waiters=1), "acquire")
-        assert me(lock, "extend", 60)
-        eventually(all_seen)  # by the watchdog
-        me(lock, "release")
-        assert waiting.result(GENEROUS)
-        eventually(lambda: you(following, "info").lease_left > 30)  # it has confirmed the handoff
-        assert you(following, "reacquire")
-        adopted = Lock(name, token=you(following, "detach"))
-        assert me(adopted, "acquire")
-        third(Lock(name, ttl=60), "seize")
-        eventually(lambda: me.read(lambda: adopted.lost))
-        assert name in [info.name for info in third(django_redislock, "list_locks")]
-        third(lock, "suspend", 60)
-        assert third(lock, "resume")
-        assert third(django_redislock, "force_release", name)
-        third(lock, "suspend", 60, note="for people")
-        assert third(django_redislock, "force_release", name)
-        assert me(lock, "status").value == "free"
-
-    for name in names:
-        use(name)
+    lock, following = Lock(name, ttl=60), Lock(name, ttl=60, note="for people")
+    assert me(lock, "acquire")
+    assert not you(following, "acquire", blocking=False)
+    assert not you(following, "acquire", blocking_timeout=0.05)
+    waiting = you.start(following, "acquire")
+    eventually(lambda: third(django_redislock, "get_lock", name).waiters == 1)
+    assert not third(Lock(name, poll=True), "acquire", blocking_timeout=0.05)
+    assert not third(Lock(name, max_waiters=1), "acquire")
+    assert me(lock, "extend", 60)
+    eventually(all_seen)  # by the watchdog
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    eventually(lambda: you(following, "info").lease_left > 30)  # it has confirmed the handoff
+    assert you(following, "reacquire")
+    adopted = Lock(name, token=you(following, "detach"))
+    assert me(adopted, "acquire")
+    third(Lock(name, ttl=60), "seize")
+    eventually(lambda: me.read(lambda: adopted.lost))
+    assert name in [info.name for info in third(django_redislock, "list_locks")]
+    third(lock, "suspend", 60)
+    assert third(lock, "resume")
+    assert third(django_redislock, "force_release", name)
+    third(lock, "suspend", 60, note="for people")
+    assert third(django_redislock, "force_release", name)
+    assert me(lock, "status").value == "free"
 
 
 def use_pool(crowd: Crowd, eventually: Eventually) -> None:
@@ -105,8 +100,8 @@ def meet_the_dead(name: str) -> None:
 
 def locks_alone(crowd: Crowd, eventually: Eventually, *members: str) -> None:
     """On plain locks, and on these members of pools."""
-    use_locks(crowd, eventually, "order:42", *members)
-    for name in ("order:43", *members):
+    for name in ("order:42", *members):
+        use_lock(crowd, eventually, name)
         meet_the_dead(name)
     swept = False
     while not swept:

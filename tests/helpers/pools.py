@@ -54,7 +54,6 @@ def refuses(person: Any, pool: LockPool) -> None:
 
 
 def lock_of(key: str, pool: str = POOL) -> str:
-    """The name of a member's lock, as the documentation tells users to make it."""
     return lock_name("pool", pool, key)
 
 
@@ -99,7 +98,6 @@ def leases_end(client: redis.Redis, *keys: str) -> None:
 
 
 def leave(ghost: Ghost, id: str) -> None:
-    """A waiter of this process leaves the line, or gives back what it was granted."""
     ghost.release(ghost.request(id, name=ANY))
 
 
@@ -115,7 +113,6 @@ def holder(client: redis.Redis, key: str) -> str:
 
 
 def in_line(client: redis.Redis) -> list[str]:
-    """The ids of those who want any member, in order."""
     found: list[Any] = client.zrange(LINE, 0, -1)
     return [id.decode() for id in found]
 

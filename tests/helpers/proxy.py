@@ -13,11 +13,8 @@ from itertools import chain
 class Trouble:
     """What happens to the next ``times`` messages that contain ``matching`` (each ``every``-th), in one direction: they
     come late, are "held", or "lost" (and the connection is cut), "torn" (the same, but the first half arrives), or
-    "swallowed" (nothing tells that).
-
-    ``caught`` is set when the first has met it, ``over`` when the last one's fate is sealed: a held or late request was
-    answered by the server, a reply was passed on or thrown away.
-    """
+    "swallowed" (nothing tells that). ``caught`` is set when the first has met it, ``over`` when the last one's fate is
+    sealed: a held or late request was answered by the server, a reply was passed on or thrown away."""
 
     def __init__(self, how: str, matching: str, times: int, every: int, delay: float) -> None:
         self.how, self.matching = how, matching.encode()
@@ -29,7 +26,6 @@ class Trouble:
             self.let_go()
 
     def end(self) -> None:
-        """No more messages meet it."""
         self.times = 0
         self.let_go()
 

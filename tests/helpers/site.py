@@ -28,8 +28,6 @@ from tests.helpers.databases import Account
 
 
 class Gate:
-    """A place where a view waits until the test lets it continue."""
-
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.go_on = threading.Event()
@@ -48,7 +46,6 @@ def wait_at(gate: str, request: Any) -> None:
 
 
 def names() -> str:
-    """The names of the held locks."""
     return ",".join(lock.name for lock in list_locks())
 
 
@@ -124,7 +121,6 @@ class MarkLost(OnDispatch):
 
 
 def book(request: HttpRequest, pk: int) -> HttpResponseBase:
-    """Responds with the balance that it has written."""
     return HttpResponse(str(Account("default").book()))
 
 

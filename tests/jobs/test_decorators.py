@@ -22,8 +22,8 @@ from django_redislock import LockLost, lock_digest, locked, locked_atomic, locke
 from tests.helpers.actors import GENEROUS
 from tests.helpers.docs import blocks, page
 from tests.helpers.processes import Worker
+from tests.helpers.servers import abandon, lock_names
 from tests.helpers.state import NAME, value
-from tests.helpers.twins import abandon, lock_names
 
 pytestmark = [pytest.mark.parametrize("account", ["sqlite"], indirect=True), pytest.mark.usefixtures("account")]
 

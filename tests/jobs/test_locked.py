@@ -17,8 +17,8 @@ from django.dispatch import Signal, receiver
 from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockUnavailable, locked, locked_atomic
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.servers import Twins, lock_names
 from tests.helpers.state import LOCK, NAME, TOKEN, queued, value
-from tests.helpers.twins import Twins, lock_names
 
 Body = Generator[None, None, Any]
 

@@ -19,9 +19,8 @@ from django_redislock import Lock, LockLost, LockUnavailable, locked_view
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.docs import blocks, page
-from tests.helpers.monitor import Monitor
 from tests.helpers.processes import Worker
-from tests.helpers.state import NAME, QUEUE, holder, put, queued
+from tests.helpers.state import NAME, QUEUE, Monitor, holder, put, queued
 
 AEventually = Callable[..., Awaitable[Any]]
 

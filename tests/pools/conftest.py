@@ -12,7 +12,7 @@ import redis
 from django_redislock import LockPool, PoolMember
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.pools import POOL, TTL, Held, Wait, in_line
-from tests.inside import Ears, limit
+from tests.inside import Ears
 
 Eventually = Callable[..., Any]
 
@@ -30,18 +30,6 @@ def accounts() -> LockPool:
     made = LockPool(POOL)
     made.extend(["alice", "bob"])
     return made
-
-
-@pytest.fixture
-def me(crowd: Crowd) -> Any:
-    """A user of pools: a thread, or a task."""
-    return crowd()
-
-
-@pytest.fixture
-def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters look at the end of a lease, and otherwise only when they are told."""
-    limit(monkeypatch, look_every=1000.0)
 
 
 @pytest.fixture

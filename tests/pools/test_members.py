@@ -46,7 +46,7 @@ from tests.helpers.pools import (
 )
 from tests.helpers.processes import Worker
 from tests.helpers.state import count
-from tests.inside import PREFIX, after_round_trips
+from tests.inside import PREFIX, note_round_trips
 
 Eventually = Callable[..., Any]
 
@@ -383,7 +383,7 @@ def test_many_members_are_replaced_in_short_scripts_and_those_that_stay_keep_the
         return sum(int(stat["calls"]) for name, stat in stats.items() if name != "cmdstat_info")
 
     calls = [called()]
-    after_round_trips(monkeypatch, lambda commands: calls.append(called()))
+    note_round_trips(monkeypatch, after=lambda *_: calls.append(called()))
     pool = LockPool(POOL)
     assert pool.assign(OLD) == 20_000
     client.zunionstore(FREE, [FREE, FRESH])  # as if each had been used

@@ -19,8 +19,8 @@ import pytest
 
 from rediscluster import private_masters
 from redisserver import RedisServer
-from tests.helpers.cluster_node import find_cluster_server
-from tests.helpers.requirements import require
+from tests.helpers.cluster import find_cluster_server
+from tests.helpers.processes import require
 from tests.project.programs import ROOT
 
 SMALL = ["--seats", "24", "--buyers", "12"]

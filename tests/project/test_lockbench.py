@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 
 from bench.run import MODES
 from shop.management.commands.lockbench import Command as Lockbench
-from tests.helpers.requirements import MissingError, require, wheel_folder
+from tests.helpers.processes import MissingError, require, wheel_folder
 
 pytestmark = pytest.mark.complete
 

@@ -23,7 +23,7 @@ import django_redislock
 from django_redislock import Lock
 from redisserver import free_ports
 from tests.helpers.docs import blocks, page
-from tests.helpers.requirements import MissingError, require
+from tests.helpers.processes import MissingError, require
 from tests.helpers.state import holder, leftovers, queued
 from tests.project.programs import ROOT, complaints
 

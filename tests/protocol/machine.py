@@ -129,7 +129,7 @@ class Machine(RuleBasedStateMachine):
         self._subscribe(EAR)
         self.advance(0)
         for process, home in enumerate(self.homes):
-            home.know_fence(0)
+            home.highest_fence(0)
             self.live_or_die(process, dies=False)
 
     # -- what happens -----------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Machine(RuleBasedStateMachine):
         home, owner = self.homes[process], f"owner of a suspension at {process}\nits note"
 
         def act() -> bool:
-            expected = self.reference.suspend(Process(home.channel, home.known_fence), ms, owner)
+            expected = self.reference.suspend(Process(home.channel, home.highest_fence()), ms, owner)
             begun = home.suspend(NAME, ms / 1000, owner)
             note(f"  # process {process} suspends it for {ms}: {begun}; should be {expected}")
             assert begun is expected
@@ -446,7 +446,7 @@ class Machine(RuleBasedStateMachine):
         home = self.homes[process]
 
         def act() -> bool:
-            expected = self.reference.force(Process(home.channel, home.known_fence), highest, what)
+            expected = self.reference.force(Process(home.channel, home.highest_fence()), highest, what)
             value = home.force(NAME, highest, what)
             note(f"  # process {process} force-releases up to {highest}, {what=}: {value!r}; should be {expected}")
             assert (value.decode() if value else None) == expected
@@ -583,7 +583,7 @@ def prepared(client: redis.Redis, without: str | None = None) -> Iterator[type[M
     """Prepare the machine; ``without``: the scripts leave out the rule of this name."""
     homes, ear = [inside.Process() for _ in HOMES], client.pubsub()
     try:
-        with inside.changed_scripts([without] if without else [], CLOCK), pytest.MonkeyPatch.context() as patch:
+        with inside.change_scripts([without] if without else [], CLOCK), pytest.MonkeyPatch.context() as patch:
             for name, value in (("client", client), ("homes", homes), ("ear", ear)):
                 patch.setattr(Machine, name, value, raising=False)
             yield Machine

@@ -16,9 +16,9 @@ from django_redislock import Lock, LockPool, LockUnavailable
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.docs import redis_user
-from tests.helpers.monitor import Monitor
 from tests.helpers.operations import all_of_them, locks_alone, use_values
-from tests.inside import listener, page, redis_py_lock
+from tests.helpers.state import Monitor
+from tests.inside import Ears, page, redis_py_lock
 from tests.protocol.scene import Eventually
 
 DATABASE = 3
@@ -90,7 +90,7 @@ def test_the_documented_user_can_do_everything_and_needs_every_right(
         assert refused(root) == set()
         keys: Any = root.keys("*")
         assert all(key.startswith(b"redislock{0}:") for key in keys)
-        assert (listener().ready, listener().polled) == (True, False)
+        assert (Ears().ready, Ears().polled) == (True, False)
         assert used(monitor) == commands(RULES)
 
 

@@ -16,7 +16,7 @@ from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, holder
 from tests.helpers.ways import stopped
-from tests.inside import listener
+from tests.inside import Ears
 from tests.protocol.scene import LONG, MEMBER, POOL, Eventually, Join, Listening, lapse
 
 # -- R10 --------------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_a_restart_of_redis_is_noticed_at_once(own: RedisServer, eventually: Eve
     losses: list[LockLost] = []
     lock = Lock(NAME, ttl=LONG, on_lost=losses.append)
     lock.acquire()
-    eventually(lambda: listener().ready)  # it is held for long, so its process listens
+    eventually(lambda: Ears().ready)  # it is held for long, so its process listens
     own.stop()
     own.start()
     eventually(lambda: losses)

@@ -23,7 +23,7 @@ import django_redislock
 from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
 from tests import inside
 from tests.helpers.actors import GENEROUS
-from tests.helpers.interrupts import Interrupt, Interrupter
+from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.state import NAME, fence_of, leftovers
 from tests.inside import leases
 from tests.protocol.scene import LONG, Eventually

@@ -12,7 +12,7 @@ import redis
 from django_redislock import Lock, LockPool, LockUnavailable, force_release
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, server_time
-from tests.helpers.interrupts import Interrupt
+from tests.helpers.cancelling import Interrupt
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, holder, queued, value
 from tests.inside import limit

@@ -19,12 +19,6 @@ Exercise = Callable[[], None]
 
 
 @pytest.fixture
-def me(crowd: Crowd) -> Any:
-    """A user of locks: a thread, or a task."""
-    return crowd()
-
-
-@pytest.fixture
 def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> Exercise:
     """Use all connections of a lock: acquire, queue, hand over, confirm, look, extend."""
     limit(monkeypatch, look_every=1000.0)  # waiters must be told

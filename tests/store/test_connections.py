@@ -16,8 +16,8 @@ import django_redislock
 from django_redislock import Lock, LockUnavailable, locked
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.servers import Twins
 from tests.helpers.state import count, queued
-from tests.helpers.twins import Twins
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
 from tests.inside import AskedOnce, Wire, command, limit, put_together, surplus, unused_here
 

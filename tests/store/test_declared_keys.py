@@ -6,8 +6,8 @@ import redis
 
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
-from tests.helpers.monitor import Monitor, Touched
 from tests.helpers.operations import all_of_them
+from tests.helpers.state import Monitor, Touched
 from tests.inside import scripts
 
 from .conftest import Eventually

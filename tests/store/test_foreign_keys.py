@@ -24,7 +24,7 @@ from django_redislock import (
 )
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import FENCE, LOCK, NAME, QUEUE, TOKEN, WAITERS
-from tests.inside import PREFIX, command, messages_heard, own_channel, subscriptions
+from tests.inside import PREFIX, command, heard, own_channel, subscriptions
 
 from .conftest import Eventually
 
@@ -261,9 +261,9 @@ def test_foreign_messages_end_neither_a_waiter_nor_the_listener(
     eventually(lambda: client.zcard(QUEUE) == 1)
     subscribed = subscriptions()
     for message in MESSAGES:
-        heard, (id,) = messages_heard(), list[Any](client.zrange(QUEUE, 0, -1))
+        before, (id,) = heard(), list[Any](client.zrange(QUEUE, 0, -1))
         assert client.publish(own_channel(), message.replace(b"{id}", id)) == 1
-        eventually(lambda heard=heard: messages_heard() > heard)
+        eventually(lambda before=before: heard() > before)
         assert not waiting.done()
     me(lock, "release")
     assert waiting.result(GENEROUS)

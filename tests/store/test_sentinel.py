@@ -135,7 +135,7 @@ def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_ac
     with caches(sentinels.alias()):
         Lock("a").locked()  # a connection to the old master
         with stopped(sentinels.servers[0]):
-            sentinels.promote()
+            sentinels.fail_over()
         with pytest.raises(LockUnavailable, match="0 of 1 replicas acknowledged it"):
             Lock("a", replicas=1).acquire()
         eventually(lambda: not sentinels.clients[0].exists("redislock{0}:lock:a"))

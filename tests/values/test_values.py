@@ -19,7 +19,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import ConditionalValue, Counter, Lock, LockError, LockUnavailable
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS
 from tests.helpers.pools import raw
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
@@ -33,12 +33,6 @@ COUNTER, VALUE = f"{PREFIX}counter:hits", f"{PREFIX}value:high"
 def using(request: pytest.FixtureRequest, settings: Any) -> str:
     settings.CACHES = {**settings.CACHES}  # a memory that holds nothing
     return str(request.param)
-
-
-@pytest.fixture
-def me(crowd: Crowd) -> Any:
-    """A thread, or a task."""
-    return crowd()
 
 
 @pytest.fixture

@@ -40,11 +40,9 @@ from redisserver import RedisServer
 from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.databases import Account
-from tests.helpers.pages import Page, arespond
 from tests.helpers.proxy import Proxy
-from tests.helpers.servers import LEFT_OPEN, Web
+from tests.helpers.servers import LEFT_OPEN, Page, Pages, Twins, Web, arespond, lock_names
 from tests.helpers.state import queued, value
-from tests.helpers.twins import Pages, Twins, lock_names
 from tests.inside import INFO
 
 pytestmark = LEFT_OPEN

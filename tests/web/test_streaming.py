@@ -22,9 +22,8 @@ from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account
 from tests.helpers.proxy import Proxy
-from tests.helpers.servers import LEFT_OPEN, Web
+from tests.helpers.servers import LEFT_OPEN, Web, lock_names
 from tests.helpers.state import outlives
-from tests.helpers.twins import lock_names
 from tests.inside import RELEASE
 
 pytestmark = [

@@ -23,9 +23,8 @@ from redisserver import RedisServer
 from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.databases import Account, Commits
-from tests.helpers.servers import LEFT_OPEN, Web, asgi_server
+from tests.helpers.servers import LEFT_OPEN, Pages, Web, asgi_server
 from tests.helpers.state import outlives
-from tests.helpers.twins import Pages
 from tests.inside import undo_interrupted
 
 Both = tuple[Account, Account]
