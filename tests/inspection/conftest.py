@@ -1,3 +1,0 @@
-"""Fixtures of the tests of inspection."""
-
-from __future__ import annotations
