@@ -233,7 +233,7 @@ def test_a_grant_of_which_it_is_not_known_whether_it_holds_is_a_reason_to_look(
     assert waiting.result(GENEROUS)
 
 
-Eventually = Callable[..., Any]
+# -- poll=True, for a server behind a proxy that knows no pub/sub ------------------------------------------------------
 
 
 def channels(client: Any) -> list[str]:

@@ -1,5 +1,4 @@
-"""Whose acquisition it is, where that is hard to tell (see also ``tests/lock/test_whose.py``), and how whoever asks for a
-lock is described to people."""
+"""Whose acquisition it is, where that is hard to tell (see also ``tests/lock/test_whose.py``), and its description."""
 
 from __future__ import annotations
 
@@ -120,6 +119,8 @@ def test_a_coroutine_owns_the_lock_of_a_caller_whose_frames_cannot_be_seen(monke
     with Lock(NAME) as lock:
         assert async_to_sync(lock.aowned)()
 
+
+# -- how those who ask for a lock are described to people --------------------------------------------------------------
 
 HERE = f"{socket.gethostname()}:{os.getpid()}:{threading.current_thread().name}"
 

@@ -1,5 +1,4 @@
-"""Renewal and loss, where calls overtake them or something fails; and calls, releases and the log while Redis is away for
-a moment."""
+"""Renewal and loss, where calls overtake them or something fails; and calls and the log while Redis is away."""
 
 from __future__ import annotations
 
@@ -231,7 +230,8 @@ def test_code_of_the_sites_is_called_in_a_few_threads_that_end_whatever_it_raise
     assert caplog.text.count("event=notifier-failed") == 20
 
 
-Eventually = Callable[..., Any]
+# -- Redis is away for a moment ----------------------------------------------------------------------------------------
+
 RetryFor = Callable[[float], None]
 
 

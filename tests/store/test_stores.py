@@ -214,7 +214,7 @@ def test_tasks_of_a_closed_loop_end_silently(own: RedisServer, caplog: pytest.Lo
         assert counts()[0] == 0
 
 
-pytestmark = pytest.mark.usefixtures("own_pools")
+# -- Sentinel ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.complete
