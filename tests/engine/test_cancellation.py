@@ -70,24 +70,16 @@ def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, set
 DETACHED: list[str] = []
 
 
-async def try_once(lock: Lock) -> None:
-    await lock.aacquire(blocking=False)
-
-
-async def extend(lock: Lock) -> None:
-    await lock.aextend(5)
-
-
 async def detach(lock: Lock) -> None:
     DETACHED.append(await lock.adetach())
 
 
-ALONE: dict[str, tuple[Operation, Operation, bool]] = {  # before, what is interrupted, whether the lock is kept then
+ALONE: dict[str, tuple[Operation, Any, bool]] = {  # before, what is interrupted, whether the lock is kept then
     "acquire": (nothing, acquire, False),
-    "try once": (nothing, try_once, False),
+    "try once": (nothing, lambda lock: lock.aacquire(blocking=False), False),
     "seize": (nothing, lambda lock: lock.aseize(), False),
     "release": (acquire, release, False),
-    "extend": (acquire, extend, True),
+    "extend": (acquire, lambda lock: lock.aextend(5), True),
     "detach": (acquire, detach, True),
     "section": (nothing, section, False),
     "decorated": (nothing, decorated, False),

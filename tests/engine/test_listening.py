@@ -26,8 +26,6 @@ from tests.inside import hears, limit, listen, own_channel, reads, subscriptions
 
 Eventually = Callable[..., Any]
 
-# -- subscribing -------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.usefixtures("fresh")
 def test_threads_that_wait_at_once_share_one_subscription_which_ends_with_the_settings(
@@ -141,9 +139,6 @@ def test_a_waiter_that_another_server_does_not_count_is_subscribed_there(
         force_release(NAME)
         assert waiting.result(GENEROUS)
         settings.CACHES = {**settings.CACHES}
-
-
-# -- waiting and reading -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

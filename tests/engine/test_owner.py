@@ -181,8 +181,6 @@ say("imported", *{"celery", "rq", "dramatiq", "django_tasks"} & set(sys.modules)
     assert worker.expect("imported") == []
 
 
-# -- jobs of task queues -----------------------------------------------------------------------------------------------
-
 CELERY = """
 from celery import Celery
 from celery.contrib.testing.worker import start_worker

@@ -74,14 +74,15 @@ def test_a_lock_that_is_released_just_before_its_renewal_is_not_renewed(
     assert "owner-ended" not in caplog.text
 
 
-def test_a_renewal_that_crosses_a_change_of_the_fence_is_no_loss(
+def test_a_renewal_that_crosses_a_change_of_the_fence_or_the_release_is_no_loss(
     network: Proxy,
+    client: redis.Redis,
     holds: Callable[..., Lock],
     other: Callable[[], Other],
     eventually: Eventually,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It names the fence, and finds another one."""
+    """It names the fence, and finds another one. Its answer counts only as long as the lock is held here (R12)."""
     lock = holds(ttl=60)
     eventually(lambda: hears() and 10 < inside.due_in(lock) < 30)
     before, late, asked = lock.fence, network.hold_request("keep"), network.delay_answer("keep", 0, times=1000)
@@ -105,6 +106,8 @@ def test_a_renewal_that_crosses_a_change_of_the_fence_is_no_loss(
     inside.drawing(lock)()
     lock.release()
     late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert not holder(client)
     again = renewed(another := holds(ttl=60))
     renew_all()
     eventually(again)  # by the thread that has brought that answer

@@ -118,32 +118,23 @@ def is_renewed(lock: Lock, eventually: Eventually) -> None:
     eventually(lambda: monotonic() + lock.remaining() > ends + 0.02)
 
 
-def test_a_renewal_that_is_overtaken_by_the_release_is_no_loss(
-    network: Proxy, client: redis.Redis, renew_all: Callable[..., None], eventually: Eventually
+def test_the_end_of_a_lease_is_reported_while_redis_hangs_and_a_restart_at_once(
+    own: RedisServer, eventually: Eventually
 ) -> None:
-    """Its answer counts only as long as the lock is held here."""
+    """After any reconnect everything is renewed."""
     losses: list[LockLost] = []
-    lock = Lock(NAME, ttl=12, on_lost=losses.append, using="other")
-    lock.acquire()
-    held = network.hold_request("keep")
-    renew_all("other")
-    assert held.caught.wait(GENEROUS)
-    lock.release()
-    held.let_go()
-    assert held.over.wait(GENEROUS)
-    with Lock("another", ttl=1, using="other") as another:
-        is_renewed(another, eventually)  # so the watchdog has had another round
-    assert losses == []
-    assert holder(client) == ""
-
-
-def test_the_end_of_a_lease_is_reported_even_while_redis_hangs(own: RedisServer, eventually: Eventually) -> None:
-    losses: list[LockLost] = []
-    lock = Lock(NAME, ttl=0.6, on_lost=losses.append)
-    lock.acquire()
+    short, long = (Lock(f"{NAME}:{ttl}", ttl=ttl, on_lost=losses.append) for ttl in (0.6, LONG))
+    long.acquire()
+    eventually(lambda: listener().ready)  # it is held for long, so its process listens
+    short.acquire()
     with stopped(own):
         eventually(lambda: losses, within=3)  # the timeout of the alias is 5 s
-        assert lock.lost
+        assert short.lost
+    own.stop()
+    own.start()
+    eventually(lambda: len(losses) == 2)
+    assert long.lost
+    assert "gone from Redis" in losses[1].reason
 
 
 def test_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
@@ -176,19 +167,6 @@ def test_a_redis_that_hangs_costs_no_lock_of_another_alias(
         for _ in range(3):
             is_renewed(near, eventually)
     assert losses == []
-
-
-def test_a_restart_of_redis_is_noticed_at_once(own: RedisServer, eventually: Eventually) -> None:
-    """After any reconnect everything is renewed."""
-    losses: list[LockLost] = []
-    lock = Lock(NAME, ttl=LONG, on_lost=losses.append)
-    lock.acquire()
-    eventually(lambda: listener().ready)  # it is held for long, so its process listens
-    own.stop()
-    own.start()
-    eventually(lambda: losses)
-    assert lock.lost
-    assert "gone from Redis" in losses[0].reason
 
 
 # -- C3 ---------------------------------------------------------------------------------------------------------------

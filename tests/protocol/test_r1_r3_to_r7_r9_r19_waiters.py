@@ -174,10 +174,18 @@ def test_a_withdrawal_that_could_not_be_sent_is_sent_later(
 # -- R19 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.complete
-@pytest.mark.parametrize("ttl", [30, 1], ids=["granted long ago", "its handoff has ended"])
-def test_a_look_that_finds_a_grant_of_which_nobody_has_told_makes_the_listener_reconnect(
+@pytest.mark.parametrize(
+    ("ttl", "what", "look_every"),
+    [
+        pytest.param(30, "granted long ago", 2.0, marks=pytest.mark.complete),
+        pytest.param(1, "its handoff has ended", 2.0, marks=pytest.mark.complete),
+        (30, "half a message", LONG),
+    ],
+)
+def test_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listener_reconnect(
     ttl: float,
+    what: str,
+    look_every: float,
     held: Lock,
     network: Proxy,
     join: Join,
@@ -186,29 +194,20 @@ def test_a_look_that_finds_a_grant_of_which_nobody_has_told_makes_the_listener_r
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limit(monkeypatch, look_every=2.0)
+    """A look finds such a grant; half a message is waited for no longer than a second."""
+    limit(monkeypatch, look_every=look_every)
     ears = listening("other")
     generation = ears.generation
     waiting = join(Lock(NAME, ttl=ttl, using="other"))
-    network.swallow_message(f"g {listed(client)[0][0]}")
+    if what == "half a message":
+        (link,) = [one for one in network.links if one.down.fileno() >= 0 and one.down.getpeername()[1] == ears.port]
+        link.down.sendall(b"*3\r\n$7\r\nmessage\r\n$20\r\nhalf")
+        eventually(lambda: ears.generation > generation and ears.ready)
+    else:
+        network.swallow_message(f"g {listed(client)[0][0]}")
     held.release()
     assert waiting.result()
     eventually(lambda: ears.generation > generation and ears.ready)
-
-
-@nobody_looks
-def test_an_incomplete_message_makes_the_listener_reconnect(
-    held: Lock, network: Proxy, join: Join, listening: Listening, eventually: Eventually
-) -> None:
-    """After a second, instead of waiting for its end for ever."""
-    ears = listening("other")
-    generation = ears.generation
-    waiting = join(Lock(NAME, using="other"))
-    (link,) = [link for link in network.links if link.down.fileno() >= 0 and link.down.getpeername()[1] == ears.port]
-    link.down.sendall(b"*3\r\n$7\r\nmessage\r\n$20\r\nhalf")
-    eventually(lambda: ears.generation > generation and ears.ready)
-    held.release()
-    assert waiting.result()
 
 
 # -- R3 ---------------------------------------------------------------------------------------------------------------
@@ -313,43 +312,6 @@ def test_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
     # nobody has to wait for a look by the clock, which would come when the first holder's lease (30 s) would have ended
     entered = [worker.expect("acquired", within=15)[0] for _ in range(4)]
     assert (entered if busy else sorted(entered)) == ["0", "1", "2", "3"]
-
-
-FORKS = """
-def wait():
-    Lock(name, blocking_timeout=60).acquire()
-
-Lock("other").acquire()
-threading.Thread(target=wait, daemon=True).start()
-hear()
-child = os.fork()
-if not child:
-    wait()
-    time.sleep(60)
-say("child", child)
-hear()
-"""
-
-
-def test_a_forked_child_does_not_make_its_dead_parent_look_alive(
-    start: Start, client: redis.Redis, eventually: Eventually
-) -> None:
-    """It closes the inherited socket of the listener, and has its own channel."""
-    lock, parent = Lock(NAME), start(FORKS, name=NAME)
-    lock.acquire()
-    eventually(lambda: queued(client) == 1)
-    parent.tell()
-    child = int(parent.expect("child")[0])
-    try:
-        eventually(lambda: queued(client) == 2)
-        ids = [id for id, _ in listed(client)]
-        channels = [entry.split()[0] for entry in client.hmget(WAITERS, ids) if entry]
-        parent.kill()
-        eventually(lambda: [number for _, number in client.pubsub_numsub(*channels)] == [0, 1])
-        lock.release()
-        assert holder(client) == ids[1]
-    finally:
-        os.kill(child, signal.SIGKILL)
 
 
 # -- R5 ---------------------------------------------------------------------------------------------------------------

@@ -32,8 +32,6 @@ from .conftest import Eventually, Exercise
 
 pytestmark = pytest.mark.usefixtures("own_pools")
 
-# -- what it is given -----------------------------------------------------------------------------------------------
-
 
 @BOTH
 @pytest.mark.parametrize(
@@ -84,9 +82,6 @@ def test_a_short_socket_timeout_does_not_end_a_long_wait(
         assert waiting.result(15)
 
 
-# -- where it leads -------------------------------------------------------------------------------------------------
-
-
 @BOTH
 def test_a_database_behind_a_unix_socket(
     backend: str, server: RedisServer, exercise: Exercise, client: redis.Redis
@@ -131,9 +126,6 @@ def test_tls_with_certificates_on_both_sides(
         me(Lock("a"), "acquire")
     # older redis-py keeps it out of its own message
     assert re.search(r"(?i)certificate.verify.failed", "".join(traceback.format_exception(caught.value)))
-
-
-# -- where no lock can be -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,9 +184,6 @@ def test_an_alias_that_cannot_hold_locks_is_a_clear_error(given: dict[str, Any],
     for thing, method in (Lock("a"), "acquire"), (django_redislock, "list_locks"):
         with caches(given), pytest.raises(ImproperlyConfigured, match=problem):
             me(thing, method)
-
-
-# -- connection classes, for coroutines -----------------------------------------------------------------------------
 
 
 class AsyncOwn(redis.asyncio.Connection):
@@ -257,12 +246,14 @@ def _memory(request: pytest.FixtureRequest, settings: Any) -> None:
     settings.CACHES = {"default": {"BACKEND": kind}, "second": {"BACKEND": kind}}
 
 
+@in_memory
 @KINDS
 def test_locks_pools_and_values_work(crowd: Crowd, exercise: Exercise, eventually: Eventually) -> None:
     exercise()
     all_of_them(crowd, eventually)
 
 
+@in_memory
 @KINDS
 def test_each_alias_has_a_server_of_its_own(crowd: Crowd, settings: Any) -> None:
     me, you = crowd(), crowd()
@@ -313,6 +304,7 @@ def test_a_fork_starts_a_fresh_server_and_leaves_the_parent_alone(start: Callabl
     assert worker.expect("next") == ["False"]
 
 
+@in_memory
 @KINDS
 def test_without_fakeredis_the_error_says_what_to_install(
     me: Any, settings: Any, monkeypatch: pytest.MonkeyPatch

@@ -46,9 +46,6 @@ def one(server: RedisServer) -> Iterator[None]:
         yield
 
 
-# -- how many, and who waits for one ----------------------------------------------------------------------------------
-
-
 @BOTH
 @pytest.mark.parametrize(("bound", "setting"), [(3, 16), (100, 3)])
 def test_the_number_of_connections_is_bounded(
@@ -121,9 +118,6 @@ def test_a_connection_that_somebody_takes_meanwhile_is_not_closed() -> None:
     assert surplus([deque()], 1, in_use=2) == []
 
 
-# -- whose answer it is -----------------------------------------------------------------------------------------------
-
-
 def test_a_late_answer_is_given_to_nobody_else(me: Any, server: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, server.url, socket_timeout=0.1, max_connections=1)):
         echo(me, "first")
@@ -161,9 +155,6 @@ def test_the_errors_of_single_commands_stand_among_the_answers(using: str, me: A
         assert type(error) is redis.ResponseError
     with pytest.raises(redis.ResponseError):
         command("NO-SUCH", using=using)
-
-
-# -- what is tried again ----------------------------------------------------------------------------------------------
 
 
 def test_killed_connections_and_a_restart_make_no_call_fail(
@@ -254,9 +245,6 @@ def test_what_redis_refuses_for_good_is_an_error_at_once(me: Any, own: RedisServ
         with pytest.raises(LockUnavailable, match=r"The server wants a password|Authentication required"):
             me(Lock("a"), "acquire", blocking=False)
         client.config_set("requirepass", "")
-
-
-# -- what is asked once for all who need it ---------------------------------------------------------------------------
 
 
 def test_a_question_outlives_those_who_ask_it_and_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,6 @@ def use(me: Any, **options: Any) -> None:
     me(lock, "release")
 
 
-# -- keys of another type ---------------------------------------------------------------------------------------------
-
 # and the keys that they meet
 CALLS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "acquire": (use, [f"lock:{NAME}", f"queue:{NAME}", "index", "fence"]),
@@ -133,9 +131,6 @@ def test_a_slot_of_another_type_is_named_and_not_used_again(call: Callable[[], A
     assert call()
 
 
-# -- the fence ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["foreign", "", "nan", "inf", "1e400", "9" * 18, str(2**63 - 1), "\0"])
 @pytest.mark.parametrize("alias", ["default", "memory"])
 def test_an_invalid_last_fence_is_named_and_left_alone_and_nothing_is_locked(text: str, alias: str) -> None:
@@ -190,8 +185,6 @@ def test_an_incompatible_version_is_named_and_nobody_acquires_or_waits(crowd: Cr
     assert not client.exists(LOCK)
 
 
-# -- forged locks ---------------------------------------------------------------------------------------------------
-
 FORGED = ["", "foreign", "channel c 1 1 -", "channel c nan 1 - x", "channel d 1 1", f"channel d {'9' * 400} 1 - owner"]
 
 
@@ -205,8 +198,6 @@ def test_a_lock_with_a_foreign_value_is_held_and_not_by_us(rest: str, token: str
     force_release(NAME)
     assert Lock(NAME).acquire(blocking_timeout=GENEROUS)
 
-
-# -- forged queues, messages and pools ------------------------------------------------------------------------------
 
 NO_ENTRIES = [
     "",

@@ -19,6 +19,7 @@ from django.test import override_settings
 
 from django_redislock import Lock, LockUnavailable
 from redisserver import RedisServer, redis_server
+from tests.helpers import state
 from tests.helpers.actors import Crowd
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Sentinels, alias, caches, connections, kill, stopped
@@ -33,9 +34,6 @@ from tests.inside import (
 from .conftest import Eventually, Exercise, ause
 
 pytestmark = pytest.mark.usefixtures("own_pools")
-
-
-# -- changed settings -------------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -79,16 +77,19 @@ def test_a_lock_from_before_a_change_of_settings_can_be_released_and_leaves_no_c
     eventually(lambda: not connections(client))
 
 
-# -- a fork -----------------------------------------------------------------------------------------------------------
-
 FORK = """
 from tests.inside import hears, own_channel
 
+def wait():
+    Lock(name, blocking_timeout=60).acquire()
+
 held = Lock("held", ttl=600)
 held.acquire()
+threading.Thread(target=wait, daemon=True).start()
 while not hears():
     time.sleep(0.01)
 say("parent", own_channel())
+hear()
 child = os.fork()
 if child == 0:
     hear()
@@ -97,6 +98,8 @@ if child == 0:
     while not hears():
         time.sleep(0.01)
     say("child", own_channel(), held.token, len(list_locks()))
+    wait()
+    say("waited")
     hear()
     with Lock("c"):
         say("still", "alive")
@@ -112,8 +115,11 @@ else:
 def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
     start: Callable[..., Worker], client: redis.Redis, eventually: Eventually
 ) -> None:
-    parent = start(FORK)
+    lock, parent = Lock(state.NAME), start(FORK, name=state.NAME)
+    lock.acquire()
     (channel,) = parent.expect("parent")
+    eventually(lambda: state.queued(client) == 1)
+    parent.tell()
     (child,) = map(int, parent.expect("forked"))
     try:
         assert dict(client.pubsub_numsub(channel)) == {channel.encode(): 1}
@@ -121,19 +127,21 @@ def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
         parent.tell()
         own_channel, token, locks = parent.expect("child")
         assert own_channel != channel
-        assert (token, locks) == ("None", "2")
+        assert (token, locks) == ("None", "3")
+        eventually(lambda: state.queued(client) == 2)
+        _, second = list[Any](client.zrange(state.QUEUE, 0, -1))
         parent.signal(signal.SIGKILL)
         parent.process.wait()
         # were the child to keep the parent's socket open, Redis would count the parent as alive
         eventually(lambda: dict(client.pubsub_numsub(channel)) == {channel.encode(): 0})
         assert dict(client.pubsub_numsub(own_channel)) == {own_channel.encode(): 1}
+        lock.release()
+        assert state.holder(client) == second.decode()
+        parent.expect("waited")
         parent.tell()
         assert parent.expect("still") == ["alive"]
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-# -- event loops ------------------------------------------------------------------------------------------------------
 
 
 def of_commands(client: redis.Redis) -> list[dict[str, str]]:
