@@ -37,14 +37,11 @@ def listening(fresh: None) -> None:
     until(hears)
 
 
-@pytest.fixture
-def gates(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_gates(monkeypatch)
+gates = pytest.fixture(add_gates)
 
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], object]:
-    """Make it impossible to start threads of the package."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -60,5 +57,4 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], object]:
     ids=["thread-sensitive", "any thread", "to_thread"],
 )
 def in_thread(request: pytest.FixtureRequest) -> InThread:
-    """Call a function in a thread, on behalf of the task."""
     return request.param  # type: ignore[no-any-return]

@@ -232,7 +232,6 @@ def test_a_grant_of_which_it_is_not_known_whether_it_holds_is_a_reason_to_look(
 
 
 def channels(client: Any) -> list[str]:
-    """Those of the waiters; first come first."""
     return [client.hget(WAITERS, id).decode().split(" ")[0] for id in client.zrange(QUEUE, 0, -1)]
 
 

@@ -256,8 +256,6 @@ def test_a_job_stands_in_the_place_of_its_thread(
 
 
 def queue_in(job: object) -> SimpleNamespace:
-    """The module of a queue whose present job this is."""
-
     def ask() -> object:
         return job
 

@@ -40,7 +40,6 @@ class Waiting:
         self.future: Future[Any] = person.start(thing, "acquire", **options)
 
     def result(self, within: float = GENEROUS) -> Any:
-        """What acquire() has returned: whether it has the lock, or the member."""
         result = self.future.result(within)
         if not isinstance(result, bool):
             self.lock = result
@@ -67,7 +66,6 @@ def joiner(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Join:
 
 
 def listed(client: redis.Redis, name: str = NAME) -> list[tuple[str, int]]:
-    """Ids and tickets of the queue, in order."""
     rows: Any = client.zrange(f"{PREFIX}queue:{name}", 0, -1, withscores=True)
     return [(id.decode(), int(ticket)) for id, ticket in rows]
 
@@ -181,7 +179,6 @@ def renew_all(eventually: Eventually) -> Callable[..., None]:
 
 @pytest.fixture
 def pool() -> LockPool:
-    """With the member alice."""
     pool = LockPool("accounts")
     pool.extend(["alice"])
     return pool

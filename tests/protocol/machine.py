@@ -132,8 +132,6 @@ class Machine(RuleBasedStateMachine):
             home.know_fence(0)
             self.live_or_die(process, dies=False)
 
-    # -- what happens -----------------------------------------------------------------------------------------------
-
     @initialize(first=st.none() | st.fixed_dictionaries(FIRST), suspends=st.sampled_from([False, False, False, True]))
     def begin(self, first: dict[str, Any] | None, suspends: bool) -> None:
         self.suspends = suspends
@@ -208,7 +206,6 @@ class Machine(RuleBasedStateMachine):
         wait=st.sampled_from([inside.QUEUED, inside.ADOPTING]),
     )
     def adopt_held(self, state: str, further: int, ttl: int, adopts: bool, wait: str) -> None:
-        """An attempt with the holder's token. The lock may be in use, or left behind."""
         held = self._held()
         process = self._holder().process
         if state == "detached":
@@ -221,7 +218,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, ttl=TTLS, token=TOKENS)
     def seize(self, process: int, ttl: int, token: str | None) -> None:
-        """A new attempt seizes the lock."""
         self._ask(self._make(process, token, ttl), inside.SEIZING)
 
     @rule(process=PROCESSES, below=st.sampled_from([None, None, 0, 1]))
@@ -248,7 +244,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.suspends and self._is_held())
     @rule(process=PROCESSES, end=ENDS, askers=CROWDS, asks=ASKS)
     def suspend_next(self, process: int, end: str, askers: list[int], asks: str) -> None:
-        """The holder releases while a suspension is waiting for that."""
         self.suspend(process, 180_000)
         self._end(end, askers, asks)
 
@@ -302,7 +297,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
     def live_or_die(self, process: int, dies: bool) -> None:
-        """A process subscribes, or its subscription ends."""
         channel = self.homes[process].channel
         if dies and channel in self.reference.subscribed:
             self.reference.subscribed.remove(channel)
@@ -322,7 +316,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(["lock", "queue", "waiters", "index", "fence"]))
     def evict(self, key: str) -> None:
-        """Redis evicts a key because memory has run out."""
         self.reference.evict(key)
         if key == "fence":
             self.granted = 0  # the clock may have jumped back before, and not all processes have seen the highest fence
@@ -346,12 +339,9 @@ class Machine(RuleBasedStateMachine):
         """Repeat the last request, as if its answer had been lost."""
         self._do(self.last)
 
-    # -- who does it --------------------------------------------------------------------------------------------------
-
     def _make(
         self, process: int, token: Any, ttl: int, adopts: str = "", listens: bool = True, most: int | None = None
     ) -> Someone:
-        """A new attempt, with an id that was never used before."""
         number = len(self.people)
         owner = f"owner {number} at {process}" + f"\nnote of {number}" * (number % 3 == 0)
         attempt = Attempt(f"an-attempt-with-no-{number:04}", ttl, token or "-", adopts, most, owner)
@@ -390,8 +380,6 @@ class Machine(RuleBasedStateMachine):
         own = None if token == "-" else token
         more = {"token": own, "adopts": adopts, "most": most, "owner": owner, "listens": listens}
         return self.homes[process].request(id, name=NAME, ttl=ttl / 1000, **more)
-
-    # -- what they do -------------------------------------------------------------------------------------------------
 
     def _ask(self, one: Someone, wait: str, ticket: int | None = None) -> None:
         def act() -> bool:
@@ -481,8 +469,6 @@ class Machine(RuleBasedStateMachine):
             else:
                 self.come(process, None, 50_000, inside.QUEUED)
 
-    # -- what must be so ----------------------------------------------------------------------------------------------
-
     def _tick(self, ms: int) -> None:
         before = self.reference.ends()
         self.reference.advance(ms)
@@ -538,7 +524,6 @@ class Machine(RuleBasedStateMachine):
         assert self.ear.get_message(timeout=GENEROUS)["type"] == how
 
     def _heard(self) -> list[tuple[str, str]]:
-        """Everything published since the last call: channel and text."""
         heard: list[tuple[str, str]] = []
         while (message := self.ear.get_message(timeout=GENEROUS))["channel"].decode() != EAR:
             heard.append((message["channel"].decode(), message["data"].decode()))

@@ -28,7 +28,6 @@ RULES = [*LOCKS, *POOLS]
 
 
 def give(client: redis.Redis, *rules: str) -> None:
-    """Set the rights of the user."""
     client.execute_command("ACL", "SETUSER", "locks", "reset", *rules)
     client.execute_command("ACL", "LOG", "RESET")
 

@@ -44,7 +44,6 @@ def test_a_handoffs_lease_is_a_third_of_the_ttl_but_at_least_three_seconds_and_a
 def test_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
     name: str, auto_renew: bool, pool: LockPool, join: Join, eventually: Eventually
 ) -> None:
-    """It is confirmed in the background."""
     held = Lock(name)
     held.acquire()
     options: Any = {"ttl": 300, "auto_renew": auto_renew}
@@ -58,7 +57,6 @@ def test_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
 def test_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
     join: Join, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It confirms first."""
     inside.limit(monkeypatch, confirm_after=10.0 * GENEROUS)  # not by the watchdog
     held = Lock(NAME)
     held.acquire()

@@ -194,7 +194,6 @@ def test_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listener_r
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A look finds such a grant; half a message is waited for no longer than a second."""
     limit(monkeypatch, look_every=look_every)
     ears = listening("other")
     generation = ears.generation

@@ -37,7 +37,6 @@ def ghosts(own: RedisServer) -> Iterator[tuple[redis.Redis, Ghost, Ghost]]:
 
 
 def take(ghost: Ghost, id: str, name: str, wait: str = inside.NOT_AT_ALL, **more: Any) -> int:
-    """Ask for the lock; returns the state."""
     return ghost.acquire(ghost.request(id, name=name, ttl=LONG, **more), wait).state
 
 
@@ -45,18 +44,14 @@ def renew(ghost: Ghost, id: str, name: str, how: str = "keep") -> Any:
     return ghost.renew(ghost.request(id, name=name, ttl=LONG), how, LONG)
 
 
-def release(ghost: Ghost, id: str, name: str) -> Any:
-    return ghost.release(ghost.request(id, name=name))
-
-
 AT_THE_END: dict[str, Callable[[Ghost, str], object]] = {  # calls that find the lock free while somebody waits
     "acquire": lambda ghost, name: take(ghost, STRANGER, name),
-    "withdraw": lambda ghost, name: release(ghost, STRANGER, name),
+    "withdraw": lambda ghost, name: ghost.release(ghost.request(STRANGER, name=name)),
     "renew": lambda ghost, name: renew(ghost, HOLDER, name),
 }
 CALLS: dict[str, Callable[[Ghost, str], object]] = {
     **AT_THE_END,
-    "release": lambda ghost, name: release(ghost, HOLDER, name),
+    "release": lambda ghost, name: ghost.release(ghost.request(HOLDER, name=name)),
     "force": lambda ghost, name: ghost.force(name),
     "seize": lambda ghost, name: take(ghost, STRANGER, name, inside.SEIZING),
     "adopt": lambda ghost, name: take(ghost, STRANGER, name, token=TOKEN),

@@ -20,7 +20,6 @@ Exercise = Callable[[], None]
 
 @pytest.fixture
 def me(crowd: Crowd) -> Any:
-    """A user of locks: a thread, or a task."""
     return crowd()
 
 
@@ -63,7 +62,6 @@ def all_at_once(work: Callable[[int], object], count: int) -> None:
 
 
 def use(number: int) -> None:
-    """Enter a few short sections."""
     for _ in range(5):
         with Lock(f"a:{number}"):
             pass

@@ -163,10 +163,7 @@ NO_LOCKS = [
         "'default' spreads .* over several servers",
     ),
     *(
-        (
-            alias(DJANGO_REDIS, FAR, connection_class=partial(kind)),
-            r"connection_class .* must be a class, not func",
-        )
+        (alias(DJANGO_REDIS, FAR, connection_class=partial(kind)), r"connection_class .* must be a class, not func")
         for kind in (redis.Connection, FakeRedisConnection)
     ),
     *(

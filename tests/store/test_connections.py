@@ -41,7 +41,6 @@ def echo(person: Any, word: str) -> None:
 
 @pytest.fixture
 def one(server: RedisServer) -> Iterator[None]:
-    """An alias that may have one connection only."""
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1, socket_timeout=GENEROUS, client_name=NAME)):
         yield
 

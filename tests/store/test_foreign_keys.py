@@ -52,7 +52,6 @@ def named(client: redis.Redis, key: str) -> Iterator[None]:
 
 
 def use(me: Any, **options: Any) -> None:
-    """Take the lock, and give it back."""
     lock = Lock(NAME, **options)
     if not me(lock, "acquire", blocking_timeout=0.2):
         raise LockNotAcquired("busy", NAME)

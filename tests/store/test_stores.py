@@ -23,13 +23,7 @@ from tests.helpers import state
 from tests.helpers.actors import Crowd
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Sentinels, alias, caches, connections, kill, stopped
-from tests.inside import (
-    all_seen,
-    distrust,
-    hang_up_idle,
-    loops_with_connections,
-    watch_connections,
-)
+from tests.inside import all_seen, distrust, hang_up_idle, loops_with_connections, watch_connections
 
 from .conftest import Eventually, Exercise, ause
 
@@ -289,7 +283,6 @@ def test_locks_work_again_after_the_master_died(
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Sentinels]:
-    """Three sentinels, which no test ends."""
     with closing(Sentinels(3)) as running:
         yield running
 
