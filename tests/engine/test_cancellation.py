@@ -231,11 +231,7 @@ urlpatterns = [path("", view)]
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "holds"])
 @pytest.mark.parametrize("way", [by_wait_for, by_cancelling_it, by_a_client_that_goes_away])
 async def test_whoever_is_made_to_give_up_leaves_neither_lock_nor_place(
-    way: Callable[[asyncio.Event], Awaitable[None]],
-    waits: bool,
-    client: redis.Redis,
-    other: Callable[[], Other],
-    settings: Any,
+    way: Any, waits: bool, client: redis.Redis, other: Any, settings: Any
 ) -> None:
     settings.ROOT_URLCONF = __name__
     thread, held, behind, gone = other(), Lock(NAME, ttl=TTL), other(), asyncio.Event()

@@ -46,11 +46,7 @@ def test_threads_that_wait_at_once_share_one_subscription_which_ends_with_the_se
 
 
 def test_without_threads_a_connection_that_is_cut_is_made_again_and_an_answer_is_not_lost(
-    network: Proxy,
-    eventually: Eventually,
-    no_threads: Callable[[bool], object],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    network: Proxy, eventually: Eventually, no_threads: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listen()
     eventually(lambda: hears() and reads())
@@ -158,12 +154,7 @@ def waiting(held: Lock, crowd: Crowd, client: redis.Redis, eventually: Eventuall
 
 @pytest.mark.parametrize("trouble", inside.TROUBLES)
 def test_trouble_in_the_moment_of_reading_is_no_error_of_whoever_reads(
-    trouble: str,
-    held: Lock,
-    waiting: Future[bool],
-    client: redis.Redis,
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
+    trouble: str, held: Lock, waiting: Any, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, reading_again_within=1000.0)  # so that a waiting thread reads what comes next
     before, met = subscriptions(), None

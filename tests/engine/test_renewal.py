@@ -75,12 +75,7 @@ def test_a_lock_that_is_released_just_before_its_renewal_is_not_renewed(
 
 
 def test_a_renewal_that_crosses_a_change_of_the_fence_or_the_release_is_no_loss(
-    network: Proxy,
-    client: redis.Redis,
-    holds: Callable[..., Lock],
-    other: Callable[[], Other],
-    eventually: Eventually,
-    caplog: pytest.LogCaptureFixture,
+    network: Proxy, client: redis.Redis, holds: Any, other: Any, eventually: Eventually, caplog: Any
 ) -> None:
     """It names the fence, and finds another one. Its answer counts only as long as the lock is held here (R12)."""
     lock = holds(ttl=60)
@@ -139,11 +134,7 @@ class Moody(redis.Connection):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.usefixtures("own_pools")
 def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_cannot_connect(
-    holds: Callable[..., Lock],
-    settings: Any,
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    holds: Any, settings: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise ZeroDivisionError
