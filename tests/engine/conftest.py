@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from redisserver import RedisServer
-from tests.helpers import bridges
-from tests.helpers.bridges import InThread
 from tests.helpers.cancelling import add_gates, until
 from tests.helpers.proxy import Proxy, proxy
 from tests.inside import hears, limit, listen
@@ -50,11 +48,3 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], object]:
         start(thread)
 
     return lambda really: monkeypatch.setattr(threading.Thread, "start", refuse if really else start)
-
-
-@pytest.fixture(
-    params=[bridges.in_thread, bridges.in_any_thread, bridges.to_thread],
-    ids=["thread-sensitive", "any thread", "to_thread"],
-)
-def in_thread(request: pytest.FixtureRequest) -> InThread:
-    return request.param  # type: ignore[no-any-return]

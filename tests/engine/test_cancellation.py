@@ -16,23 +16,9 @@ from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, locked_view
 from tests import inside
+from tests.helpers import cancelling
 from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.cancelling import (
-    TTL,
-    Closing,
-    Interrupted,
-    Operation,
-    acquire,
-    auntil,
-    auntil_done_or,
-    decorated,
-    got_in_turn,
-    lives_on,
-    nothing,
-    nothing_left,
-    release,
-    section,
-)
+from tests.helpers.cancelling import TTL, Interrupted, Operation, auntil, auntil_done_or, lives_on, nothing_left
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, holder, queued
 
@@ -45,7 +31,7 @@ moments = pytest.mark.parametrize("moment", ["early", "late", "again and again",
 
 def interrupted(operation: Operation, lock: Lock, at: int, moment: str) -> Interrupted[None]:
     if moment == "closed":
-        return Closing(operation(lock), at)
+        return cancelling.Closing(operation(lock), at)
     return Interrupted(operation(lock), at, late=moment == "late", again=moment == "again and again")
 
 
@@ -75,14 +61,14 @@ async def detach(lock: Lock) -> None:
 
 
 ALONE: dict[str, tuple[Operation, Any, bool]] = {  # before, what is interrupted, whether the lock is kept then
-    "acquire": (nothing, acquire, False),
-    "try once": (nothing, lambda lock: lock.aacquire(blocking=False), False),
-    "seize": (nothing, lambda lock: lock.aseize(), False),
-    "release": (acquire, release, False),
-    "extend": (acquire, lambda lock: lock.aextend(5), True),
-    "detach": (acquire, detach, True),
-    "section": (nothing, section, False),
-    "decorated": (nothing, decorated, False),
+    "acquire": (cancelling.nothing, cancelling.acquire, False),
+    "try once": (cancelling.nothing, lambda lock: lock.aacquire(blocking=False), False),
+    "seize": (cancelling.nothing, lambda lock: lock.aseize(), False),
+    "release": (cancelling.acquire, cancelling.release, False),
+    "extend": (cancelling.acquire, lambda lock: lock.aextend(5), True),
+    "detach": (cancelling.acquire, detach, True),
+    "section": (cancelling.nothing, cancelling.section, False),
+    "decorated": (cancelling.nothing, cancelling.decorated, False),
 }
 
 
@@ -106,7 +92,7 @@ async def test_an_uncontended_call_interrupted_at_any_await_leaves_nothing_behin
         while DETACHED:
             await Lock(NAME, token=DETACHED.pop()).arelease()
         # whatever is still under way, it is not waited for
-        assert await asyncio.wrap_future(bystander.start(got_in_turn))
+        assert await asyncio.wrap_future(bystander.start(cancelling.got_in_turn))
         await nothing_left(client)
     assert at > 2
 
@@ -151,10 +137,10 @@ async def poll_too_short(lock: Lock) -> None:
 @pytest.mark.parametrize(
     ("connect", "operation"),
     [
-        ("warm", acquire),
-        ("cold", acquire),
-        ("new", acquire),
-        ("warm", section),
+        ("warm", cancelling.acquire),
+        ("cold", cancelling.acquire),
+        ("new", cancelling.acquire),
+        ("warm", cancelling.section),
         ("warm", poll),
         ("warm", poll_too_short),
     ],
@@ -169,10 +155,12 @@ async def test_a_waiter_interrupted_at_any_await_blocks_nobody_behind_it(
         at += 1
         held, lock = Lock(NAME, ttl=TTL), Lock(NAME, ttl=TTL)
         first(held.acquire)
-        waiting = asyncio.create_task(lives_on(lock, nothing, connect, interrupted(operation, lock, at, moment), False))
+        waiting = asyncio.create_task(
+            lives_on(lock, cancelling.nothing, connect, interrupted(operation, lock, at, moment), False)
+        )
         polls = operation in (poll, poll_too_short)
         await auntil_done_or(waiting, lambda: inside.parked() or (polls and queued(client)))  # noqa: B023
-        bystander = behind.start(got_in_turn)
+        bystander = behind.start(cancelling.got_in_turn)
         if operation is poll_too_short:
             await asyncio.wait([waiting])
         else:
@@ -239,7 +227,7 @@ async def test_whoever_is_made_to_give_up_leaves_neither_lock_nor_place(
         thread(held.acquire)
     ending = asyncio.ensure_future(way(gone))
     await auntil_done_or(ending, lambda: queued(client) if waits else holder(client))
-    bystander = behind.start(got_in_turn)
+    bystander = behind.start(cancelling.got_in_turn)
     await auntil(lambda: bystander.done() or queued(client))
     gone.set()
     await ending
@@ -247,7 +235,7 @@ async def test_whoever_is_made_to_give_up_leaves_neither_lock_nor_place(
         assert not bystander.done()
         thread(held.release)
     assert await asyncio.wrap_future(bystander)
-    await section(Lock(NAME, ttl=TTL))  # and the task goes on
+    await cancelling.section(Lock(NAME, ttl=TTL))  # and the task goes on
     await nothing_left(client)
 
 
@@ -259,7 +247,7 @@ async def test_a_block_closed_inside_another_task_does_not_release_the_lock_of_t
             await gate
 
     lock, gate = Lock(NAME, ttl=TTL), asyncio.get_running_loop().create_future()
-    await section(Lock("any", ttl=TTL))  # the script is known
+    await cancelling.section(Lock("any", ttl=TTL))  # the script is known
     coroutine = hold()
     task = asyncio.create_task(coroutine)
     await auntil(lambda: holder(client))

@@ -19,6 +19,7 @@ from django.apps import apps
 from django.dispatch import Signal
 
 from django_redislock import Lock, LockError, LockInfo, locked
+from tests.helpers import bridges
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.bridges import InThread
 from tests.helpers.processes import Worker
@@ -58,6 +59,7 @@ def test_a_call_that_is_handed_to_a_loop_in_another_thread_is_for_the_thread_tha
     loop.close()
 
 
+@pytest.mark.parametrize("in_thread", [bridges.in_thread, bridges.in_any_thread, bridges.to_thread])
 async def test_sync_code_whose_task_was_cancelled_keeps_the_lock_of_its_block(
     in_thread: InThread, client: redis.Redis, aeventually: Callable[..., Awaitable[Any]]
 ) -> None:

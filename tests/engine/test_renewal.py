@@ -226,12 +226,10 @@ def test_code_of_the_sites_is_called_in_a_few_threads_that_end_whatever_it_raise
 
 # -- Redis is away for a moment ----------------------------------------------------------------------------------------
 
-RetryFor = Callable[[float], None]
-
 
 @pytest.mark.parametrize("operation", ["acquire", "reacquire", "release"])
 def test_an_operation_is_tried_for_the_time_that_is_set_and_continues_after_an_outage(
-    operation: str, crowd: Crowd, network: Proxy, retry_for: RetryFor, eventually: Eventually
+    operation: str, crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], eventually: Eventually
 ) -> None:
     me, lock = crowd(), Lock(NAME, auto_renew=False, poll=True)  # nothing else speaks to Redis
     if operation != "acquire":
@@ -255,14 +253,7 @@ def test_an_operation_is_tried_for_the_time_that_is_set_and_continues_after_an_o
 
 @pytest.mark.parametrize("way", ["a function", "a function that raises", "a view"])
 def test_what_a_block_could_not_release_is_released_in_the_background(
-    way: str,
-    crowd: Crowd,
-    network: Proxy,
-    retry_for: RetryFor,
-    client: redis.Redis,
-    eventually: Eventually,
-    rf: Any,
-    caplog: pytest.LogCaptureFixture,
+    way: str, crowd: Crowd, network: Proxy, retry_for: Any, client: Any, eventually: Eventually, rf: Any, caplog: Any
 ) -> None:
     """If the block cannot raise, the log says how long the lock stays held."""
 

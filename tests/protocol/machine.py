@@ -105,10 +105,6 @@ class Someone:
     listens: bool = True  # if not, its process is not subscribed, although the attempt waits for messages
     ticket: int | None = None
 
-    @property
-    def id(self) -> str:
-        return self.attempt.id
-
 
 class Machine(RuleBasedStateMachine):
     # set by prepared(); one listener receives the messages of all processes
@@ -346,7 +342,7 @@ class Machine(RuleBasedStateMachine):
         owner = f"owner {number} at {process}" + f"\nnote of {number}" * (number % 3 == 0)
         attempt = Attempt(f"an-attempt-with-no-{number:04}", ttl, token or "-", adopts, most, owner)
         one = Someone(process, attempt, listens)
-        self.people[one.id] = one
+        self.people[one.attempt.id] = one
         return one
 
     def _pick(self, who: str) -> Someone | None:
@@ -404,7 +400,7 @@ class Machine(RuleBasedStateMachine):
     def _release(self, one: Someone, process: int, *, unknown: bool, how: str = inside.HOLDER) -> None:
         def act() -> bool:
             request = self._request(one, process, listens=one.listens or process != one.process)
-            expected = self.reference.release(_caller(request), one.id, unknown=unknown, how=how)
+            expected = self.reference.release(_caller(request), one.attempt.id, unknown=unknown, how=how)
             answer = self.homes[process].release(request, unknown=unknown, how=how)
             note(f"  # process {process} releases {one}, {unknown=}, {how=}: {answer.state}; should be {expected}")
             assert answer[:2] == (expected, False)

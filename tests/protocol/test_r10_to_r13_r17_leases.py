@@ -21,12 +21,10 @@ from tests.inside import leases, listener
 
 from .conftest import LONG, MEMBER, POOL, Eventually, Ghosts, Join, Listening, lapse
 
-# -- R10 --------------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("ttl", "lease"), [(0.5, 500), (2, 2000), (6, 3000), (30, 10_000)])
 @pytest.mark.parametrize("kind", ["key", "line"])
-def test_a_handoffs_lease_is_a_third_of_the_ttl_but_at_least_three_seconds_and_at_most_the_ttl(
+def test_r10_a_handoffs_lease_is_a_third_of_the_ttl_but_at_least_three_seconds_and_at_most_the_ttl(
     kind: str, ttl: float, lease: int, pool: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     waiter, held = ghost(), Lock(NAME if kind == "key" else MEMBER)
@@ -41,7 +39,7 @@ def test_a_handoffs_lease_is_a_third_of_the_ttl_but_at_least_three_seconds_and_a
 
 @pytest.mark.parametrize("auto_renew", [True, False], ids=["renewed", "not renewed"])
 @pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "pool"])
-def test_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
+def test_r10_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
     name: str, auto_renew: bool, pool: LockPool, join: Join, eventually: Eventually
 ) -> None:
     held = Lock(name)
@@ -54,7 +52,7 @@ def test_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
     eventually(lambda: 200 < waiting.person.read(waiting.lock.remaining) <= 300)
 
 
-def test_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
+def test_r10_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
     join: Join, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside.limit(monkeypatch, confirm_after=10.0 * GENEROUS)  # not by the watchdog
@@ -68,13 +66,10 @@ def test_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
     assert 80_000 < int(client.pttl(LOCK)) <= 110_000
 
 
-# -- R11 --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("nobody_looks")
 @pytest.mark.parametrize("call", ["release", "extend", "detach", "a withdrawal"])
 @pytest.mark.parametrize("name", [NAME, MEMBER, POOL])
-def test_whoever_finds_the_lease_ended_passes_the_lock_on(
+def test_r11_whoever_finds_the_lease_ended_passes_the_lock_on(
     name: str, call: str, pool: LockPool, crowd: Crowd, join: Join, client: redis.Redis, listening: Listening
 ) -> None:
     listening()
@@ -94,7 +89,7 @@ def test_whoever_finds_the_lease_ended_passes_the_lock_on(
 
 
 @pytest.mark.parametrize("mark", ["c", "h", "a"], ids=["held", "handed over", "adopted"])
-def test_whoever_comes_in_the_last_millisecond_of_a_lease_still_has_it(mark: str, client: redis.Redis) -> None:
+def test_r11_whoever_comes_in_the_last_millisecond_of_a_lease_still_has_it(mark: str, client: redis.Redis) -> None:
     here = inside.own_process()
     request = here.request("i" * 22, name=NAME, ttl=0.001)
     client.set(LOCK, f"{request.id} - {mark} 1 1 - me", px=60_000)
@@ -108,15 +103,12 @@ def test_whoever_comes_in_the_last_millisecond_of_a_lease_still_has_it(mark: str
         inside.change_scripts()
 
 
-# -- R12 --------------------------------------------------------------------------------------------------------------
-
-
 def is_renewed(lock: Lock, eventually: Eventually) -> None:
     ends = monotonic() + lock.remaining()
     eventually(lambda: monotonic() + lock.remaining() > ends + 0.02)
 
 
-def test_the_end_of_a_lease_is_reported_while_redis_hangs_and_a_restart_at_once(
+def test_r12_the_end_of_a_lease_is_reported_while_redis_hangs_and_a_restart_at_once(
     own: RedisServer, eventually: Eventually
 ) -> None:
     """After any reconnect everything is renewed."""
@@ -135,7 +127,7 @@ def test_the_end_of_a_lease_is_reported_while_redis_hangs_and_a_restart_at_once(
     assert "gone from Redis" in losses[1].reason
 
 
-def test_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
+def test_r12_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
     network: Proxy, renew_all: Callable[..., None], eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One with a short TTL does not wait for one with a long TTL."""
@@ -154,7 +146,7 @@ def test_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
 
 
 @pytest.mark.complete
-def test_a_redis_that_hangs_costs_no_lock_of_another_alias(
+def test_r12_a_redis_that_hangs_costs_no_lock_of_another_alias(
     own: RedisServer, server: RedisServer, add_alias: Callable[..., str], renew_all: Any, eventually: Eventually
 ) -> None:
     losses: list[LockLost] = []
@@ -165,9 +157,6 @@ def test_a_redis_that_hangs_costs_no_lock_of_another_alias(
         for _ in range(3):
             is_renewed(near, eventually)
     assert losses == []
-
-
-# -- C3 ---------------------------------------------------------------------------------------------------------------
 
 
 def test_c3_a_holder_whose_attempt_was_granted_the_lock_again_is_told(client: redis.Redis) -> None:
@@ -181,8 +170,6 @@ def test_c3_a_holder_whose_attempt_was_granted_the_lock_again_is_told(client: re
         lock.extend(10)
     assert lock.lost
 
-
-# -- R13 and R17 ------------------------------------------------------------------------------------------------------
 
 ADOPTER = "adopter-adopter-adopte"
 
@@ -206,7 +193,7 @@ def adopt(ghost: Ghost) -> inside.AcquireReply:
     return ghost.acquire(ghost.request(ADOPTER, name=NAME, token=TOKEN), inside.NOT_AT_ALL)
 
 
-def test_a_lock_is_adopted_only_if_nobody_uses_it_and_keeps_its_fence(
+def test_r13_a_lock_is_adopted_only_if_nobody_uses_it_and_keeps_its_fence(
     hold: Any, ghost: Ghosts, crowd: Crowd, client: redis.Redis
 ) -> None:
     me, lock, losses = hold()
@@ -221,7 +208,7 @@ def test_a_lock_is_adopted_only_if_nobody_uses_it_and_keeps_its_fence(
 
 
 @pytest.mark.parametrize("then", ["it is told", "it releases", "the adopter dies"])
-def test_adoption_from_a_process_that_seems_dead_draws_a_new_fence_and_ends_what_that_has(
+def test_r13_adoption_from_a_process_that_seems_dead_draws_a_new_fence_and_ends_what_that_has(
     then: str, hold: Any, ghost: Ghosts, network: Proxy, client: redis.Redis, eventually: Eventually
 ) -> None:
     """If it is alive after all, its writes are outdated from now on. Renewals and releases go by the id of the attempt,
@@ -272,7 +259,7 @@ ENDS: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_every_end_of_a_lease_from_outside_is_told_once(
+def test_r17_every_end_of_a_lease_from_outside_is_told_once(
     how: str, hold: Any, client: redis.Redis, renew_all: Callable[..., None], heard: list[Any], eventually: Eventually
 ) -> None:
     """R17: ``lost`` is False only for a live lease that is ours."""

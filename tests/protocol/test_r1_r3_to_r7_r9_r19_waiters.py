@@ -35,11 +35,8 @@ def held() -> Lock:
     return lock
 
 
-# -- R1 ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("late", ["acquire", "reacquire", "handoff"])
-def test_however_late_the_news_a_lease_ends_here_no_later_than_in_redis(
+def test_r1_however_late_the_news_a_lease_ends_here_no_later_than_in_redis(
     late: str, network: Proxy, crowd: Crowd, join: Join, client: redis.Redis
 ) -> None:
     lock, first = Lock(NAME, ttl=3, auto_renew=False, using="other"), Lock(NAME)
@@ -64,7 +61,7 @@ def test_however_late_the_news_a_lease_ends_here_no_later_than_in_redis(
 
 @nobody_looks
 @pytest.mark.parametrize("at_work", [True, False], ids=["others hold it", "it is free"])
-def test_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
+def test_r1_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
     at_work: bool, held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
     waiting = join(Lock(NAME, ttl=0.5, auto_renew=False, using="other"))
@@ -81,11 +78,8 @@ def test_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
     assert value(client)[0] == waiting.id
 
 
-# -- R6 ---------------------------------------------------------------------------------------------------------------
-
-
 @nobody_looks
-def test_all_waiters_are_in_the_queue_again_after_a_reconnect_and_in_order(
+def test_r6_all_waiters_are_in_the_queue_again_after_a_reconnect_and_in_order(
     held: Lock, join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
     waiting = [join(Lock(NAME)) for _ in range(4)]
@@ -101,7 +95,7 @@ def test_all_waiters_are_in_the_queue_again_after_a_reconnect_and_in_order(
 
 @pytest.mark.usefixtures("nobody_looks", "fresh")
 @pytest.mark.parametrize("next_one", ["stands", "is refused"])
-def test_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_its_process(
+def test_r6_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_its_process(
     next_one: str, threads: Join, ghost: Ghosts, client: redis.Redis, eventually: Eventually
 ) -> None:
     """What it was about to read may be lost, but the subscription counts until another one stands."""
@@ -137,12 +131,9 @@ def test_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_it
     eventually(lambda: client.pubsub_numsub(channel) == [(channel.encode(), 1)])  # the old one is closed
 
 
-# -- R7 ---------------------------------------------------------------------------------------------------------------
-
-
 @nobody_looks
 @pytest.mark.parametrize("kind", ["handed over", "left to one that polls", "a member"])
-def test_a_message_to_a_waiter_that_has_left_reaches_the_next_at_once(
+def test_r7_a_message_to_a_waiter_that_has_left_reaches_the_next_at_once(
     kind: str, held: Lock, pool: LockPool, join: Join, client: redis.Redis, listening: Listening
 ) -> None:
     listening()
@@ -159,7 +150,7 @@ def test_a_message_to_a_waiter_that_has_left_reaches_the_next_at_once(
     assert listed(client, name) == []
 
 
-def test_a_withdrawal_that_could_not_be_sent_is_sent_later(
+def test_r7_a_withdrawal_that_could_not_be_sent_is_sent_later(
     held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
     waiting = join(Lock(NAME, blocking_timeout=1, using="other"))
@@ -171,9 +162,6 @@ def test_a_withdrawal_that_could_not_be_sent_is_sent_later(
     eventually(lambda: queued(client) == 0)
 
 
-# -- R19 --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ttl", "what", "look_every"),
     [
@@ -182,7 +170,7 @@ def test_a_withdrawal_that_could_not_be_sent_is_sent_later(
         (30, "half a message", LONG),
     ],
 )
-def test_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listener_reconnect(
+def test_r19_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listener_reconnect(
     ttl: float,
     what: str,
     look_every: float,
@@ -209,9 +197,6 @@ def test_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listener_r
     eventually(lambda: ears.generation > generation and ears.ready)
 
 
-# -- R3 ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(params=["no right to channels", "the probe is not counted"])
 def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Callable[..., str]) -> Iterator[str]:
     """An alias for which messages do not reliably reach waiters."""
@@ -223,7 +208,7 @@ def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Calla
         yield add_alias(server.url)
 
 
-def test_waiters_that_get_no_messages_poll_and_keep_their_places(
+def test_r3_waiters_that_get_no_messages_poll_and_keep_their_places(
     polled: str, join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
     """They are never handed the lock, which is left for the first of them. It counts as gone if it does not look."""
@@ -248,12 +233,9 @@ def test_waiters_that_get_no_messages_poll_and_keep_their_places(
         one.release()
 
 
-# -- R4 ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("look_soon")
 @pytest.mark.parametrize("kind", ["lock", "pool"])
-def test_a_stuck_process_with_four_waiters_costs_one_handoff_lease(
+def test_r4_a_stuck_process_with_four_waiters_costs_one_handoff_lease(
     kind: str, pool: LockPool, ghost: Ghosts, join: Join
 ) -> None:
     """A handoff whose lease ended unconfirmed leaves a trace. Who finds it drops every waiter of that process."""
@@ -286,7 +268,7 @@ threading.Event().wait()
 @pytest.mark.complete
 @pytest.mark.usefixtures("look_soon")
 @pytest.mark.parametrize("busy", [True, False], ids=["held", "free"])
-def test_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
+def test_r4_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
     busy: bool, start: Start, join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
     """Dropped, but alive: when the process runs again, all its waiters are back at their places."""
@@ -313,11 +295,8 @@ def test_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
     assert (entered if busy else sorted(entered)) == ["0", "1", "2", "3"]
 
 
-# -- R5 ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("nobody_looks")
-def test_waiters_look_when_the_lease_ends_of_whoever_holds_the_lock_now(join: Join) -> None:
+def test_r5_waiters_look_when_the_lease_ends_of_whoever_holds_the_lock_now(join: Join) -> None:
     Lock(NAME, ttl=0.3, auto_renew=False).acquire()
     second, third = (join(Lock(NAME, ttl=0.5, auto_renew=False)) for _ in range(2))
     assert second.result()  # and nobody releases it
@@ -325,7 +304,7 @@ def test_waiters_look_when_the_lease_ends_of_whoever_holds_the_lock_now(join: Jo
 
 
 @pytest.mark.usefixtures("look_soon")
-def test_waiters_of_a_process_look_no_more_often_than_one_and_the_next_goes_on_with_it(
+def test_r5_waiters_of_a_process_look_no_more_often_than_one_and_the_next_goes_on_with_it(
     join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
     Lock(NAME, ttl=LONG).acquire()
@@ -339,11 +318,8 @@ def test_waiters_of_a_process_look_no_more_often_than_one_and_the_next_goes_on_w
     assert stays.result()
 
 
-# -- R9 ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "dead"), [(NAME, 1), (NAME, 1200), (POOL, 250)])
-def test_who_finds_a_lock_free_behind_dead_waiters_takes_it_in_a_single_try_and_tells_nobody(
+def test_r9_who_finds_a_lock_free_behind_dead_waiters_takes_it_in_a_single_try_and_tells_nobody(
     name: str, dead: int, pool: LockPool, crowd: Crowd, ghost: Ghosts, client: redis.Redis
 ) -> None:
     """After dropping them, the script decides again; where they are very many, it is called again."""

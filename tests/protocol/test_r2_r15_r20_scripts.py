@@ -20,8 +20,6 @@ from tests.inside import own_process
 
 from .conftest import LONG, MEMBER, POOL, Join, lapse, listed, told
 
-# -- R2 ---------------------------------------------------------------------------------------------------------------
-
 HOLDER, WAITER, STRANGER = "holder-holder-holder-1", "waiter-waiter-waiter-1", "stranger-stranger-st-1"
 
 
@@ -63,7 +61,7 @@ OF_POOLS = [(POOL, "acquire"), (POOL, "withdraw"), (POOL, "members")]
 @pytest.mark.parametrize(
     ("name", "by"), [*((name, by) for name in (NAME, MEMBER) for by in CALLS if by != "members"), *OF_POOLS]
 )
-def test_a_script_that_may_not_write_publishes_nothing(
+def test_r2_a_script_that_may_not_write_publishes_nothing(
     by: str, name: str, ghosts: tuple[redis.Redis, Ghost, Ghost]
 ) -> None:
     root, first, second = ghosts
@@ -83,7 +81,7 @@ def test_a_script_that_may_not_write_publishes_nothing(
 
 
 @pytest.mark.parametrize("name", [NAME, MEMBER], ids=["key", "member"])
-def test_a_holder_can_renew_release_and_hand_over_when_redis_is_out_of_memory(
+def test_r2_a_holder_can_renew_release_and_hand_over_when_redis_is_out_of_memory(
     name: str, ghosts: tuple[redis.Redis, Ghost, Ghost]
 ) -> None:
     """The first write of a script is one that Redis allows at its limit of memory."""
@@ -107,7 +105,7 @@ def test_a_holder_can_renew_release_and_hand_over_when_redis_is_out_of_memory(
 
 @pytest.mark.usefixtures("look_soon")
 @pytest.mark.parametrize("rules", [("resetchannels",), ("allchannels", "-pubsub")], ids=["to tell", "to ask"])
-def test_a_holder_without_the_right_to_tell_or_to_ask_can_still_hand_over(
+def test_r2_a_holder_without_the_right_to_tell_or_to_ask_can_still_hand_over(
     rules: tuple[str, ...], allow_only: Callable[..., str], threads: Join, client: redis.Redis
 ) -> None:
     """A waiter that cannot be told keeps its place and finds the lock; an error is not a 0, and nobody is dropped."""
@@ -121,10 +119,8 @@ def test_a_holder_without_the_right_to_tell_or_to_ask_can_still_hand_over(
     assert waiting.result()
 
 
-# -- R15: the bounds are numbers of commands, as times depend on the machine. For pools, see pools/test_members.py ----
-
 MANY, FEW = 20_000, 5_000
-MOST = 3_000  # commands of one script
+MOST = 3_000  # commands of one script: times depend on the machine. For pools, see pools/test_members.py
 
 ENTRIES = {
     "unknown": None,
@@ -157,7 +153,7 @@ def short_scripts(client: redis.Redis) -> Iterator[list[int]]:
 @pytest.mark.parametrize(
     ("how", "kind"), [("acquire", kind) for kind in ENTRIES] + [(how, "unknown") for how in ("release", "force")]
 )
-def test_a_queue_of_dead_waiters_is_dropped_in_many_short_calls(how: str, kind: str, client: redis.Redis) -> None:
+def test_r15_a_queue_of_dead_waiters_is_dropped_in_many_short_calls(how: str, kind: str, client: redis.Redis) -> None:
     lock = Lock(NAME, ttl=LONG)
     if how != "acquire":
         lock.acquire()
@@ -173,7 +169,7 @@ def test_a_queue_of_dead_waiters_is_dropped_in_many_short_calls(how: str, kind: 
     assert not client.exists(QUEUE, WAITERS)
 
 
-def test_info_reads_a_hundred_of_many_thousand_waiters_and_a_look_none(client: redis.Redis, crowd: Crowd) -> None:
+def test_r15_info_reads_a_hundred_of_many_thousand_waiters_and_a_look_none(client: redis.Redis, crowd: Crowd) -> None:
     me, lock = crowd(), Lock(NAME, ttl=LONG)
     me(lock, "acquire")
     fill(client, ENTRIES["of many processes"])
@@ -189,13 +185,11 @@ def test_info_reads_a_hundred_of_many_thousand_waiters_and_a_look_none(client: r
     assert client.zcard(QUEUE) == MANY
 
 
-# -- R20: nobody is granted it, its holder keeps it to the end, and waiters keep their places -------------------------
-
 named = pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "member"])
 
 
 @named
-def test_nobody_gets_a_suspended_lock_until_it_is_resumed(crowd: Crowd, client: redis.Redis, name: str) -> None:
+def test_r20_nobody_gets_a_suspended_lock_until_it_is_resumed(crowd: Crowd, client: redis.Redis, name: str) -> None:
     me, you = crowd(), crowd()
     me(Lock(name), "suspend", LONG)
     for asks in (Lock(name), Lock(name, poll=True), Lock(name, token=TOKEN), Lock(name, token="-" * 22)):
@@ -211,7 +205,7 @@ def test_nobody_gets_a_suspended_lock_until_it_is_resumed(crowd: Crowd, client: 
 
 @named
 @pytest.mark.parametrize("end", ["release", "bearer", "lapse", "renewal", "resumed before"])
-def test_a_holder_keeps_the_lock_and_then_the_suspension_begins(
+def test_r20_a_holder_keeps_the_lock_and_then_the_suspension_begins(
     end: str, crowd: Crowd, client: redis.Redis, name: str
 ) -> None:
     me, you, lock = crowd(), crowd(), Lock(name, ttl=LONG)
@@ -249,7 +243,7 @@ def test_a_holder_keeps_the_lock_and_then_the_suspension_begins(
 @named
 @pytest.mark.usefixtures("nobody_looks")
 @pytest.mark.parametrize("end", ["resumed", "cut short", "over"])
-def test_waiters_keep_their_places_and_are_served_when_it_ends(
+def test_r20_waiters_keep_their_places_and_are_served_when_it_ends(
     end: str, join: Join, crowd: Crowd, listening: Callable[[], object], client: redis.Redis, name: str
 ) -> None:
     """ "over": they knew only the end of the holder's lease, which is long after that."""
@@ -276,7 +270,7 @@ def test_waiters_keep_their_places_and_are_served_when_it_ends(
 @named
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("how", ["force", "seize"])
-def test_a_force_release_or_a_seizure_ends_it(
+def test_r20_a_force_release_or_a_seizure_ends_it(
     how: str, held: bool, crowd: Crowd, client: redis.Redis, name: str
 ) -> None:
     me, you, lock = crowd(), crowd(), Lock(name)

@@ -20,17 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import django_redislock
-from django_redislock import (
-    Counter,
-    Lock,
-    LockLost,
-    LockNotOwned,
-    LockPool,
-    LockUnavailable,
-    locked,
-    locked_get_or_set,
-    locked_view,
-)
+from django_redislock import Lock, LockLost, LockNotOwned, LockPool, LockUnavailable, locked, locked_view
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.interrupts import Interrupt, Interrupter
@@ -40,11 +30,9 @@ from tests.inside import Ears, keys_of, leases
 
 from .conftest import ACQUIRE, LONG, RELEASE, Eventually, Join
 
-# -- R8 ---------------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("busy", [False, True], ids=["released", "left"])
-def test_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_does_nothing(
+def test_r8_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_does_nothing(
     busy: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, listening: Callable[..., Ears]
 ) -> None:
     """What releases an attempt of which a request may still arrive leaves a mark, which that one honours."""
@@ -62,7 +50,7 @@ def test_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_do
     assert (holder(client), queued(client)) == (before, 0)
 
 
-def test_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
+def test_r8_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
     impatient: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     late = [impatient.hold_request(ACQUIRE) for _ in range(30)]
@@ -88,7 +76,7 @@ RETRIES = {"retry": Unwanted(NoBackoff(), 10), "retry_on_error": [redis.Connecti
 
 
 @pytest.mark.parametrize("options", [{}, {"CONNECTION_POOL_KWARGS": RETRIES}], ids=["", "retries of the alias"])
-def test_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
+def test_r8_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
     options: dict[str, Any], network: Proxy, add_alias: Callable[..., str], crowd: Crowd, client: redis.Redis
 ) -> None:
     """The lock is not busy because of itself, nor lost because it was released. Only we repeat, and know that we do."""
@@ -106,7 +94,7 @@ def test_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
         me(lock, "release")
 
 
-def test_a_release_that_failed_may_have_succeeded_and_can_be_tried_again(
+def test_r8_a_release_that_failed_may_have_succeeded_and_can_be_tried_again(
     network: Proxy, crowd: Crowd, client: redis.Redis
 ) -> None:
     """The lock is not entered again without asking Redis."""
@@ -124,10 +112,7 @@ def test_a_release_that_failed_may_have_succeeded_and_can_be_tried_again(
     assert holder(client) == ""
 
 
-# -- R14 --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, join: Join, client: redis.Redis) -> None:
+def test_r14_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, join: Join, client: redis.Redis) -> None:
     def forgetful(person: Any) -> Callable[..., Any]:
         return lambda *call, **options: client.script_flush() and person(*call, **options)
 
@@ -146,7 +131,7 @@ def test_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, join: Join,
     assert waiting.result()
     you(lock, "seize")
     you(lock, "release")
-    counter, pool = Counter("hits"), LockPool("accounts")
+    counter, pool = django_redislock.Counter("hits"), LockPool("accounts")
     assert (me(counter, "incr"), me(counter, "reset")) == (1, 1)
     assert (me(pool, "assign", ["alice", "bob"]), me(pool, "shrink", ["bob"])) == (2, 1)
     member = me(pool, "acquire")
@@ -157,7 +142,7 @@ def test_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, join: Join,
     assert leftovers(client) == []
 
 
-def test_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_background(
+def test_r14_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_background(
     network: Proxy, client: redis.Redis, eventually: Eventually, renew_all: Any, retry_for: Callable[[float], None]
 ) -> None:
     """Of those, several go in one pipeline, and each command is checked by itself."""
@@ -181,11 +166,8 @@ def test_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_background(
     eventually(lambda: leftovers(client) == [])
 
 
-# -- R16 --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("by", ["holder", "bearer"])
-def test_a_release_that_comes_late_leaves_a_new_holder_with_the_same_token_alone(
+def test_r16_a_release_that_comes_late_leaves_a_new_holder_with_the_same_token_alone(
     by: str, impatient: Proxy, crowd: Crowd, client: redis.Redis
 ) -> None:
     me, you = crowd(), crowd()
@@ -204,8 +186,6 @@ def test_a_release_that_comes_late_leaves_a_new_holder_with_the_same_token_alone
     assert not you.read(lambda: second.lost)
     you(second, "release")
 
-
-# -- R18; store/test_connections.py does the same to the connections alone --------------------------------------------
 
 OURS = str(Path(django_redislock.__file__).parent)
 MEMBERS = {"free:pool:accounts:", "fresh:pool:accounts:", "members:pool:accounts:", "pools"}
@@ -251,7 +231,7 @@ def fail(*_: object) -> HttpResponse:
 
 def compute() -> None:
     caches["memory"].delete("key")
-    locked_get_or_set("key", fail, using="memory")
+    django_redislock.locked_get_or_set("key", fail, using="memory")
 
 
 @locked_view(NAME)
@@ -272,7 +252,7 @@ SECTIONS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.complete
 @pytest.mark.parametrize("how", SECTIONS)
-def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(how: str, client: redis.Redis) -> None:
+def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(how: str, client: redis.Redis) -> None:
     section = SECTIONS[how]
     LockPool("accounts").extend(["alice"])
     with suppress(ValueError):
@@ -294,7 +274,7 @@ def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(how: s
             section()  # so that the next one finds a connection
 
 
-def test_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
+def test_r18_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     lock = Lock(NAME, ttl=LONG)

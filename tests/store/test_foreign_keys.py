@@ -12,16 +12,7 @@ import redis
 from django.core.management import CommandError, call_command
 
 import django_redislock
-from django_redislock import (
-    ConditionalValue,
-    Counter,
-    Lock,
-    LockError,
-    LockNotAcquired,
-    LockPool,
-    LockUnavailable,
-    force_release,
-)
+from django_redislock import ConditionalValue, Counter, Lock, LockError, LockNotAcquired, LockPool, LockUnavailable
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import FENCE, LOCK, NAME, QUEUE, TOKEN, WAITERS
 from tests.inside import PREFIX, command, messages_heard, own_channel, subscriptions
@@ -194,7 +185,7 @@ def test_a_lock_with_a_foreign_value_is_held_and_not_by_us(rest: str, token: str
     assert not Lock(NAME, token=TOKEN).acquire(blocking=False)
     for poll in (False, True):
         assert not Lock(NAME, token=TOKEN, poll=poll).acquire(blocking_timeout=0.05)
-    force_release(NAME)
+    django_redislock.force_release(NAME)
     assert Lock(NAME).acquire(blocking_timeout=GENEROUS)
 
 
