@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from tests.helpers import actors
-from tests.helpers.actors import InThread, until
+from redisserver import RedisServer
+from tests.helpers.actors import until
 from tests.helpers.cancelling import add_gates
+from tests.helpers.proxy import Proxy, proxy
 from tests.inside import hears, listen
+
+
+@pytest.fixture
+def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
+    with proxy(server.port) as running:
+        default = {**settings.CACHES["default"], "LOCATION": running.url}
+        settings.CACHES = {**settings.CACHES, "default": default}
+        yield running
+        settings.CACHES = {**settings.CACHES}
 
 
 @pytest.fixture
@@ -20,14 +31,11 @@ def listening(fresh: None) -> None:
     until(hears)
 
 
-@pytest.fixture
-def gates(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_gates(monkeypatch)
+gates = pytest.fixture(add_gates)
 
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], object]:
-    """Make it impossible to start threads of the package."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -36,12 +44,3 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], object]:
         start(thread)
 
     return lambda really: monkeypatch.setattr(threading.Thread, "start", refuse if really else start)
-
-
-@pytest.fixture(
-    params=[actors.in_thread, actors.in_any_thread, actors.to_thread],
-    ids=["thread-sensitive", "any thread", "to_thread"],
-)
-def in_thread(request: pytest.FixtureRequest) -> InThread:
-    """Call a function in a thread, on behalf of the task."""
-    return request.param  # type: ignore[no-any-return]

@@ -16,22 +16,9 @@ from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, locked_view
 from tests import inside
+from tests.helpers import cancelling
 from tests.helpers.actors import GENEROUS, Other, auntil
-from tests.helpers.cancelling import (
-    TTL,
-    Closing,
-    Interrupted,
-    Operation,
-    acquire,
-    auntil_done_or,
-    decorated,
-    got_in_turn,
-    lives_on,
-    nothing,
-    nothing_left,
-    release,
-    section,
-)
+from tests.helpers.cancelling import TTL, Interrupted, Operation, auntil_done_or, lives_on, nothing_left
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, holder, queued
 
@@ -44,7 +31,7 @@ moments = pytest.mark.parametrize("moment", ["early", "late", "again and again",
 
 def interrupted(operation: Operation, lock: Lock, at: int, moment: str) -> Interrupted[None]:
     if moment == "closed":
-        return Closing(operation(lock), at)
+        return cancelling.Closing(operation(lock), at)
     return Interrupted(operation(lock), at, late=moment == "late", again=moment == "again and again")
 
 
@@ -69,27 +56,19 @@ def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, set
 DETACHED: list[str] = []
 
 
-async def try_once(lock: Lock) -> None:
-    await lock.aacquire(blocking=False)
-
-
-async def extend(lock: Lock) -> None:
-    await lock.aextend(5)
-
-
 async def detach(lock: Lock) -> None:
     DETACHED.append(await lock.adetach())
 
 
-ALONE: dict[str, tuple[Operation, Operation, bool]] = {  # before, what is interrupted, whether the lock is kept then
-    "acquire": (nothing, acquire, False),
-    "try once": (nothing, try_once, False),
-    "seize": (nothing, lambda lock: lock.aseize(), False),
-    "release": (acquire, release, False),
-    "extend": (acquire, extend, True),
-    "detach": (acquire, detach, True),
-    "section": (nothing, section, False),
-    "decorated": (nothing, decorated, False),
+ALONE: dict[str, tuple[Operation, Any, bool]] = {  # before, what is interrupted, whether the lock is kept then
+    "acquire": (cancelling.nothing, cancelling.acquire, False),
+    "try once": (cancelling.nothing, lambda lock: lock.aacquire(blocking=False), False),
+    "seize": (cancelling.nothing, lambda lock: lock.aseize(), False),
+    "release": (cancelling.acquire, cancelling.release, False),
+    "extend": (cancelling.acquire, lambda lock: lock.aextend(5), True),
+    "detach": (cancelling.acquire, detach, True),
+    "section": (cancelling.nothing, cancelling.section, False),
+    "decorated": (cancelling.nothing, cancelling.decorated, False),
 }
 
 
@@ -113,7 +92,7 @@ async def test_an_uncontended_call_interrupted_at_any_await_leaves_nothing_behin
         while DETACHED:
             await Lock(NAME, token=DETACHED.pop()).arelease()
         # whatever is still under way, it is not waited for
-        assert await asyncio.wrap_future(bystander.start(got_in_turn))
+        assert await asyncio.wrap_future(bystander.start(cancelling.got_in_turn))
         await nothing_left(client)
     assert at > 2
 
@@ -158,10 +137,10 @@ async def poll_too_short(lock: Lock) -> None:
 @pytest.mark.parametrize(
     ("connect", "operation"),
     [
-        ("warm", acquire),
-        ("cold", acquire),
-        ("new", acquire),
-        ("warm", section),
+        ("warm", cancelling.acquire),
+        ("cold", cancelling.acquire),
+        ("new", cancelling.acquire),
+        ("warm", cancelling.section),
         ("warm", poll),
         ("warm", poll_too_short),
     ],
@@ -176,10 +155,12 @@ async def test_a_waiter_interrupted_at_any_await_blocks_nobody_behind_it(
         at += 1
         held, lock = Lock(NAME, ttl=TTL), Lock(NAME, ttl=TTL)
         first(held.acquire)
-        waiting = asyncio.create_task(lives_on(lock, nothing, connect, interrupted(operation, lock, at, moment), False))
+        waiting = asyncio.create_task(
+            lives_on(lock, cancelling.nothing, connect, interrupted(operation, lock, at, moment), False)
+        )
         polls = operation in (poll, poll_too_short)
         await auntil_done_or(waiting, lambda: inside.parked() or (polls and queued(client)))  # noqa: B023
-        bystander = behind.start(got_in_turn)
+        bystander = behind.start(cancelling.got_in_turn)
         if operation is poll_too_short:
             await asyncio.wait([waiting])
         else:
@@ -238,11 +219,7 @@ urlpatterns = [path("", view)]
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "holds"])
 @pytest.mark.parametrize("way", [by_wait_for, by_cancelling_it, by_a_client_that_goes_away])
 async def test_whoever_is_made_to_give_up_leaves_neither_lock_nor_place(
-    way: Callable[[asyncio.Event], Awaitable[None]],
-    waits: bool,
-    client: redis.Redis,
-    other: Callable[[], Other],
-    settings: Any,
+    way: Any, waits: bool, client: redis.Redis, other: Any, settings: Any
 ) -> None:
     settings.ROOT_URLCONF = __name__
     thread, held, behind, gone = other(), Lock(NAME, ttl=TTL), other(), asyncio.Event()
@@ -250,7 +227,7 @@ async def test_whoever_is_made_to_give_up_leaves_neither_lock_nor_place(
         thread(held.acquire)
     ending = asyncio.ensure_future(way(gone))
     await auntil_done_or(ending, lambda: queued(client) if waits else holder(client))
-    bystander = behind.start(got_in_turn)
+    bystander = behind.start(cancelling.got_in_turn)
     await auntil(lambda: bystander.done() or queued(client))
     gone.set()
     await ending
@@ -258,7 +235,7 @@ async def test_whoever_is_made_to_give_up_leaves_neither_lock_nor_place(
         assert not bystander.done()
         thread(held.release)
     assert await asyncio.wrap_future(bystander)
-    await section(Lock(NAME, ttl=TTL))  # and the task goes on
+    await cancelling.section(Lock(NAME, ttl=TTL))  # and the task goes on
     await nothing_left(client)
 
 
@@ -270,7 +247,7 @@ async def test_a_block_closed_inside_another_task_does_not_release_the_lock_of_t
             await gate
 
     lock, gate = Lock(NAME, ttl=TTL), asyncio.get_running_loop().create_future()
-    await section(Lock("any", ttl=TTL))  # the script is known
+    await cancelling.section(Lock("any", ttl=TTL))  # the script is known
     coroutine = hold()
     task = asyncio.create_task(coroutine)
     await auntil(lambda: holder(client))

@@ -17,7 +17,7 @@ import redis
 from django_redislock import Lock, LockLost
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import proxy
 from tests.helpers.state import FENCE, NAME, holder, queued
@@ -50,11 +50,7 @@ def test_a_child_of_multiprocessing_sends_what_is_pending_and_leaves_its_parents
 
 
 def test_servers_that_hang_take_a_process_one_second_in_all_and_keep_nothing_from_the_others(
-    server: RedisServer,
-    settings: Any,
-    client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    server: RedisServer, settings: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     inside.become_another_process(monkeypatch)
     default = settings.CACHES["default"]
@@ -76,11 +72,7 @@ def test_servers_that_hang_take_a_process_one_second_in_all_and_keep_nothing_fro
 
 
 def test_where_no_thread_is_started_any_more_locks_are_renewed_by_the_one_there_is_and_waiters_poll(
-    other: Callable[[], Other],
-    client: redis.Redis,
-    settings: Any,
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
+    other: Any, client: redis.Redis, settings: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 reports it

@@ -1,19 +1,27 @@
-"""Whose acquisition it is, where that is hard to tell. See also ``tests/lock/test_whose.py``."""
+"""Whose acquisition it is, where that is hard to tell (see also ``tests/lock/test_whose.py``), and its description."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from asgiref.sync import async_to_sync, sync_to_async
+from django.apps import apps
+from django.dispatch import Signal
 
-from django_redislock import Lock, LockError, locked
+from django_redislock import Lock, LockError, LockInfo, locked
+from tests.helpers import actors
 from tests.helpers.actors import GENEROUS, InThread, Other
+from tests.helpers.processes import MissingError, Worker, require, wheel_folder
 from tests.helpers.state import NAME, holder
 
 
@@ -49,6 +57,7 @@ def test_a_call_that_is_handed_to_a_loop_in_another_thread_is_for_the_thread_tha
     loop.close()
 
 
+@pytest.mark.parametrize("in_thread", [actors.in_thread, actors.in_any_thread, actors.to_thread])
 async def test_sync_code_whose_task_was_cancelled_keeps_the_lock_of_its_block(
     in_thread: InThread, client: redis.Redis, aeventually: Callable[..., Awaitable[Any]]
 ) -> None:
@@ -109,3 +118,179 @@ def test_a_coroutine_owns_the_lock_of_a_caller_whose_frames_cannot_be_seen(monke
     monkeypatch.setattr("sys._current_frames", dict)
     with Lock(NAME) as lock:
         assert async_to_sync(lock.aowned)()
+
+
+# -- how those who ask for a lock are described to people --------------------------------------------------------------
+
+HERE = f"{socket.gethostname()}:{os.getpid()}:{threading.current_thread().name}"
+
+
+def owner(purpose: str = "") -> str:
+    """Of a lock that is held here."""
+    with Lock("a", purpose=purpose) as lock:
+        return shown(lock.info())
+
+
+async def aowner(purpose: str = "") -> str:
+    async with Lock("a", purpose=purpose) as lock:
+        return shown(await lock.ainfo())
+
+
+def shown(info: LockInfo | None) -> str:
+    assert info is not None
+    return info.owner
+
+
+@pytest.mark.parametrize(
+    ("purpose", "shown"),
+    [("/straße/注文", " /straße/注文"), ("", ""), *((f"/a{hostile}b", " /a?b") for hostile in "\n\x1b\0\u202e\ud800")],
+    ids=ascii,
+)
+def test_an_owner_is_host_process_thread_and_purpose_without_what_could_deceive_a_terminal(
+    purpose: str, shown: str
+) -> None:
+    assert owner(purpose) == f"{HERE}{shown}"
+
+
+def test_a_long_owner_is_cut_at_a_whole_character() -> None:
+    long = "x" + "注" * 500
+    found = owner(long)
+    assert f"{HERE} {long}".startswith(found)
+    assert 197 <= len(found.encode()) <= 200
+
+
+async def test_a_task_is_named_behind_its_thread() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.set_name("worker-7")
+    assert await aowner("/orders/42") == f"{HERE}/worker-7 /orders/42"
+
+
+def test_a_management_command_is_a_purpose_and_no_task_queue_is_imported(start: Callable[..., Worker]) -> None:
+    worker = start(
+        """
+sys.argv = ["manage.py", "rebuild", "--all"]
+for purpose in "", "/orders/42":
+    with Lock("a", purpose=purpose) as lock:
+        say("owner", lock.info().owner.rpartition(":")[2])
+say("imported", *{"celery", "rq", "dramatiq", "django_tasks"} & set(sys.modules))
+"""
+    )
+    assert worker.expect("owner") == ["MainThread", "rebuild"]
+    assert worker.expect("owner") == ["MainThread", "/orders/42"]
+    assert worker.expect("imported") == []
+
+
+CELERY = """
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+app = Celery("site", broker="memory://", backend="cache+memory://")
+
+@app.task(name="shop.inner")
+def inner():
+    return owner()
+
+@app.task(name="shop.export")
+def export():
+    return owner(), inner()
+
+with start_worker(app, perform_ping_check=False, pool="solo", loglevel="ERROR"):
+    result = export.delay()
+    for found in result.get(timeout=30):
+        say("inside", found, result.id)
+"""
+
+RQ = """
+import redis
+from rq import Queue, SimpleWorker
+
+connection = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
+job = Queue(connection=connection).enqueue(owner, job_id="export-7")
+SimpleWorker([job.origin], connection=connection).work(burst=True, logging_level="ERROR")
+say("inside", job.return_value(), job.id)
+"""
+
+DJANGO = """
+from django_tasks import task
+
+@task
+async def awaited():
+    return await aowner()
+
+@task
+def export():
+    inner = awaited.enqueue()
+    say("inside", inner.return_value.replace("__main__.awaited", "__main__.export").partition("/")[0], inner.id)
+    return owner()
+
+ran = export.enqueue()
+say("inside", ran.return_value, ran.id)
+"""
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize(
+    ("package", "code", "name", "times"),
+    [
+        ("celery", CELERY, "shop.export", 2),
+        ("rq", RQ, f"{__name__}.owner", 1),
+        ("django_tasks", DJANGO, "__main__.export", 2),
+    ],
+)
+def test_a_job_stands_in_the_place_of_its_thread(
+    package: str, code: str, name: str, times: int, start: Callable[..., Worker]
+) -> None:
+    def find() -> object:
+        if (folder := wheel_folder(package)) is None:
+            raise MissingError(package, f"python -m pip install {package.replace('_', '-')}")
+        return folder
+
+    require(find)
+    first = "import tests.settings as s; s.INSTALLED_APPS.append('django_tasks')\n" if package == "django_tasks" else ""
+    worker = start(f"from {__name__} import aowner, owner\n{code}\nsay('outside', owner())", first=first)
+    for _ in range(times):
+        found, id = worker.expect("inside")
+        assert found.split(":", 2)[2] == f"{name}[{id}]"
+    assert worker.expect("outside")[0].endswith(":MainThread")
+
+
+def queue_in(job: object) -> SimpleNamespace:
+    def ask() -> object:
+        return job
+
+    message = SimpleNamespace(get_current_message=ask)
+    return SimpleNamespace(get_current_worker_task=ask, get_current_job=ask, CurrentMessage=message)
+
+
+@pytest.mark.parametrize("module", ["celery._state", "rq", "dramatiq.middleware"])
+def test_a_job_is_shown_by_its_quoted_name_and_id(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, ids = ("name", "func_name", "actor_name"), ("id", "message_id")
+    job = SimpleNamespace(**dict.fromkeys(names, "a.b"), **dict.fromkeys(ids, "7 x:y"))
+    job.request = job
+    monkeypatch.setitem(sys.modules, module, queue_in(job))
+    assert owner().endswith(":a.b[7%20x%3Ay]")
+    for without_job in (queue_in(None), SimpleNamespace()):  # another version of the queue does no harm, either
+        monkeypatch.setitem(sys.modules, module, without_job)
+        assert owner() == HERE
+
+
+def test_djangos_tasks_are_followed_by_their_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals = SimpleNamespace(task_started=Signal(), task_finished=Signal())
+    monkeypatch.setitem(sys.modules, "django_tasks", SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, "django_tasks.signals", signals)
+    monkeypatch.setattr(apps, "is_installed", {"django_tasks"}.__contains__)
+    apps.get_app_config("django_redislock").ready()
+    outer, inner, foreign = (SimpleNamespace(id=id, task=SimpleNamespace(module_path=f"shop.{id}")) for id in "oif")
+    seen = []
+    for signal, task in [
+        (signals.task_started, outer),
+        (signals.task_started, inner),
+        (signals.task_finished, foreign),
+        (signals.task_finished, inner),
+        (signals.task_started, inner),  # and its end is told to nobody
+        (signals.task_finished, outer),
+    ]:
+        signal.send(None, task_result=task)
+        seen.append(owner().split(":", 2)[2])
+    assert seen == ["shop.o[o]", "shop.i[i]", "shop.i[i]", "shop.o[o]", "shop.i[i]", "MainThread"]

@@ -546,9 +546,12 @@ def test_what_fenced_takes(account: Account, ledger: Account) -> None:
         locked_atomic(NAME, fenced="ledger")
 
 
-def test_without_fence_timeout_the_database_decides(account: Account, other: Others, settings: Any) -> None:
-    settings.REDISLOCK = {"FENCE_TIMEOUT": None}
-    connections["default"].cursor().execute("PRAGMA busy_timeout = 50")
+@pytest.mark.parametrize(("setting", "usual"), [(None, 50), (0.05, 60_000)], ids=["of the database", "of the setting"])
+def test_a_claim_waits_as_long_as_the_setting_says_or_else_the_database(
+    setting: float | None, usual: int, account: Account, other: Others, settings: Any
+) -> None:
+    settings.REDISLOCK = {"FENCE_TIMEOUT": setting}
+    connections["default"].cursor().execute(f"PRAGMA busy_timeout = {usual}")
     late = other()
     late(transaction.atomic().__enter__)
     late(account.book)

@@ -166,7 +166,7 @@ def test_a_foreign_value_keeps_the_lock_from_everybody_until_it_is_forced_away(
             pass
 
 
-# -- suspensions; for their effects, see tests/protocol/test_r20_suspensions.py ---------------------------------------
+# -- suspensions; for their effects, see tests/protocol/test_r2_r15_r20_scripts.py -------------------------------
 
 
 def test_it_says_who_suspended_the_lock_until_when_and_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -137,7 +137,6 @@ def _grant(world: World, asker: int, attempt: Attempt, flag: str) -> Grant:
 
 
 def written(world: World, lock: Lock) -> Lock:
-    """The lock as written by the master."""
     counted = not world.scene.together or counts(world, world.scene.homes[lock.attempt])
     return lock._replace(node=world.nodes.master, counted=counted)
 

@@ -65,7 +65,6 @@ def search(scene: Scene) -> Found:
 
 
 def _next(scene: Scene, state: State, action: Action, one: int) -> State | None:
-    """The state that follows, if the action is possible."""
     world = World(scene, state)
     return world.freeze() if action(world, one) and count_lost(world, state) else None
 
@@ -93,7 +92,6 @@ def check_nobody_is_forgotten(scene: Scene, state: State) -> None:
 
 
 def _at(world: World, *states: str) -> list[int]:
-    """The attempts of running processes that are there."""
     return [one for one, client in enumerate(world.clients) if client.at in states and world.home(one).state == "up"]
 
 

@@ -48,7 +48,6 @@ STORIES = {
 
 
 def read_scene(words: list[str]) -> Scene:
-    """See the package's description."""
     homes, tokens, faults, *rest = words
     given: dict[str, Any] = dict((word if "=" in word else f"without={word}").split("=") for word in rest)
     story = given.pop("story", "")
@@ -94,8 +93,6 @@ class Answer(NamedTuple):
 
 
 class Client(NamedTuple):
-    """An attempt to acquire the lock, and what follows."""
-
     # new; asks (its request is on the way); answered (and does not know it yet, as its process stands still); waits;
     # holds (believes its lease); lost (knows that it has ended); gone
     at: str = "new"
@@ -124,8 +121,6 @@ class Process(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The data of a node."""
-
     lock: Lock | tuple[()]
     queue: tuple[Id, ...]  # by ticket
     mark: int  # field '!': the process of a handoff that is not confirmed
@@ -153,8 +148,6 @@ class Violation(Exception):
 
 
 class World:
-    """One state, to be changed."""
-
     def __init__(self, scene: Scene, state: State | None = None) -> None:
         self.scene = scene
         if state is None:
@@ -218,7 +211,6 @@ class World:
         return self.stored(), tuple(self.clients), tuple(self.processes), self.entered, self.faults, self.nodes
 
     def grants(self) -> list[Grant]:
-        """All grants on their way."""
         grants = [client.grant for client in self.clients]
         grants += [client.answer.grant for client in self.clients if client.answer]
         grants += [message.grant for process in self.processes for message in process.inbox]
@@ -230,13 +222,11 @@ class World:
         return [one.fence for one in (*self.grants(), *locks) if one] + [client.fence for client in self.clients]
 
     def change_locks(self, change: Callable[[Lock], Lock]) -> None:
-        """Change the lock at the master and at a replica that lags."""
         self.lock, replica = self.lock and change(self.lock), self.nodes.replica
         if replica and replica.lock:
             self.node(replica=replica._replace(lock=change(replica.lock)))
 
     def change_grants(self, change: Callable[[Grant], Grant]) -> None:
-        """Change all grants on their way."""
         for attempt, client in enumerate(self.clients):
             answer = client.answer and client.answer._replace(grant=client.answer.grant and change(client.answer.grant))
             self.client(attempt, grant=client.grant and change(client.grant), answer=answer)

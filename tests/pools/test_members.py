@@ -333,7 +333,7 @@ def test_a_member_is_not_kept_for_those_who_asked_for_it_before_the_clock_jumped
     assert me(accounts, "acquire", blocking_timeout=GENEROUS).key == "alice"
 
 
-# see tests/protocol/test_r20_suspensions.py for what holds for other locks as well
+# see tests/protocol/test_r2_r15_r20_scripts.py for what holds for other locks as well
 def test_nobody_gets_a_suspended_member(me: Any, pool: LockPool) -> None:
     me(pool, "extend", ["alice", "bob"])
     me(pool, "suspend", "alice", 3600, note="rate limited")

@@ -105,10 +105,6 @@ class Someone:
     listens: bool = True  # if not, its process is not subscribed, although the attempt waits for messages
     ticket: int | None = None
 
-    @property
-    def id(self) -> str:
-        return self.attempt.id
-
 
 class Machine(RuleBasedStateMachine):
     # set by prepared(); one listener receives the messages of all processes
@@ -131,8 +127,6 @@ class Machine(RuleBasedStateMachine):
         for process, home in enumerate(self.homes):
             home.highest_fence(0)
             self.live_or_die(process, dies=False)
-
-    # -- what happens -----------------------------------------------------------------------------------------------
 
     @initialize(first=st.none() | st.fixed_dictionaries(FIRST), suspends=st.sampled_from([False, False, False, True]))
     def begin(self, first: dict[str, Any] | None, suspends: bool) -> None:
@@ -208,7 +202,6 @@ class Machine(RuleBasedStateMachine):
         wait=st.sampled_from([inside.QUEUED, inside.ADOPTING]),
     )
     def adopt_held(self, state: str, further: int, ttl: int, adopts: bool, wait: str) -> None:
-        """An attempt with the holder's token. The lock may be in use, or left behind."""
         held = self._held()
         process = self._holder().process
         if state == "detached":
@@ -221,7 +214,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, ttl=TTLS, token=TOKENS)
     def seize(self, process: int, ttl: int, token: str | None) -> None:
-        """A new attempt seizes the lock."""
         self._ask(self._make(process, token, ttl), inside.SEIZING)
 
     @rule(process=PROCESSES, below=st.sampled_from([None, None, 0, 1]))
@@ -248,7 +240,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.suspends and self._is_held())
     @rule(process=PROCESSES, end=ENDS, askers=CROWDS, asks=ASKS)
     def suspend_next(self, process: int, end: str, askers: list[int], asks: str) -> None:
-        """The holder releases while a suspension is waiting for that."""
         self.suspend(process, 180_000)
         self._end(end, askers, asks)
 
@@ -302,7 +293,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
     def live_or_die(self, process: int, dies: bool) -> None:
-        """A process subscribes, or its subscription ends."""
         channel = self.homes[process].channel
         if dies and channel in self.reference.subscribed:
             self.reference.subscribed.remove(channel)
@@ -322,7 +312,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(["lock", "queue", "waiters", "index", "fence"]))
     def evict(self, key: str) -> None:
-        """Redis evicts a key because memory has run out."""
         self.reference.evict(key)
         if key == "fence":
             self.granted = 0  # the clock may have jumped back before, and not all processes have seen the highest fence
@@ -346,17 +335,14 @@ class Machine(RuleBasedStateMachine):
         """Repeat the last request, as if its answer had been lost."""
         self._do(self.last)
 
-    # -- who does it --------------------------------------------------------------------------------------------------
-
     def _make(
         self, process: int, token: Any, ttl: int, adopts: str = "", listens: bool = True, most: int | None = None
     ) -> Someone:
-        """A new attempt, with an id that was never used before."""
         number = len(self.people)
         owner = f"owner {number} at {process}" + f"\nnote of {number}" * (number % 3 == 0)
         attempt = Attempt(f"an-attempt-with-no-{number:04}", ttl, token or "-", adopts, most, owner)
         one = Someone(process, attempt, listens)
-        self.people[one.id] = one
+        self.people[one.attempt.id] = one
         return one
 
     def _pick(self, who: str) -> Someone | None:
@@ -391,8 +377,6 @@ class Machine(RuleBasedStateMachine):
         more = {"token": own, "adopts": adopts, "most": most, "owner": owner, "listens": listens}
         return self.homes[process].request(id, name=NAME, ttl=ttl / 1000, **more)
 
-    # -- what they do -------------------------------------------------------------------------------------------------
-
     def _ask(self, one: Someone, wait: str, ticket: int | None = None) -> None:
         def act() -> bool:
             request = self._request(one, one.process, listens=one.listens or wait == inside.QUEUED)
@@ -416,7 +400,7 @@ class Machine(RuleBasedStateMachine):
     def _release(self, one: Someone, process: int, *, unknown: bool, how: str = inside.HOLDER) -> None:
         def act() -> bool:
             request = self._request(one, process, listens=one.listens or process != one.process)
-            expected = self.reference.release(_caller(request), one.id, unknown=unknown, how=how)
+            expected = self.reference.release(_caller(request), one.attempt.id, unknown=unknown, how=how)
             answer = self.homes[process].release(request, unknown=unknown, how=how)
             note(f"  # process {process} releases {one}, {unknown=}, {how=}: {answer.state}; should be {expected}")
             assert answer[:2] == (expected, False)
@@ -481,8 +465,6 @@ class Machine(RuleBasedStateMachine):
             else:
                 self.come(process, None, 50_000, inside.QUEUED)
 
-    # -- what must be so ----------------------------------------------------------------------------------------------
-
     def _tick(self, ms: int) -> None:
         before = self.reference.ends()
         self.reference.advance(ms)
@@ -538,7 +520,6 @@ class Machine(RuleBasedStateMachine):
         assert self.ear.get_message(timeout=GENEROUS)["type"] == how
 
     def _heard(self) -> list[tuple[str, str]]:
-        """Everything published since the last call: channel and text."""
         heard: list[tuple[str, str]] = []
         while (message := self.ear.get_message(timeout=GENEROUS))["channel"].decode() != EAR:
             heard.append((message["channel"].decode(), message["data"].decode()))

@@ -27,8 +27,6 @@ class Attempt(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The lock, while somebody holds it."""
-
     id: str
     channel: str
     flag: str  # c(onfirmed), h(anded over and not confirmed), a(dopted), d(etached); s(uspended): nobody holds it
@@ -54,8 +52,6 @@ class Waiter(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to an acquire."""
-
     state: int
     number: int  # fence or ticket
     holder: str | None = None  # the value of a lock that somebody else holds, or held until it was seized
@@ -83,8 +79,6 @@ class Reference:
         self.messages: list[tuple[str, str]] = []  # channel and text of the messages of the last step
         self._unheard, self._namesake = False, ""
 
-    # -- time and accidents -------------------------------------------------------------------------------------------
-
     def advance(self, ms: int) -> None:
         self.now += ms * MS
         if self.lock and self.now >= self.lock.ends:
@@ -107,15 +101,12 @@ class Reference:
         return ends
 
     def evict(self, key: str) -> None:
-        """Redis has no memory left, and evicts a key."""
         if key == "queue":
             self.queue.clear()
         elif key == "waiters":
             self._forget_waiters()
         else:
             setattr(self, key, 0 if key == "fence" else None)
-
-    # -- the scripts --------------------------------------------------------------------------------------------------
 
     def acquire(self, caller: Process, attempt: Attempt, wait: str, ticket: int | None) -> Answer:
         """The first try, and every later look. ``ticket``: the place in the queue, or None before one was drawn."""
@@ -233,8 +224,6 @@ class Reference:
         self._tell_to_look(0)
         return True
 
-    # -- who may have the lock ----------------------------------------------------------------------------------------
-
     def left(self) -> int:
         """Milliseconds left, as PTTL returns them, also when nobody holds the lock."""
         return (self.lock.ends - self.now) // MS if self.lock else -2
@@ -315,7 +304,6 @@ class Reference:
             self.index = None
 
     def _begin_suspension(self) -> bool:
-        """The lock is free. Whether a planned suspension begins."""
         planned = self.planned
         if planned is None or planned.ends <= self.now:
             return False
@@ -323,8 +311,6 @@ class Reference:
         self.planned = None
         self._hold(planned._replace(ends=self.now + left * MS))
         return True
-
-    # -- how it changes hands -----------------------------------------------------------------------------------------
 
     def _enter(self, caller: Process, attempt: Attempt) -> int:
         return self._grant(caller, attempt.id, caller.channel, "c", attempt.ttl, attempt.token, attempt.owner)
@@ -389,7 +375,6 @@ class Reference:
         self.index = held.ends
 
     def _next_fence(self, caller: Process) -> int:
-        """Fences and tickets only grow."""
         self.fence = max(self.fence, caller.known, self.now - 1) + 1
         return self.fence
 

@@ -1,5 +1,5 @@
-"""A Redis user with the rights in docs/redis-user.rst: everything works, nothing else is tried, and no right is
-superfluous."""
+"""Scripts declare every key that they touch, so locks fit a cluster. For a Redis user with the rights in
+docs/redis-user.rst, everything works, nothing else is tried, and no right is superfluous."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.docs import redis_user
 from tests.helpers.operations import all_of_them, locks_alone, use_values
-from tests.helpers.state import Monitor
-from tests.inside import Ears, page, redis_py_lock
-from tests.protocol.scene import Eventually
+from tests.helpers.state import Monitor, Touched
+from tests.inside import Ears, page, redis_py_lock, scripts
+
+from .conftest import Eventually
 
 DATABASE = 3
 LOCKS, POOLS = redis_user()
@@ -27,7 +28,6 @@ RULES = [*LOCKS, *POOLS]
 
 
 def give(client: redis.Redis, *rules: str) -> None:
-    """Set the rights of the user."""
     client.execute_command("ACL", "SETUSER", "locks", "reset", *rules)
     client.execute_command("ACL", "LOG", "RESET")
 
@@ -130,3 +130,24 @@ def test_a_user_who_may_not_connect_or_ask_sees_the_error_of_redis(
     root.rpush("redislock{0}:queue:a", "foreign")
     with pytest.raises(LockUnavailable, match=message):
         crowd()(Lock("a"), "acquire")
+
+
+def test_scripts_touch_no_key_that_they_do_not_declare(
+    server: RedisServer, crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    """As the server sees it, over all main operations."""
+    body = "redis.call('GET', KEYS[1]); redis.call('EXISTS', KEYS[1], 'b{0}'); redis.call('PUBLISH', 'c', 'd')"
+    monitor, touched, declared, wrong = Monitor(server), Touched(server), dict[str, int](), set[str]()
+    client.script_flush()
+    all_of_them(crowd, eventually)
+    client.eval(body, 1, "a{0}")  # one that does is seen
+    for call, inner in monitor.scripts():
+        keys = set(call.words[3 : 3 + int(call.words[2])])
+        declared[call.words[1]] = len(keys)
+        wrong |= {" ".join(seen.words) for seen in inner if not touched.by(seen) <= keys}
+    monitor.close()
+    touched.close()
+    assert wrong == {"EXISTS a{0} b{0}"}
+    assert all(count >= 1 for count in declared.values())
+    by_hash = {name: script.sha for name, script in scripts().items() if name != "probe"}  # that one is sent as a text
+    assert not [name for name, sha in by_hash.items() if sha not in declared], "not all have run"

@@ -57,7 +57,6 @@ def all_at_once(work: Callable[[int], object], count: int) -> None:
 
 
 def use(number: int) -> None:
-    """Enter a few short sections."""
     for _ in range(5):
         with Lock(f"a:{number}"):
             pass

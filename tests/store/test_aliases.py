@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -22,14 +23,14 @@ import django_redislock
 from django_redislock import Counter, Lock, LockPool, LockUnavailable, list_locks
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
+from tests.helpers.operations import all_of_them
+from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, PASSWORD, alias, caches, connections
 from tests.inside import connection_class, limit, listening_connection_class, own_channel
 
-from .conftest import Exercise
+from .conftest import Eventually, Exercise
 
 pytestmark = pytest.mark.usefixtures("own_pools")
-
-# -- what it is given -----------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -81,9 +82,6 @@ def test_a_short_socket_timeout_does_not_end_a_long_wait(
         assert waiting.result(15)
 
 
-# -- where it leads -------------------------------------------------------------------------------------------------
-
-
 @BOTH
 def test_a_database_behind_a_unix_socket(
     backend: str, server: RedisServer, exercise: Exercise, client: redis.Redis
@@ -130,9 +128,6 @@ def test_tls_with_certificates_on_both_sides(
     assert re.search(r"(?i)certificate.verify.failed", "".join(traceback.format_exception(caught.value)))
 
 
-# -- where no lock can be -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -168,10 +163,7 @@ NO_LOCKS = [
         "'default' spreads .* over several servers",
     ),
     *(
-        (
-            alias(DJANGO_REDIS, FAR, connection_class=partial(kind)),
-            r"connection_class .* must be a class, not func",
-        )
+        (alias(DJANGO_REDIS, FAR, connection_class=partial(kind)), r"connection_class .* must be a class, not func")
         for kind in (redis.Connection, FakeRedisConnection)
     ),
     *(
@@ -189,9 +181,6 @@ def test_an_alias_that_cannot_hold_locks_is_a_clear_error(given: dict[str, Any],
     for thing, method in (Lock("a"), "acquire"), (django_redislock, "list_locks"):
         with caches(given), pytest.raises(ImproperlyConfigured, match=problem):
             me(thing, method)
-
-
-# -- connection classes, for coroutines -----------------------------------------------------------------------------
 
 
 class AsyncOwn(redis.asyncio.Connection):
@@ -236,3 +225,115 @@ async def test_what_coroutines_cannot_use_is_a_clear_error_and_never_ignored(
 ) -> None:
     with caches(given), pytest.raises(ImproperlyConfigured, match=problem):
         await Lock("a").aacquire()
+
+
+# -- the memory mode: an in-process server that runs the same scripts -----------------------------------------------
+
+LOCMEM = "django.core.cache.backends.locmem.LocMemCache"
+DUMMY = "django.core.cache.backends.dummy.DummyCache"
+
+in_memory = pytest.mark.usefixtures("_memory")
+KINDS = pytest.mark.parametrize("_memory", [LOCMEM, DUMMY], ids=["LocMemCache", "DummyCache"], indirect=True)
+
+
+@pytest.fixture
+def _memory(request: pytest.FixtureRequest, settings: Any) -> None:
+    """The default alias, and another one, have no Redis."""
+    kind = getattr(request, "param", LOCMEM)
+    settings.CACHES = {"default": {"BACKEND": kind}, "second": {"BACKEND": kind}}
+
+
+@in_memory
+@KINDS
+def test_locks_pools_and_values_work(crowd: Crowd, exercise: Exercise, eventually: Eventually) -> None:
+    exercise()
+    all_of_them(crowd, eventually)
+
+
+@in_memory
+@KINDS
+def test_each_alias_has_a_server_of_its_own(crowd: Crowd, settings: Any) -> None:
+    me, you = crowd(), crowd()
+    me(Lock(NAME), "acquire")
+    assert me(Lock(NAME, using="default"), "locked")
+    assert not me(Lock(NAME, using="second"), "locked")
+    assert me(Lock("other", using="second"), "acquire", blocking=False)
+    assert not you(Lock("other"), "locked")
+    settings.REDISLOCK = {"CACHE": "second"}
+    assert you(Lock("other"), "locked")
+    settings.CACHES = {**settings.CACHES}  # new servers
+    assert not you(Lock("other"), "locked")
+
+
+FORKED = """
+from django.test import override_settings
+
+def wait_for(held):
+    thread = threading.Thread(target=Lock(name, blocking_timeout=60).acquire, daemon=True)
+    thread.start()
+    while held.info().waiters == 0:
+        time.sleep(0.001)
+    return thread
+
+with override_settings(CACHES={"default": {"BACKEND": backend}}):
+    lock = Lock(name)
+    lock.acquire()
+    waiting = wait_for(lock)  # its threads run at the time of the fork
+    if os.fork() == 0:
+        say("child", Lock(name).locked(), lock.token)
+        lock = Lock(name)
+        lock.acquire()
+        waiting = wait_for(lock)
+    else:
+        os.wait()
+    lock.release()
+    waiting.join(30)
+    say("next", waiting.is_alive())
+    os._exit(0)
+"""
+
+
+@in_memory
+def test_a_fork_starts_a_fresh_server_and_leaves_the_parent_alone(start: Callable[..., Worker]) -> None:
+    worker = start(FORKED, name=NAME, backend=LOCMEM)
+    assert worker.expect("child") == ["False", "None"]
+    assert worker.expect("next") == ["False"]
+    assert worker.expect("next") == ["False"]
+
+
+@in_memory
+@KINDS
+def test_without_fakeredis_the_error_says_what_to_install(
+    me: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.CACHES = {**settings.CACHES}
+    monkeypatch.setitem(sys.modules, "fakeredis", None)
+    with pytest.raises(ImproperlyConfigured, match=r"'default'.*pip install \"django-redislock\[memory\]\""):
+        me(Lock(NAME), "acquire")
+
+
+@in_memory
+def test_its_begin_is_logged_once_unless_debug_is_on(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def begin() -> int:
+        caplog.clear()
+        settings.CACHES = {**settings.CACHES}
+        for prefix in "one", "other":
+            with override_settings(REDISLOCK={"KEY_PREFIX": prefix}), Lock(NAME):
+                pass
+        return caplog.text.count("event=memory-mode alias=default detail=")
+
+    assert begin() == 1
+    settings.DEBUG = True
+    assert begin() == 0
+
+
+@in_memory
+def test_where_redis_is_required_it_is_an_error(me: Any, settings: Any) -> None:
+    message = r"^The cache alias 'default' is not Redis, and REDISLOCK\['REQUIRE_REDIS'\] is True: "
+    for begun in False, True:
+        settings.CACHES = {**settings.CACHES}
+        if begun:
+            me(Lock(NAME), "locked")
+        with override_settings(REDISLOCK={"REQUIRE_REDIS": True}), pytest.raises(ImproperlyConfigured, match=message):
+            me(Lock(NAME), "acquire")
+    assert me(Lock(NAME), "acquire")

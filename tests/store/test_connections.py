@@ -41,12 +41,8 @@ def echo(person: Any, word: str) -> None:
 
 @pytest.fixture
 def one(server: RedisServer) -> Iterator[None]:
-    """An alias that may have one connection only."""
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1, socket_timeout=GENEROUS, client_name=NAME)):
         yield
-
-
-# -- how many, and who waits for one ----------------------------------------------------------------------------------
 
 
 @BOTH
@@ -63,13 +59,9 @@ def test_the_number_of_connections_is_bounded(
     assert 1 <= most <= min(bound, setting) + 4
 
 
+@pytest.mark.usefixtures("one")
 def test_who_finds_no_connection_free_waits_until_its_deadline_and_is_told_so_in_the_end(
-    one: None,
-    crowd: Crowd,
-    client: redis.Redis,
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
-    retry_for: Callable[[float], None],
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, retry_for: Any
 ) -> None:
     retry_for(0.1)
     me, lock, busy = crowd(), Lock("a"), crowd().start(WIRE, "exchange", ("BLPOP", "busy", str(GENEROUS)))
@@ -121,9 +113,6 @@ def test_a_connection_that_somebody_takes_meanwhile_is_not_closed() -> None:
     assert surplus([deque()], 1, in_use=2) == []
 
 
-# -- whose answer it is -----------------------------------------------------------------------------------------------
-
-
 def test_a_late_answer_is_given_to_nobody_else(me: Any, server: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, server.url, socket_timeout=0.1, max_connections=1)):
         echo(me, "first")
@@ -161,9 +150,6 @@ def test_the_errors_of_single_commands_stand_among_the_answers(using: str, me: A
         assert type(error) is redis.ResponseError
     with pytest.raises(redis.ResponseError):
         command("NO-SUCH", using=using)
-
-
-# -- what is tried again ----------------------------------------------------------------------------------------------
 
 
 def test_killed_connections_and_a_restart_make_no_call_fail(
@@ -212,32 +198,26 @@ def test_an_unknown_script_is_sent_in_full_once(me: Any, client: redis.Redis) ->
     assert (count(client, "eval"), count(client, "evalsha")) == (1, 3)
 
 
-@pytest.fixture
-def replica(server: RedisServer, settings: Any, eventually: Eventually) -> Iterator[redis.Redis]:
-    """A replica of the server, and the alias ``replica`` for it."""
-    with redis_server() as second, server.client() as master, second.client() as client:
-        master.config_set("repl-diskless-sync-delay", 0)
-        client.replicaof("127.0.0.1", str(server.port))
-        eventually(lambda: client.info("replication")["master_link_status"] == "up")
-        settings.CACHES = {**settings.CACHES, "replica": {"BACKEND": DJANGO_REDIS, "LOCATION": second.url}}
-        yield client
-
-
 def test_a_server_that_is_read_only_is_asked_again_for_a_moment(
-    me: Any, replica: redis.Redis, eventually: Eventually, retry_for: Callable[[float], None]
+    me: Any, server: RedisServer, client: redis.Redis, eventually: Eventually, retry_for: Callable[[float], None]
 ) -> None:
-    retry_for(0.1)
-    refused = r"^Redis refuses to serve the lock 'a' .*: You can't write against a read only replica\.$"
-    with pytest.raises(LockUnavailable, match=refused):
-        me(Lock("a", using="replica"), "acquire")
-    retry_for(30.0)
-    replica.config_resetstat()
-    acquired = me.start(Lock("a", using="replica"), "acquire")
-    # the refusals are counted by some servers only, and some replicas know the scripts of their master
-    eventually(lambda: acquired.done() or count(replica, "evalsha") + count(replica, "eval") > 2)
-    assert not acquired.done()
-    replica.replicaof("NO", "ONE")
-    assert acquired.result(GENEROUS) is True
+    lock = Lock("a")
+    client.config_set("repl-diskless-sync-delay", 0)
+    with redis_server() as second, second.client() as replica, caches(alias(DJANGO_REDIS, second.url)):
+        replica.replicaof("127.0.0.1", str(server.port))
+        eventually(lambda: replica.info("replication")["master_link_status"] == "up")
+        retry_for(0.1)
+        refused = r"^Redis refuses to serve the lock 'a' .*: You can't write against a read only replica\.$"
+        with pytest.raises(LockUnavailable, match=refused):
+            me(lock, "acquire")
+        retry_for(30.0)
+        replica.config_resetstat()
+        acquired = me.start(lock, "acquire")
+        # the refusals are counted by some servers only, and some replicas know the scripts of their master
+        eventually(lambda: acquired.done() or count(replica, "evalsha") + count(replica, "eval") > 2)
+        assert not acquired.done()
+        replica.replicaof("NO", "ONE")
+        assert acquired.result(GENEROUS) is True
 
 
 def test_what_redis_refuses_for_good_is_an_error_at_once(me: Any, own: RedisServer) -> None:
@@ -254,9 +234,6 @@ def test_what_redis_refuses_for_good_is_an_error_at_once(me: Any, own: RedisServ
         with pytest.raises(LockUnavailable, match=r"The server wants a password|Authentication required"):
             me(Lock("a"), "acquire", blocking=False)
         client.config_set("requirepass", "")
-
-
-# -- what is asked once for all who need it ---------------------------------------------------------------------------
 
 
 def test_a_question_outlives_those_who_ask_it_and_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,7 @@ import redis
 from django.core.management import CommandError, call_command
 
 import django_redislock
-from django_redislock import (
-    ConditionalValue,
-    Counter,
-    Lock,
-    LockError,
-    LockNotAcquired,
-    LockPool,
-    LockUnavailable,
-    force_release,
-)
+from django_redislock import ConditionalValue, Counter, Lock, LockError, LockNotAcquired, LockPool, LockUnavailable
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import FENCE, LOCK, NAME, QUEUE, TOKEN, WAITERS
 from tests.inside import PREFIX, command, heard, own_channel, subscriptions
@@ -52,14 +43,11 @@ def named(client: redis.Redis, key: str) -> Iterator[None]:
 
 
 def use(me: Any, **options: Any) -> None:
-    """Take the lock, and give it back."""
     lock = Lock(NAME, **options)
     if not me(lock, "acquire", blocking_timeout=0.2):
         raise LockNotAcquired("busy", NAME)
     me(lock, "release")
 
-
-# -- keys of another type ---------------------------------------------------------------------------------------------
 
 # and the keys that they meet
 CALLS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
@@ -133,9 +121,6 @@ def test_a_slot_of_another_type_is_named_and_not_used_again(call: Callable[[], A
     assert call()
 
 
-# -- the fence ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["foreign", "", "nan", "inf", "1e400", "9" * 18, str(2**63 - 1), "\0"])
 @pytest.mark.parametrize("alias", ["default", "memory"])
 def test_an_invalid_last_fence_is_named_and_left_alone_and_nothing_is_locked(text: str, alias: str) -> None:
@@ -190,8 +175,6 @@ def test_an_incompatible_version_is_named_and_nobody_acquires_or_waits(crowd: Cr
     assert not client.exists(LOCK)
 
 
-# -- forged locks ---------------------------------------------------------------------------------------------------
-
 FORGED = ["", "foreign", "channel c 1 1 -", "channel c nan 1 - x", "channel d 1 1", f"channel d {'9' * 400} 1 - owner"]
 
 
@@ -202,11 +185,9 @@ def test_a_lock_with_a_foreign_value_is_held_and_not_by_us(rest: str, token: str
     assert not Lock(NAME, token=TOKEN).acquire(blocking=False)
     for poll in (False, True):
         assert not Lock(NAME, token=TOKEN, poll=poll).acquire(blocking_timeout=0.05)
-    force_release(NAME)
+    django_redislock.force_release(NAME)
     assert Lock(NAME).acquire(blocking_timeout=GENEROUS)
 
-
-# -- forged queues, messages and pools ------------------------------------------------------------------------------
 
 NO_ENTRIES = [
     "",
