@@ -199,11 +199,12 @@ def test_an_unknown_script_is_sent_in_full_once(me: Any, client: redis.Redis) ->
 
 
 def test_a_server_that_is_read_only_is_asked_again_for_a_moment(
-    me: Any, server: RedisServer, client: redis.Redis, eventually: Eventually, retry_for: Callable[[float], None]
+    me: Any, server: RedisServer, client: redis.Redis, settings: Any, eventually: Eventually, retry_for: Any
 ) -> None:
-    lock = Lock("a")
+    lock = Lock("a", using="replica")
     client.config_set("repl-diskless-sync-delay", 0)
-    with redis_server() as second, second.client() as replica, caches(alias(DJANGO_REDIS, second.url)):
+    with redis_server() as second, second.client() as replica:
+        settings.CACHES = {**settings.CACHES, "replica": alias(DJANGO_REDIS, second.url)}
         replica.replicaof("127.0.0.1", str(server.port))
         eventually(lambda: replica.info("replication")["master_link_status"] == "up")
         retry_for(0.1)
