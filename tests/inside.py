@@ -901,3 +901,9 @@ def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
         if one.log_is_due():
             logged.append(second)
     return logged
+
+
+def end_is_seen(lock: Lock) -> Callable[[], bool]:
+    """Tells, in any thread, whether the renewer has come to the end of this lock's lease."""
+    lease = lease_of(lock)
+    return lambda: lease.due > lease.ends

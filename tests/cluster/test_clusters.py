@@ -352,7 +352,7 @@ def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable
     with pytest.raises(LockUnavailable, match="cannot be reached for"):
         Lock("a").acquire()
     if known_by == "the setting":
-        Ears("a").start()
+        Ears(name="a").start()
         eventually(lambda: "event=listener-disconnected" in caplog.text)
     assert "W004" in ids()
     assert "W004" not in ids(deploy=False)

@@ -190,6 +190,27 @@ def test_who_wants_to_read_when_the_reader_stops_reads(
 ONE, ANOTHER = "@" + "a" * 40, "@" + "b" * 40
 
 
+def test_a_waiter_that_was_dropped_lets_the_others_of_its_process_look(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, look_every=0.2)
+    me, lock = crowd(), Lock(NAME, ttl=600)
+    me(lock, "acquire")
+    waiting = []
+    for number in range(3):
+        you, another = crowd(), Lock(NAME, blocking_timeout=10 * GENEROUS)
+        waiting.append((you, another, you.start(another, "acquire")))
+        eventually(lambda number=number: queued(client) == number + 1)
+    before = client.zrange(QUEUE, 0, -1)
+    client.delete(QUEUE, WAITERS)
+    eventually(lambda: queued(client) == 3)
+    assert client.zrange(QUEUE, 0, -1) == before
+    me(lock, "release")
+    for you, another, future in waiting:
+        assert future.result(GENEROUS)
+        you(another, "release")
+
+
 @pytest.mark.usefixtures("no_look_by_the_clock")
 @pytest.mark.parametrize(
     ("known", "lease", "by"),

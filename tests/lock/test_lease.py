@@ -22,6 +22,7 @@ from django_redislock.testing import hold
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, put, queued, value
+from tests.inside import end_is_seen
 
 from .conftest import Eventually, Heard
 
@@ -208,6 +209,23 @@ def test_a_renewed_lock_outlives_a_lease_that_is_made_short(crowd: Crowd, eventu
     assert 1 < me.read(lock.remaining) <= 3
     eventually(lambda: me.read(lock.remaining) > 20)
     assert me(lock, "owned")
+
+
+def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_after_its_end(
+    crowd: Crowd, network: Proxy, eventually: Eventually
+) -> None:
+    """A command with a minimum time may detach its lock in the last millisecond."""
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, ttl=600, using="far", on_lost=losses.append)
+    me(lock, "acquire")
+    token, is_seen = me.read(lambda: (lock.token, end_is_seen(lock)))
+    held = network.hold_answer("detach")
+    detaching = me.start(lock, "detach", 0.003)
+    eventually(is_seen)
+    held.let_go()
+    assert detaching.result(GENEROUS) == token
+    assert not me.read(lambda: lock.lost)
+    assert losses == []
 
 
 def answers(person: Any, lock: Lock) -> tuple[bool, bool, LockStatus]:
