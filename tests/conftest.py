@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import faulthandler
 import logging
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from inspect import isawaitable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import redis
@@ -21,20 +19,23 @@ from django.test import TestCase
 
 from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
 from redisserver import NoServerError, RedisServer, find_server, redis_server
-from tests.helpers.actors import Actor, Crowd, Ghost, Other
-from tests.helpers.databases import Account, Commits, one_database, sqlite_file
+from tests.helpers.actors import Actor, Crowd, Ghost, Other, auntil, until
+from tests.helpers.databases import (
+    Account,
+    Commits,
+    mariadb_server,
+    one_database,
+    postgres_server,
+    sqlite_file,
+)
 from tests.helpers.docs import Undocumented
-from tests.helpers.mariadb import find_server as find_mariadb
-from tests.helpers.mariadb import mariadb_server
-from tests.helpers.postgres import find_programs, postgres_server
-from tests.helpers.processes import Worker
-from tests.helpers.requirements import left_out, require
-from tests.helpers.ways import certificate as certificate
-from tests.helpers.ways import guarded as guarded
-from tests.helpers.ways import own_pools as own_pools
-from tests.helpers.ways import sentinels as sentinels
-from tests.helpers.ways import tls_port as tls_port
-from tests.inside import awaits_messages, let_go, note_loops
+from tests.helpers.processes import Worker, left_out
+from tests.helpers.proxy import Proxy, proxy
+from tests.helpers.state import endless, trips, two_aliases  # noqa: F401 (fixtures)
+from tests.helpers.ways import certificate, guarded, own_pools, sentinels, tls_port  # noqa: F401 (fixtures)
+from tests.inside import let_go, limit, note_loops, will_hear_of
+
+T = TypeVar("T")
 
 # a shell that runs the tests in the background ignores these signals, and so would programs that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,22 +64,18 @@ def pytest_sessionstart() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the output of all other plugins
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
     yield
-    skipped = terminalreporter.stats.get("skipped", [])
-    line = left_out(report.longrepr[2] for report in skipped)
-    if line:
+    if line := left_out(report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])):
         terminalreporter.write_line(line, yellow=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--complete"):
-        long = [item for item in items if item.get_closest_marker("complete")]
-        items[:] = [item for item in items if item not in long]
-        config.hook.pytest_deselected(items=long)
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("complete")])
+        items[:] = [item for item in items if not item.get_closest_marker("complete")]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def server() -> Iterator[RedisServer]:
-    """The session's server."""
     with redis_server() as running:
         os.environ["REDISLOCK_TEST_URL"] = running.url
         settings.CACHES["default"]["LOCATION"] = running.url
@@ -96,123 +93,63 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(autouse=True)
-def _let_go() -> Iterator[None]:
-    """Drop locks that a test did not release, as if its threads had never existed."""
-    yield
-    let_go()
-
-
-@pytest.fixture(autouse=True)
-def _no_loose_ends() -> Iterator[None]:
-    """Collect what a test left open in a closed event loop, since it would warn in whichever later test it is
-    collected."""
+def _nothing_is_left() -> Iterator[None]:
+    """What is logged stands in the documentation. Locks that a test did not release are dropped, as if its threads had
+    never existed; what it left open in a closed event loop would warn in whichever later test it is collected."""
     with pytest.MonkeyPatch.context() as patch:
         left_open = note_loops(patch)
         yield
-    assert left_open() == 0
-
-
-@pytest.fixture(autouse=True)
-def _documented() -> Iterator[None]:
-    """What is logged stands in the documentation."""
-    yield
+    let_go()
     found, undocumented.found = undocumented.found, []
-    assert found == []
+    assert (left_open(), found) == (0, [])
+
+
+def _makes(make: Callable[..., T], end: Callable[[T], object]) -> Iterator[Callable[..., T]]:
+    """What makes such things; all of them end with the test."""
+    with ExitStack() as stack:
+
+        def one(*args: Any, **options: Any) -> T:
+            made = make(*args, **options)
+            stack.callback(end, made)
+            return made
+
+        yield one
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Worker]]:
-    """Start worker processes; those that still run at the end are killed."""
-    workers: list[Worker] = []
-
-    def start(code: str, **values: Any) -> Worker:
-        worker = Worker(code, **values)
-        workers.append(worker)
-        return worker
-
-    yield start
-    for worker in workers:
-        worker.kill()
+    yield from _makes(Worker, Worker.kill)
 
 
 @pytest.fixture
 def other() -> Iterator[Callable[[], Other]]:
-    """Make threads that run what they are given."""
-    made: list[Other] = []
-
-    def other() -> Other:
-        made.append(Other())
-        return made[-1]
-
-    yield other
-    for thread in made:
-        thread.end()
+    yield from _makes(Other, Other.end)
 
 
 @pytest.fixture
-async def actor() -> AsyncIterator[Callable[[], Actor]]:
-    """Make tasks that run what they are given."""
-    made: list[Actor] = []
-
-    def actor() -> Actor:
-        made.append(Actor())
-        return made[-1]
-
-    yield actor
-    for task in made:
-        await task.end()
+def actor() -> type[Actor]:
+    return Actor  # which ends with the loop
 
 
 @pytest.fixture
 def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
-    """Make simulated processes that queue and do nothing else."""
-    made: list[Ghost] = []
-
-    def ghost(*, alive: bool = True) -> Ghost:
-        made.append(Ghost(client, alive=alive))
-        return made[-1]
-
-    yield ghost
-    for one in made:
-        one.close()
+    yield from _makes(partial(Ghost, client), Ghost.close)
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], Any]], Any]:
-    """Wait for a state, not for a time; return what the condition returned."""
-
-    def eventually(condition: Callable[[], Any], within: float = 20) -> Any:
-        deadline = time.monotonic() + within
-        while not (result := condition()):
-            if time.monotonic() >= deadline:
-                faulthandler.dump_traceback(2)  # what all threads are doing, for the log
-                pytest.fail(f"still not so after {within} s")
-            time.sleep(0.002)
-        return result
-
-    return eventually
+def eventually() -> Callable[..., Any]:
+    return until
 
 
 @pytest.fixture
-def listens(eventually: Callable[..., Any]) -> Callable[[Lock], None]:
+def aeventually() -> Callable[..., Awaitable[Any]]:
+    return auntil
+
+
+@pytest.fixture
+def listens() -> Callable[[Lock], None]:
     """Wait until the holder's process would learn from a message that the lock is lost, and not by asking."""
-    return lambda lock: eventually(lambda: awaits_messages(lock))
-
-
-@pytest.fixture
-def aeventually() -> Callable[[Callable[[], Any]], Awaitable[Any]]:
-    """The same for coroutines, and for conditions that must be awaited."""
-
-    async def aeventually(condition: Callable[[], Any], within: float = 20) -> Any:
-        deadline = time.monotonic() + within
-        while True:
-            result = condition()
-            if result := (await result if isawaitable(result) else result):
-                return result
-            assert time.monotonic() < deadline, f"still not so after {within} s"
-            await asyncio.sleep(0.002)
-
-    return aeventually
+    return lambda lock: until(lambda: will_hear_of(lock))
 
 
 @pytest.fixture
@@ -226,6 +163,15 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]
 
 
 @pytest.fixture
+def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
+    """A proxy between the default alias and the server."""
+    with proxy(server.port) as running:
+        settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": running.url}}
+        yield running
+        settings.CACHES = {**settings.CACHES}
+
+
+@pytest.fixture
 def fresh(settings: Any) -> None:
     """Start as in a new process: no connections, no listeners."""
     settings.CACHES = {**settings.CACHES}
@@ -233,8 +179,6 @@ def fresh(settings: Any) -> None:
 
 @pytest.fixture
 def retry_for(settings: Any) -> Callable[[float], None]:
-    """Set for how many seconds failed calls are retried."""
-
     def retry_for(seconds: float) -> None:
         settings.REDISLOCK = {**getattr(settings, "REDISLOCK", {}), "RETRY_FOR": seconds}
 
@@ -244,48 +188,46 @@ def retry_for(settings: Any) -> Callable[[float], None]:
 @pytest.fixture(params=[False, True], ids=["threads", "tasks"])
 def crowd(request: pytest.FixtureRequest) -> Iterator[Crowd]:
     """Makes users of locks. The test runs twice: with threads, and with tasks of an event loop."""
-    made = Crowd(tasks=request.param)
-    yield made
-    made.close()
+    with closing(Crowd(tasks=request.param)) as made:
+        yield made
+
+
+@pytest.fixture
+def me(crowd: Crowd) -> Any:
+    return crowd()
+
+
+@pytest.fixture
+def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters look at the end of a lease, and otherwise only when they are told."""
+    limit(monkeypatch, look_every=1000.0)
 
 
 @pytest.fixture
 def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """The signals that were sent: (name of the signal, arguments)."""
     heard: list[tuple[str, dict[str, Any]]] = []
-    signals = {
-        "acquired": lock_acquired,
-        "released": lock_released,
-        "lost": lock_lost,
-        "force": lock_force_released,
-    }
-    receivers = {}
+    signals = {"acquired": lock_acquired, "released": lock_released, "lost": lock_lost, "force": lock_force_released}
 
-    def receiver(which: str) -> Callable[..., None]:
-        def receive(*, sender: type, signal: object, **facts: Any) -> None:
-            heard.append((which, facts))
+    def receive(which: str, *, sender: type, signal: object, **facts: Any) -> None:
+        heard.append((which, facts))
 
-        return receive
-
-    for which, sent in signals.items():
-        receivers[which] = receiver(which)
-        sent.connect(receivers[which], weak=False)
-    yield heard
-    for which, sent in signals.items():
-        sent.disconnect(receivers[which])
+    with ExitStack() as stack:
+        for which, sent in signals.items():
+            sent.connect(receiver := partial(receive, which), weak=False)
+            stack.callback(sent.disconnect, receiver)
+        yield heard
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[dict[str, Any]]:
-    """The session's PostgreSQL, as DATABASES describes it."""
-    with postgres_server(require(find_programs)) as options:
+    with postgres_server() as options:
         yield options
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[dict[str, Any]]:
-    """The session's MariaDB, as DATABASES describes it."""
-    with mariadb_server(require(find_mariadb)) as options:
+    with mariadb_server() as options:
         yield options
 
 
@@ -303,21 +245,17 @@ def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[
 
 @pytest.fixture
 def second(tmp_path: Path, account: Account) -> Iterator[Account]:
-    """Another database, under the alias ``second``."""
-    options = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "second.sqlite3")}
-    with one_database("second", options) as made:
+    with one_database("second", {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "second.sqlite3"}) as made:
         yield made
 
 
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
-    """Records which locks are held when a transaction commits."""
     return Commits(monkeypatch)
 
 
 @pytest.fixture
 def in_testcase(account: Account) -> Iterator[None]:
-    """Run inside a TestCase's transaction, as its tests do."""
     case: Any = TestCase
     atomics = case._enter_atomics()
     yield

@@ -1,8 +1,5 @@
-"""What only the inside of the package shows. No other file of the tests may import internals.
-
-Tests of promises use what users import, and see the rest through Redis and the clock. Where that is not enough, they
-say here what they need, by a name that outlives a rewriting of the package: then this file is rewritten, and no test.
-So nothing here returns an object of the package for a test to reach into.
+"""What only the inside of the package shows, by names that outlive a rewriting of it: then this file is rewritten, and
+no test. No other file of the tests may import internals, and nothing here returns an object for a test to reach into.
 """
 
 from __future__ import annotations
@@ -16,24 +13,23 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import asdict
 from importlib import import_module
 from linecache import getline
-from pathlib import Path
+from operator import attrgetter
 from time import monotonic
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
+from unittest.mock import Mock
 
 import pytest
-from django.db import connections as databases
 from redis.exceptions import InvalidResponse, MovedError
 
-from django_redislock import Lock, LockInfo, counter, values
-from django_redislock.base.display import duration
-from django_redislock.base.names import fit_name, slot_text
+from django_redislock import Lock, counter, values
 from django_redislock.base.names import pool_name as pool_name
+from django_redislock.base.names import slot_text
 from django_redislock.base.per_process import PerProcess
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run
 from django_redislock.base.times import NEVER
@@ -41,22 +37,17 @@ from django_redislock.cache_lock import CacheLock
 from django_redislock.cached_values import _Lookup
 from django_redislock.computations import Computation, computations
 from django_redislock.conf import conf
-from django_redislock.engine import Acquisition, Frame, Lease, Section, draw_new_fence
+from django_redislock.engine import Frame, Lease, Section, draw_new_fence
 from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
-from django_redislock.engine.background import notifier, outage
+from django_redislock.engine.background import outage
 from django_redislock.engine.leases import lease as _reasons
-from django_redislock.engine.leases.lease import VANISHED
-from django_redislock.engine.messages.reader import Interrupted, Reader
+from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
-from django_redislock.engine.messages.subscriber import Subscriber
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
-from django_redislock.engine.owners.with_block import _leave
-from django_redislock.engine.renewal import agenda
 from django_redislock.engine.runtime import runtime
-from django_redislock.fencing.table import bounded
 from django_redislock.inspection.listing import read_page
 from django_redislock.store import calls, pool_calls, probe
 from django_redislock.store import keys as _keys
@@ -69,29 +60,39 @@ from django_redislock.store.question import Question
 from django_redislock.store.retry import Execute, call
 from django_redislock.store.stores import get_partition, get_store, make_store
 from django_redislock.store.thread_connections import surplus as _surplus
-from django_redislock.store.wire import Command, exchange
+from django_redislock.store.wire import Command
 
 T = TypeVar("T")
 
-# -- the names of keys -------------------------------------------------------------------------------------------------
+
+def _around(patch: pytest.MonkeyPatch, owner: Any, name: str, before: Any = None, after: Any = None) -> None:
+    """From now on, these functions precede and follow each call of this one, and get its arguments."""
+    original = getattr(owner, name)
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if before:
+            before(*args)
+        answer = original(*args, **kwargs)
+        if after:
+            after(*args)
+        return answer
+
+    patch.setattr(owner, name, noted)
+
 
 PREFIX = "redislock{0}:"
 
-Keys = _keys.Keys
 
-
-def keys_of(name: str, prefix: str = PREFIX) -> Keys:
-    """The keys of the lock ``name``."""
+def keys_of(name: str, prefix: str = PREFIX) -> _keys.Keys:
     return _keys.make_keys(prefix, name)
 
 
 def pool_keys(pool: str, prefix: str = PREFIX) -> tuple[str, ...]:
-    """The keys of the pool ``pool``: members, fresh, free, held, busy, took, wanted, line, waiters of the line."""
+    """Those of members, fresh, free, held, busy, took, wanted, line, waiters of the line."""
     return _keys.pool_keys(prefix, pool_name(pool))
 
 
 def own_channel(using: str | None = None) -> str:
-    """The channel on which this process hears of its locks."""
     return get_partition(using).channel
 
 
@@ -100,18 +101,11 @@ def counter_of(name: str) -> int:
     return tag_of(slot_text(name))
 
 
-# -- the limits that tests need shorter or longer ----------------------------------------------------------------------
-
-# by its name here: where it stands
+# limits that tests need shorter or longer, by their names here
 _LIMITS = {
     "look_every": "engine.messages.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
-    "look_jitter": "engine.messages.listener.JITTER",
-    "doubt_every": "engine.messages.listener.DOUBT_EVERY",  # seconds between looks of all because of late messages
-    "reconnect_look": "engine.messages.listener.RECONNECTING",
     "reading_again_within": "engine.messages.reader.HOT_FOR",  # seconds after which no thread is expected to wait again
-    "late_look": "engine.acquiring.wait_loop.LOOK_LATE",
     "listening_within": "engine.acquiring.attempt.LISTENING_WITHIN",
-    "answer_grace": "engine.acquiring.attempt.GRACE",
     "confirm_after": "engine.renewal.schedule.CONFIRM_AFTER",
     "idle_look": "engine.renewal.watchdog.IDLE_LOOK",
     "look_around": "engine.renewal.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
@@ -125,7 +119,6 @@ _LIMITS = {
     "value_look": "cached_values.LOOK_EVERY",  # seconds between the looks of those who wait for a value
     "check_patience": "checks.server.PATIENCE",
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
-    "asking_takes": "store.cluster.ASKING_TAKES",
     "prune_within": "fencing.prune.WITHIN",
     "sit_out": "engine.acquiring.attempt.SIT_OUT",
     "sit_out_listening": "engine.messages.subscriber.SIT_OUT",
@@ -140,14 +133,6 @@ def limit(patch: pytest.MonkeyPatch | None = None, **limits: float) -> None:
         (patch or pytest.MonkeyPatch()).setattr(import_module(f"django_redislock.{module}"), constant, value)
 
 
-def wait_for_replicas(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Wait so long at most for replicas to acknowledge a grant."""
-    patch.setattr("django_redislock.store.retry.ACKNOWLEDGED_WITHIN", seconds)
-    patch.setattr("django_redislock.store.retry._ACKNOWLEDGED_WITHIN", str(round(seconds * 1000)))
-
-
-# -- the scripts, called as another process would ----------------------------------------------------------------------
-
 AcquireReply = calls.AcquireReply
 Request = calls.LockRequest
 BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, REQUEUED, FULL = range(7)  # states of acquire
@@ -157,16 +142,11 @@ HOLDER, BEARER, WITHDRAWAL = calls.HOLDER, calls.BEARER, calls.WITHDRAWAL  # who
 NOT_AT_ALL, QUEUED, SEIZING, ADOPTING = calls.NOT_AT_ALL, calls.QUEUED, calls.SEIZING, calls.ADOPTING  # how to wait
 SUSPENSION = calls.SUSPENSION  # what to force-release
 polled = calls.polled
-ACQUIRE = calls._ACQUIRE["key"].sha  # by which proxies recognize requests
-RELEASE = calls._RELEASE["key"].sha
-RENEW = calls._RENEW["key"].sha
-FORCE = calls._FORCE["key"].sha
-INFO = calls._INFO["key"].sha
-
-
+# by which proxies recognize requests
+ACQUIRE, RELEASE, RENEW, FORCE, INFO = (
+    script["key"].sha for script in (calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO)
+)
 CHECKOUT, RELEASE_MEMBER = calls._CHECKOUT.sha, calls._RELEASE["member"].sha
-
-
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
 WAS_ADOPTED, WAS_RELEASED = _reasons.ADOPTED, _reasons.RELEASED
@@ -178,25 +158,22 @@ class Process:
 
     def __init__(self, using: str = "default", channel: str | None = None) -> None:
         self._partition = make_store(using, "redislock").partition(0)
-        if channel is not None:
-            self._partition.channel = channel
+        self._partition.channel = channel or self._partition.channel
 
-    @property
-    def channel(self) -> str:
-        return self._partition.channel
+    channel: Any = property(attrgetter("_partition.channel"))
 
     def request(self, id: str, *, name: str, ttl: float = 30, **more: Any) -> Request:
         """What an attempt of this process asks for."""
-        return Request(
-            self._partition, keys_of(name, self._partition.prefix), name, id, ttl, **{"owner": "ghost", **more}
-        )
+        return Request(*self._lock(name), id, ttl, **{"owner": "ghost", **more})
+
+    def _lock(self, name: str) -> tuple[Any, _keys.Keys, str]:
+        return self._partition, keys_of(name, self._partition.prefix), name
 
     def acquire(self, request: Request, wait: str = QUEUED, ticket: int | None = None) -> AcquireReply:
         """Ask for the lock: ``wait`` is NOT_AT_ALL, QUEUED, SEIZING, ADOPTING or polled(seconds)."""
         return run(calls.acquire(request, wait, ticket, until=math.inf, by=None))
 
     def release(self, request: Request, *, unknown: bool = False, how: str = HOLDER) -> calls.Released:
-        """Release it, or leave the queue."""
         return run(calls.release(request, unknown=unknown, how=how))
 
     def renew(self, request: Request, how: str = "keep", left: float = 30, fence: int | None = None) -> calls.Renewed:
@@ -206,24 +183,20 @@ class Process:
     def force(self, name: str, highest: int | None = None, what: str = "") -> bytes | None:
         """Release the lock whoever holds it, unless its fence is higher; the value that it had. ``what``: SUSPENSION,
         or whatever there is."""
-        return run(calls.force(self._partition, keys_of(name, self._partition.prefix), name, highest, what))
+        return run(calls.force(*self._lock(name), highest, what))
 
     def info(self, name: str, waiters: int) -> list[Any]:
         """What Redis knows of the lock, with at most so many of its waiters; see info.lua."""
-        return run(calls.info(self._partition, keys_of(name, self._partition.prefix), name, waiters))
+        return run(calls.info(*self._lock(name), waiters))
 
     def suspend(self, name: str, seconds: float, owner: str = "ghost") -> bool:
         """Grant it to nobody for so long; whether that has begun."""
-        return run(calls.suspend(self._partition, keys_of(name, self._partition.prefix), name, seconds, owner))
+        return run(calls.suspend(*self._lock(name), seconds, owner))
 
-    @property
-    def known_fence(self) -> int:
-        """The highest fence that it has met."""
+    def highest_fence(self, met: int | None = None) -> int:
+        """The highest fence that it has ``met``, in a database say."""
+        self._partition.highest_fence = self._partition.highest_fence if met is None else met
         return self._partition.highest_fence
-
-    def know_fence(self, fence: int) -> None:
-        """It has met this fence, in a database say."""
-        self._partition.highest_fence = fence
 
     def close(self) -> None:
         self._partition.store.close()
@@ -236,24 +209,17 @@ def own_process(using: str | None = None) -> Process:
     return process
 
 
-def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> None:
-    """From now on, this process's scripts leave out these rules (by their names in the scripts), and read the time from
-    these two keys: seconds and microseconds."""
+def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> ExitStack:
+    """From now on, or within the block, this process's scripts leave out these rules (by their names in the scripts),
+    and read the time from these two keys: seconds and microseconds."""
     for script in list(_scripts._by_sha.values()):
         script.load(without)
         if clock is not None:
             script.source = script.source.replace("'TIME'", "'MGET', '{}', '{}'".format(*clock))
             script.register()
-
-
-@contextmanager
-def changed_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> Iterator[None]:
-    """The same for a while."""
-    change_scripts(without, clock)
-    try:
-        yield
-    finally:
-        change_scripts()
+    back = ExitStack()
+    back.callback(change_scripts)
+    return back
 
 
 def use_tokens_as_ids() -> None:
@@ -286,18 +252,13 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
     setattr(calls, "release", noted)  # noqa: B010
 
 
-# -- this process ------------------------------------------------------------------------------------------------------
-
-
 def lease_of(lock: Lock) -> Lease:
-    """The lease of this thread or task."""
     section = lock._own()
     assert section is not None
     return section.held
 
 
 def ends(lock: Lock) -> float:
-    """When the lease of this thread or task ends (monotonic)."""
     return lease_of(lock).ends
 
 
@@ -307,7 +268,6 @@ def over_by_the_clock_here(lock: Any) -> None:
 
 
 def leases() -> list[Lease]:
-    """All leases that this process renews."""
     return runtime().watchdog.leases()
 
 
@@ -317,36 +277,11 @@ def let_go() -> None:
         runtime().watchdog.end(lease)
 
 
-def end_of_the_interpreter(patch: pytest.MonkeyPatch) -> None:
-    """Let the package believe that the main thread has ended, after which no thread can be started."""
-    patch.setattr("django_redislock.base.threads.sys", SimpleNamespace(is_finalizing=lambda: True))
-
-
-def pending_releases(using: str | None = None) -> int:
-    """How many releases are still to be sent, on this alias or (None) on all."""
-    pending = list(runtime().watchdog._pending)
-    return len(pending if using is None else [one for one in pending if one.request.partition is get_partition(using)])
-
-
-leave_block = _leave  # the function that ends a ``with`` block
-
-
 def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """The ends of all ``with`` blocks are interrupted before they do anything."""
-
-    def strike(*args: object) -> None:
-        raise error
-
-    patch.setattr("django_redislock.engine.owners.with_block.run_blocking", strike)
-
-
-def release_in_the_background(lock: Lock) -> None:
-    """Have the renewer send the release of a lock that this thread or task holds."""
-    runtime().watchdog.release_later(lease_of(lock).request, unknown=False)
+    patch.setattr("django_redislock.engine.owners.with_block.run_blocking", Mock(side_effect=error))
 
 
 def undo_interrupted() -> None:
-    """Undo what was interrupted, as the renewer does in its next round."""
     runtime().watchdog.interruptions.undo_all()
 
 
@@ -360,83 +295,101 @@ def all_seen() -> bool:
     return all(lease.seen for lease in leases())
 
 
-def listener(using: str | None = None) -> Any:
-    return runtime().listener(get_partition(using))
-
-
 class Ears:
-    """How this process hears messages for the locks of an alias."""
+    """How this process hears messages for the locks of an alias, or (on a cluster) for the lock ``name``."""
 
-    def __init__(self, using: str | None = None) -> None:
-        self._listener = listener(using)
+    def __init__(self, using: str | None = None, name: str = "") -> None:
+        self._listener: Any = runtime().listener(get_partition(using, name))
+        self.start = self._listener.start  # subscribes, in the background
+        self.end = self._listener.unsubscribed  # while others on the same connection go on
 
-    def start(self) -> None:
-        """Subscribe, in the background."""
-        self._listener.start()
-
-    @property
-    def ready(self) -> bool:
-        """Subscribed, or known to have no chance."""
-        return bool(self._listener.ready)
-
-    @property
-    def polled(self) -> bool:
-        """Messages cannot be trusted to arrive, so waiters poll."""
-        return bool(self._listener.polled)
+    channel: Any = property(attrgetter("_listener.partition.channel"))
+    ready = property(attrgetter("_listener.ready"))  # subscribed, or known to have no chance
+    polled = property(attrgetter("_listener.polled"))  # messages cannot be trusted to arrive, so waiters poll
+    generation = property(attrgetter("_listener.generation"))  # how often it has subscribed
+    heard = property(attrgetter("_listener.heard"))  # how many messages have come
+    _receiver = property(attrgetter("_listener.receiver"))
 
     @property
-    def generation(self) -> int:
-        """How often it has subscribed."""
-        return int(self._listener.generation)
+    def _reader(self) -> Any:
+        return self._receiver and self._receiver.reader
 
     @property
-    def heard(self) -> int:
-        """How many messages have come."""
-        return int(self._listener.heard)
+    def hears(self) -> bool:
+        return bool(self._listener.hears and self._receiver and self._receiver.thread.is_alive())
 
     @property
     def port(self) -> int:
         """That of this process's end of the connection."""
-        return int(self._listener.receiver.connection._sock.getsockname()[1])
+        return int(self._receiver.connection._sock.getsockname()[1])
+
+    @property
+    def node(self) -> int:
+        """The port of the node at which it is subscribed; 0: at none."""
+        return _port_of(self._receiver.node) if self._receiver else 0
+
+    @property
+    def used_for_handovers(self) -> bool:
+        """Subscribed at the node of the lock, as far as the process knows, and by what it believes itself."""
+        partition = self._listener.partition
+        return self.hears and partition.subscribed_at is partition.node
+
+
+def _of_ears(what: str) -> Callable[..., Any]:
+    return lambda using=None: getattr(Ears(using), what)
+
+
+hears = _of_ears("hears")
+heard = _of_ears("heard")
+subscriptions = _of_ears("generation")
+
+
+def listen(using: str | None = None) -> None:
+    Ears(using).start()
+
+
+def reads(using: str | None = None) -> bool:
+    reader = Ears(using)._reader
+    return reader is not None and reader._turn() is not None
 
 
 def before_it_subscribes(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Before this process's next subscription is sent, ``act``, which may raise."""
-    subscribe = Receiver.subscribe
+    _around(patch, Receiver, "subscribe", lambda *_: act())
 
-    def held_up(receiver: Any, new: Any) -> Any:
-        act()
-        return subscribe(receiver, new)
 
-    patch.setattr(Receiver, "subscribe", held_up)
+def thread_reads(thread: threading.Thread, name: str) -> bool:
+    """Whether this thread waits for a message at the connection of the lock ``name``."""
+    partition = get_partition(None, name)
+    partition.execute(probe.probe_command(partition))  # whoever reads now makes room for one who waits
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code.co_name != "lead":
+        frame = frame.f_back
+    return frame is not None and "can_read" in getline(frame.f_code.co_filename, frame.f_lineno)
 
 
 def before_it_reads(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Whichever thread reads the next message calls ``act`` with the message in hand."""
-    reader = reader_of(listener())
-    handle = reader._handle
-
-    def interrupted(*message: Any) -> None:
-        act()
-        handle(*message)
-
-    patch.setattr(reader, "_handle", interrupted)
+    _around(patch, Ears()._reader, "_handle", lambda *_: act())
 
 
-def clock_of_server() -> tuple[int, float] | None:
-    """What this process knows of the server's clock: its microseconds, and when they were asked for."""
-    return get_partition().node.anchor
+def _waiters(using: str | None = None) -> Any:
+    return Ears(using)._listener.waiters.of()
 
 
-def clock_has_jumped(seconds: float) -> None:
-    """The server's clock has gone ahead by so much since this process asked for it."""
-    us, sent = get_partition().node.anchor or (0, 0.0)
-    get_partition().node.anchor = round(us - seconds * 1e6), sent
+def waiting(using: str | None = None) -> int:
+    return len(_waiters(using))
+
+
+def looks_due(using: str | None = None) -> bool:
+    """Whether any waiter was told something that it has not acted upon yet."""
+    return any(one.told or one.look or one.grant for one in _waiters(using))
+
+
+def parked() -> bool:
+    return any(isinstance(one, TaskWaiter) and one._parked for one in _waiters())
 
 
 def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], object]) -> None:
-    """After each answer to the script with this hash, ``act``."""
-
     def slow(partition: Any, command: Any, *args: Any, **options: Any) -> Any:
         reply = yield from call(partition, command, *args, **options)
         if sha in command:
@@ -446,78 +399,12 @@ def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], objec
     patch.setattr(calls, "call", slow)
 
 
-def hears(using: str | None = None) -> bool:
-    """Whether this process is subscribed."""
-    return bool(listener(using).ready)
-
-
-def is_told(using: str | None = None) -> bool:
-    """Whether messages reach this process, so that its waiters need not poll."""
-    return bool(listener(using).hears)
-
-
-def subscriptions(using: str | None = None) -> int:
-    """How many times this process has subscribed."""
-    return int(listener(using).generation)
-
-
-def messages_heard(using: str | None = None) -> int:
-    """A number that grows with the messages that this process has read."""
-    return int(listener(using).heard)
-
-
-def listens(ears: Any) -> bool:
-    """Whether this process has begun to listen for this alias."""
-    subscriber = ears._want.__self__
-    return bool(ears.generation or subscriber._thread or subscriber._due or subscriber._receivers)
-
-
-def reader_of(ears: Any) -> Any:
-    """The reader of its messages, while it is subscribed."""
-    receiver = ears.receiver
-    return None if receiver is None else receiver.reader
-
-
-def state_of_listening() -> str:
-    """For the log of a test that waits in vain."""
-    ears, reader = listener(), reader_of(listener())
-    subscribers = command("PUBSUB", "NUMSUB", own_channel())
-    reading = None if reader is None else (reader._turn(), reader._trouble, reader._connection._sock, reader._followers)
-    waiters = [(one.id, one.told) for one in ears.waiters.of(None)]
-    return f"ready {ears.ready}, polled {ears.polled}, heard {ears.heard}, {subscribers=}, {reading=}, {waiters=}"
-
-
-def waiting(using: str | None = None) -> int:
-    """How many waiters this process has."""
-    return len(listener(using).waiters.of())
-
-
-def parked() -> bool:
-    """Whether a coroutine is waiting to be woken."""
-    return any(isinstance(one, TaskWaiter) and one._parked for one in listener().waiters.of())
-
-
-def all_look(using: str | None = None) -> None:
-    """Let every waiter of this process ask Redis now."""
-    listener(using).tell_all()
-
-
-class Text(NamedTuple):
-    """A Lua script as it is sent: its name in Redis, its text, and the keys and arguments that it takes, by name."""
-
-    sha: str
-    source: str
-    keys: tuple[str, ...]
-    args: tuple[str, ...]
-
-
-def scripts() -> dict[str, Text]:
-    """All Lua scripts of the package, by names of their own."""
+def scripts() -> dict[str, Any]:
+    """All Lua scripts of the package, by names of their own, with ``sha``, ``source``, ``keys`` and ``args``."""
     pairs = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls._SUSPEND]
     alone = [calls._CHECKOUT, calls._LEAVE, pool_calls._MEMBERS, values._COMPARE, counter._COUNTER, probe._PROBE]
     found = {f"{script.name} {stored}": script for pair in pairs for stored, script in pair.items()}
-    found |= {script.name: script for script in alone}
-    return {name: Text(script.sha, script.source, script.keys, script.args) for name, script in found.items()}
+    return found | {script.name: script for script in alone}
 
 
 def put_together(patch: pytest.MonkeyPatch, text: str) -> str:
@@ -535,26 +422,18 @@ def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> Non
     patch.setattr(probe, "_PROBE", script)
 
 
-# -- its connections ---------------------------------------------------------------------------------------------------
-
-
 def command(*words: str, using: str | None = None) -> Any:
     """The answer to a command sent by the package's own connection (of the memory mode, too)."""
-    given: Command = words
-    return get_partition(using).execute(given)
+    return get_partition(using).execute(words)
 
 
 class Wire:
-    """Commands over the package's own connections: ``exchange`` in a thread, ``aexchange`` in a coroutine.
-
-    ``within``: the seconds after which to give up, if that is sooner than the alias's timeouts.
-    """
+    """Several commands in one write; they give up ``within`` so many seconds, or by the alias's timeouts."""
 
     def __init__(self, using: str | None = None) -> None:
         self.using = using
 
     def exchange(self, *commands: Command, within: float | None = None) -> list[Any]:
-        """The answers to several commands in one write, errors among them."""
         return get_partition(self.using).exchange(commands, within and monotonic() + within)[0]
 
     async def aexchange(self, *commands: Command, within: float | None = None) -> list[Any]:
@@ -587,10 +466,7 @@ class Wire:
 
 
 def unused_here(using: str | None = None) -> int:
-    """How many unused connections there are for the commands of this event loop; for those of threads, where none runs.
-
-    Over all nodes.
-    """
+    """How many unused connections this event loop has for commands; where none runs, all nodes together for threads."""
     store, loop = get_partition(using).store, asyncio._get_running_loop()
     if loop is None:
         return sum(len(node.idle) for node in store.nodes)
@@ -598,14 +474,12 @@ def unused_here(using: str | None = None) -> int:
 
 
 def connection_class(using: str | None = None, *, asynchronous: bool) -> type:
-    """The class of the connections of threads, or of event loops."""
     node = get_partition(using).node
     return type(node.maker.make(1.0)) if asynchronous else node.origin.kind
 
 
 def listening_connection_class(using: str | None = None) -> type:
-    """The class of the connection on which this process hears of its locks."""
-    return type(listener(using).receiver.connection)
+    return type(Ears(using)._receiver.connection)
 
 
 def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]:
@@ -619,7 +493,6 @@ def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]
 
 
 def loops_with_connections(using: str | None = None) -> int:
-    """How many event loops have connections, as far as this process knows."""
     return len(get_partition(using).store._loops)
 
 
@@ -634,19 +507,13 @@ class AskedOnce:
         return self._question.pending
 
     def answer(self, within: float | None) -> None:
-        self._question.answer(None if within is None else monotonic() + within)
+        self._question.answer(within and monotonic() + within)
 
     async def aanswer(self, within: float | None) -> None:
-        await self._question.aanswer(None if within is None else monotonic() + within)
-
-
-def close_store(using: str | None = None) -> None:
-    """Close all connections of an alias, as a change of the settings does."""
-    get_partition(using).store.close()
+        await self._question.aanswer(within and monotonic() + within)
 
 
 def distrust(using: str | None = None) -> None:
-    """Make the next commands connect anew (and ask Sentinel), as after trouble with the server."""
     partition = get_partition(using)
     partition.store.doubt(partition.node)
 
@@ -656,39 +523,18 @@ def surplus(stocks: Sequence[Any], bound: int, in_use: int) -> list[Any]:
     return list(_surplus(stocks, bound, [object()] * in_use, math.inf))
 
 
-def exchange_by(connection: Any, commands: Sequence[Command]) -> list[Any]:
-    """The raw answers to these commands."""
-    return exchange(connection, commands)
-
-
-def after_round_trips(patch: pytest.MonkeyPatch, note: Callable[[int], object]) -> None:
-    """After each round trip of a thread of this process, ``note`` with the number of its commands."""
-    note_round_trips(patch, after=lambda port, commands: note(len(commands)))
-
-
 def idle(connections: LoopConnections) -> list[Any]:
-    """Idle connections of an event loop."""
     return [connection for idle in connections._idle.values() for connection, _ in idle]
 
 
-def drop_idle(loop: asyncio.AbstractEventLoop) -> None:
-    """Close idle connections of an event loop that is not running, so that nothing warns when it is closed."""
-    loop.call_soon(get_partition().store._loops[loop].drop_idle)
-    loop.run_until_complete(asyncio.sleep(0))
+def _connections(loop: asyncio.AbstractEventLoop | None = None) -> LoopConnections:
+    return get_partition().store._loops[loop or asyncio.get_running_loop()]
 
 
-def _connections() -> LoopConnections:
-    return get_partition().store._loops[asyncio.get_running_loop()]
-
-
-def drop_idle_here() -> None:
-    """Close idle connections of the running event loop."""
-    _connections().drop_idle()
-
-
-def idle_here() -> int:
-    """How many idle connections the running event loop has."""
-    return len(idle(_connections()))
+def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
+    """Close idle connections of an event loop that is not running; the package does not learn of it."""
+    for connection in idle(_connections(loop)):
+        loop.run_until_complete(connection.disconnect())
 
 
 def wait_for_connections() -> int:
@@ -697,15 +543,8 @@ def wait_for_connections() -> int:
     return 0 if connections is None else sum(map(len, connections._queues))
 
 
-def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
-    """The same, but the package does not learn of it."""
-    for connection in idle(get_partition().store._loops[loop]):
-        loop.run_until_complete(connection.disconnect())
-
-
-def most_connections(using: str | None = None) -> int:
-    """How many connections to a node this process may have for its commands."""
-    return get_partition(using).store.bound
+def drop_idle_here() -> None:
+    _connections().drop_idle()
 
 
 # classes whose ``arun`` awaits something: wherever a coroutine of the package may be cancelled
@@ -714,7 +553,7 @@ ASYNC_STEPS: tuple[Any, ...] = (Call, CallOut, Evaluate, Execute, Park, Pause)
 
 def kept_by_callers() -> dict[str, Any]:
     """What the listener, the renewer and the running event loop still keep of callers that have left."""
-    partition, watchdog, waiters = get_partition(), runtime().watchdog, listener().waiters
+    partition, watchdog, waiters = get_partition(), runtime().watchdog, Ears()._listener.waiters
     known: dict[str, Any] = {
         "waiters": waiters.of(),
         "groups": dict(waiters._groups),
@@ -730,18 +569,10 @@ def kept_by_callers() -> dict[str, Any]:
     return {what: found for what, found in known.items() if found}
 
 
-# -- the renewer, where it is overtaken, fails or ends -----------------------------------------------------------------
-
-
 def finder_of_loss(lock: Lock) -> Callable[[], None]:
     """What to call to let this process find out that the lock is gone; as often as it likes."""
     lease = lease_of(lock)
-    return lambda: runtime().watchdog.lose(lease, VANISHED)
-
-
-def in_background(file: str) -> bool:
-    """Whether the code in this file is that of the renewer, or calls the site's code."""
-    return file.startswith(str(Path(agenda.__file__).parent)) or file == notifier.__file__
+    return lambda: runtime().watchdog.lose(lease, _reasons.VANISHED)
 
 
 def call_soon(job: Callable[[], object]) -> None:
@@ -749,39 +580,11 @@ def call_soon(job: Callable[[], object]) -> None:
     runtime().notifier.call(job)
 
 
-def pass_time(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """For outages, it is so many seconds later."""
-    later = monotonic() + seconds
-    patch.setattr(outage, "monotonic", lambda: later)
-
-
-def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
-    """When an outage of so many seconds is logged that is met each second."""
-    patch.setattr(outage, "monotonic", lambda: 0.0)
-    one, logged = outage.Outage(), []
-    for second in range(seconds):
-        patch.setattr(outage, "monotonic", lambda second=second: float(second))
-        if one.log_is_due():
-            logged.append(second)
-    return logged
-
-
-def retries_of_outage(number: int) -> list[float]:
-    """The seconds between so many tries that fail."""
-    one = outage.Outage()
-    return [one.fail() for _ in range(number)]
-
-
 def due_in(lock: Lock) -> float:
     """In how many seconds the renewer looks at this lock; inf: it is not planned, or being looked at now."""
     lease, entries = lease_of(lock), list(runtime().watchdog._agenda._entries)
     planned = any(task is lease and due == lease.due for due, _, task in entries)
     return lease.due - monotonic() if planned else math.inf
-
-
-def planned() -> int:
-    """For how much the renewer keeps a time."""
-    return len(runtime().watchdog._agenda)
 
 
 def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> threading.Event:
@@ -802,26 +605,16 @@ def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> t
 
 
 def stop_renewer(patch: pytest.MonkeyPatch) -> None:
-    """From now on, the renewer does nothing any more, as at the end of the process."""
     patch.setattr(runtime().watchdog, "_work", lambda tasks: None)
 
 
 def release_later(lock: Lock, *, withdrawal: bool = False) -> None:
-    """Release it in the background, or leave its queue."""
     lease, watchdog = lease_of(lock), runtime().watchdog
     watchdog.release_later(lease.request, unknown=False, how=WITHDRAWAL if withdrawal else HOLDER)
     watchdog.end(lease)
 
 
-def pass_on_later(name: str, using: str | None = None) -> None:
-    """Pass on in the background what a waiter of this process for this lock may have been granted."""
-    partition = get_partition(using, name)
-    request = Request(partition, keys_of(name, partition.prefix), name, "a" * 22)
-    runtime().watchdog.release_later(request, unknown=False, how=WITHDRAWAL)
-
-
 def end_process() -> None:
-    """Send what is pending, as at the end of the process, and forget it."""
     runtime_module._send_pending()
     known = runtime_module._runtime.peek()
     assert known is None or not known.watchdog._pending
@@ -869,40 +662,6 @@ def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
     return lambda: not (witness() or runtime().watchdog.interruptions)
 
 
-def close_inherited() -> None:
-    """What a forked child does with the sockets of its parent."""
-    runtime().leave_parent()
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
-def listen(using: str | None = None) -> None:
-    """Begin to subscribe, unless that is done."""
-    listener(using).start()
-
-
-def heard(using: str | None = None) -> int:
-    """How many messages it has heard."""
-    return int(listener(using).heard)
-
-
-def looks_due(using: str | None = None) -> bool:
-    """Whether any waiter was told something that it has not acted upon yet."""
-    return any(one.told or one.look or one.grant for one in listener(using).waiters.of())
-
-
-def reads(using: str | None = None) -> bool:
-    """Whether a thread is reading its messages now."""
-    reader = reader_of(listener(using))
-    return reader is not None and reader._turn() is not None
-
-
-def reconnect(using: str | None = None) -> None:
-    """Cut the connection of its messages."""
-    listener(using).reconnect()
-
-
 TROUBLES: dict[str, Exception | None] = {
     "cut": None,
     "cut, as ssl tells": ValueError("Read on closed or unwrapped SSL socket."),
@@ -913,22 +672,19 @@ TROUBLES: dict[str, Exception | None] = {
 
 def trouble_reading(patch: pytest.MonkeyPatch, trouble: str, using: str | None = None) -> threading.Event:
     """Whoever waits for the next message meets one of TROUBLES when about to read it; set when that has happened."""
-    reader, met = reader_of(listener(using)), threading.Event()
-    can_read = reader._connection.can_read
+    reader, met = Ears(using)._reader, threading.Event()
 
-    def strike(timeout: float | None = 0) -> Any:
+    def strike(timeout: float | None = 0) -> None:
         if timeout != 0 and not met.is_set():
             met.set()
             if trouble.startswith("cut"):
                 reader.end()
             elif trouble != "nonsense":
                 reader.leave_parent()
-            error = TROUBLES[trouble]
-            if error is not None:
+            if error := TROUBLES[trouble]:
                 raise error
-        return can_read(timeout)
 
-    patch.setattr(reader._connection, "can_read", strike)
+    _around(patch, reader._connection, "can_read", strike)
     return met
 
 
@@ -945,10 +701,10 @@ def lose_turns(patch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def first_listener_held_up() -> Iterator[Callable[[threading.Thread], bool]]:
     """Nobody gets a listener meanwhile; tells of a thread whether it waits for one."""
-    from tests.helpers.actors import stands_at
+    from tests.helpers.actors import stands_in
 
     with runtime()._mutex:
-        yield lambda thread: stands_at(thread, runtime().listener.__name__, "mutex:")
+        yield lambda thread: stands_in(thread, runtime().listener.__name__, "mutex:")
 
 
 def mistrust(patch: pytest.MonkeyPatch, *, node: str | None = None, doubted: bool = False, clock: bool = True) -> None:
@@ -960,7 +716,6 @@ def mistrust(patch: pytest.MonkeyPatch, *, node: str | None = None, doubted: boo
 
 
 def subscribe_elsewhere(patch: pytest.MonkeyPatch, using: str) -> None:
-    """The subscription stands at another node than the one that answers."""
     partition = get_partition(using)
     patch.setattr(partition, "subscribed_at", Node(partition.node.origin))
 
@@ -968,7 +723,7 @@ def subscribe_elsewhere(patch: pytest.MonkeyPatch, using: str) -> None:
 def confirmed_amid_messages() -> bool:
     """Whether two subscriptions are confirmed though a message for the first comes before the second."""
     answers: list[Any] = [[b"subscribe", b"a", 1], [b"message", b"a", b"p"], [b"subscribe", b"b", 2]]
-    ears: list[Any] = [listener(), listener()]
+    ears: list[Any] = [Ears()._listener] * 2
     receiver = Receiver(get_partition().node, ears, lambda *ended: None)
     receiver.connection = SimpleNamespace(  # type: ignore[assignment]
         connect=lambda: None, send_packed_command=lambda words: None, read_response=lambda: answers.pop(0)
@@ -982,32 +737,11 @@ def per_process(make: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], T 
     return kept.get, kept.peek
 
 
-# -- its settings ------------------------------------------------------------------------------------------------------
-
-
 def settings() -> dict[str, Any]:
-    """What ``settings.REDISLOCK`` is understood to say: every setting, with its value in force."""
     return asdict(conf())
 
 
-# -- texts -------------------------------------------------------------------------------------------------------------
-
-
-def name_for(text: str, version: str = "") -> str:
-    """The name of ``cache.lock(text)``; ``version``: where that is not the version of the alias."""
-    return fit_name(text, version)
-
-
-def in_words(seconds: float, translate: Callable[[str], str] = str) -> str:
-    """A duration as the command and the admin show it."""
-    return duration(seconds, translate)
-
-
-# -- cached values -----------------------------------------------------------------------------------------------------
-
-
 def values_under_way() -> int:
-    """How many values this process computes."""
     return len(computations.get()._under_way)
 
 
@@ -1024,28 +758,6 @@ def joins_at_the_end(asynchronous: bool) -> bool:
     lookup = _Lookup(None, "ours", "x", 1, timeout=None, version=None, blocking_timeout=None)
     steps = lookup._wait_for(computation, NEVER)
     return (asyncio.run(arun(steps)) if asynchronous else run(steps)) and not computation.waiters
-
-
-def finalize(patch: pytest.MonkeyPatch, moment: str, finalizer: Callable[[], object]) -> None:
-    """Let the garbage collector run a finalizer where a caller makes up its mind to compute ("computes"), or to ask for
-    the lock ("locks")."""
-    kind: Any = {"computes": Computation, "locks": Acquisition}[moment]
-    make, left = kind.__init__, [finalizer]
-
-    def collecting(self: Any, *args: Any, **kwargs: Any) -> None:
-        if left:
-            left.pop()()
-        make(self, *args, **kwargs)
-
-    patch.setattr(kind, "__init__", collecting)
-
-
-def awaits_messages(lock: Lock) -> bool:
-    """Whether this process is subscribed for a lock of this thread or task, and has Redis's answer to its question of
-    then whether the lock is still there."""
-    lease = lease_of(lock)
-    ears = runtime().listener(lease.partition)
-    return reader_of(ears) is not None and not lease.urgent and time.monotonic() < lease.due < lease.ends
 
 
 def note_loops(patch: pytest.MonkeyPatch) -> Callable[[], int]:
@@ -1067,26 +779,14 @@ def note_loops(patch: pytest.MonkeyPatch) -> Callable[[], int]:
     return left_open
 
 
-Look = Callable[[int, Sequence[Command]], object]
-
-
-def note_round_trips(patch: pytest.MonkeyPatch, before: Look | None = None, after: Look | None = None) -> None:
+def note_round_trips(patch: pytest.MonkeyPatch, before: Any = None, after: Any = None) -> None:
     """Before and after each round trip of this process's threads, call these with the port of the server and the
     commands. What ``after`` raises stands for the answer."""
-    exchange_there = LockStore.exchange
 
-    def noted(self: LockStore, node: Any, commands: Sequence[Command], *more: Any) -> Any:
-        if before is not None:
-            before(_port_of(node), commands)
-        answers = exchange_there(self, node, commands, *more)
-        if after is not None:
-            after(_port_of(node), commands)
-        return answers
+    def told(look: Any) -> Any:
+        return look and (lambda store, node, commands, *more: look(_port_of(node), commands))
 
-    patch.setattr(LockStore, "exchange", noted)
-
-
-# -- what this process knows of a cluster ------------------------------------------------------------------------------
+    _around(patch, LockStore, "exchange", told(before), told(after))
 
 
 def _port_of(node: Any) -> int:
@@ -1094,12 +794,10 @@ def _port_of(node: Any) -> int:
 
 
 def nodes_known() -> set[int]:
-    """The ports of the nodes that it knows."""
     return {_port_of(node) for node in get_store().nodes}
 
 
 def believe_at(name: str, port: int) -> None:
-    """It believes that the lock ``name`` is at the node with this port."""
     partition = get_partition(None, name)
     store: Any = partition.store
     store._node_by_tag[partition.tag] = store._node_at("127.0.0.1", port)
@@ -1112,68 +810,10 @@ def suspect(name: str | None) -> None:
 
 
 def ask_cluster() -> None:
-    """It asks where all slots are, if it is not sure."""
     get_store().node_of(0)
 
 
-class Subscription(Ears):
-    """How this process hears messages for the lock ``name``."""
-
-    def __init__(self, name: str) -> None:
-        self._listener = runtime().listener(get_partition(None, name))
-
-    @property
-    def channel(self) -> str:
-        return str(self._listener.partition.channel)
-
-    @property
-    def hears(self) -> bool:
-        """Subscribed, and messages are read."""
-        receiver = self._listener.receiver
-        return bool(self._listener.hears and receiver is not None and receiver.thread.is_alive())
-
-    @property
-    def node(self) -> int:
-        """The port of the node at which it is subscribed; 0: at none."""
-        receiver = self._listener.receiver
-        return 0 if receiver is None else _port_of(receiver.node)
-
-    @property
-    def used_for_handovers(self) -> bool:
-        """Subscribed at the node of the lock, as far as the process knows, and by what it believes itself."""
-        partition = self._listener.partition
-        return self.hears and partition.subscribed_at is partition.node
-
-    def shares_connection(self, other: Subscription) -> bool:
-        """Both are subscribed by one connection."""
-        return self._listener.receiver is not None and self._listener.receiver is other._listener.receiver
-
-    def end(self) -> None:
-        """Its own subscription is over; that of others on the same connection goes on."""
-        self._listener.unsubscribed()
-
-    def subscribe_anew(self, *others: Subscription) -> None:
-        """Subscribe these and this one again, at once."""
-        self._listener._want.__self__._retry([self._listener, *(other._listener for other in others)], 0.0)
-
-    @property
-    def is_quiet(self) -> bool:
-        """Nothing in the process tries to subscribe."""
-        return self._listener._want.__self__._thread is None
-
-    @property
-    def is_refused(self) -> bool:
-        """The last try to subscribe was refused, and the next one is due later."""
-        return self._listener in self._listener._want.__self__._pauses
-
-    def interrupt(self) -> None:
-        """Whoever reads the messages for this lock is interrupted with one in hand."""
-        self._listener.receiver.reader._trouble = Interrupted()
-
-
-def refuse_subscription(
-    patch: pytest.MonkeyPatch, ears: Subscription, when: Callable[[int, bool], bool]
-) -> list[object]:
+def refuse_subscription(patch: pytest.MonkeyPatch, ears: Ears, when: Callable[[int, bool], bool]) -> list[object]:
     """A node answers that the slot of ``ears`` is at another node, the next time that ``when`` is true for how many
     subscribe, and whether it is one of them. The result is filled when that has happened."""
     subscribe, listener, refused = Receiver.subscribe, ears._listener, list[object]()
@@ -1189,76 +829,14 @@ def refuse_subscription(
     return refused
 
 
-def cut_as_it_replaces(patch: pytest.MonkeyPatch) -> list[object]:
-    """The next connection for messages that replaces another one is cut just before, and its thread has ended. The
-    result is filled when that has happened."""
-    replace, cut = Subscriber._replace, list[object]()
+def page(*order: str, last: int = 100, **options: Any) -> Any:
+    """The first ``last`` ``locks`` in this order (columns; ``-`` reverses one), out of the number of ``matching``, and
+    ``total``. ``options``: see read_page."""
+    return read_page(**{"cut": lambda count: slice(last), "order": order or ("name",), **options})
 
-    def late(old: Any, new: Any, *more: Any) -> None:
-        if not cut:
-            cut.append(new)
-            new.reader.end()
-            new.thread.join()
-        replace(old, new, *more)
-
-    patch.setattr(Subscriber, "_replace", staticmethod(late))
-    return cut
-
-
-def thread_reads(thread: threading.Thread, name: str) -> bool:
-    """Whether this thread waits for a message at the connection of the lock ``name``."""
-    return _reads(lambda: sys._current_frames().get(thread.ident or 0), name)
-
-
-def greenlet_reads(greenlet: Any) -> bool:
-    """The same for a greenlet, which runs no more than one server's locks."""
-    return _reads(lambda: greenlet.gr_frame, None)
-
-
-def _reads(frame_of: Callable[[], Any], name: str | None) -> bool:
-    partition = get_partition(None, name or "")
-    partition.execute(probe.probe_command(partition))  # whoever reads now makes room for one who waits
-    frame = frame_of()
-    while frame is not None and frame.f_code.co_name != "lead":
-        frame = frame.f_back
-    return frame is not None and "can_read" in getline(frame.f_code.co_filename, frame.f_lineno)
-
-
-# -- the held locks, as the admin asks for them ------------------------------------------------------------------------
-
-
-class LockPage(NamedTuple):
-    """``locks`` of one page, out of ``matching`` that were searched for, out of ``total`` that are held."""
-
-    locks: list[LockInfo]
-    matching: int
-    total: int
-
-
-def page(
-    *order: str,
-    words: Sequence[str] = (),
-    names: Collection[str] | None = None,
-    last: int = 100,
-    cut: Callable[[int], slice] | None = None,
-    using: str | None = None,
-) -> LockPage:
-    """The first ``last`` held locks in this order (columns; ``-`` reverses one), of those with all ``words`` in name or
-    owner, and only of ``names``; ``cut`` is told how many match, and returns which of them to show."""
-    cut = cut or (lambda count: slice(last))
-    found = read_page(cut=cut, words=words, names=names, order=order or ("name",), using=using)
-    return LockPage(found.locks, found.matching, found.total)
-
-
-# -- fences in databases -----------------------------------------------------------------------------------------------
 
 _begin: Any = import_module("django_redislock.fencing.begin")  # the package has functions of these names
 _claim: Any = import_module("django_redislock.fencing.claim")
-
-
-def statements_wait(seconds: float, database: str = "default") -> Any:
-    """In this block, statements wait so long for others to unlock their rows."""
-    return bounded(databases[database], seconds)
 
 
 def on_claim(
@@ -1267,18 +845,11 @@ def on_claim(
     patch: pytest.MonkeyPatch | None = None,
 ) -> None:
     """From now on, ``before()`` precedes whatever decorators and blocks claim, and ``after(fence)`` follows."""
-    claim = _begin.claim
-
-    def noted(lease: Lease, alias: str, **options: Any) -> None:
-        before()
-        claim(lease, alias, **options)
-        after(lease.fence)
-
-    (patch or pytest.MonkeyPatch()).setattr(_begin, "claim", noted)
+    patch = patch or pytest.MonkeyPatch()
+    _around(patch, _begin, "claim", lambda *_: before(), lambda lease, *_: after(lease.fence))
 
 
 def claim_nothing() -> None:
-    """From now on, databases hear of no fence."""
     setattr(_begin, "claim", lambda *_, **__: None)  # noqa: B010
 
 
@@ -1286,11 +857,7 @@ def put_claims_off() -> Callable[[], None]:
     """From now on, nothing is claimed before the function that this returns is called."""
     claim, owed = _begin.claim, []
     setattr(_begin, "claim", lambda lease, alias, **_: owed.append((lease, alias)))  # noqa: B010
-
-    def pay() -> None:
-        claim(*owed.pop())
-
-    return pay
+    return lambda: claim(*owed.pop())
 
 
 def compare_fences_the_wrong_way_round() -> None:
@@ -1303,9 +870,6 @@ def compare_fences_the_wrong_way_round() -> None:
     setattr(_claim, "write_fence", reversed_)  # noqa: B010
 
 
-# -- a lock that this thread or task holds -----------------------------------------------------------------------------
-
-
 def will_hear_of(lock: Lock) -> bool:
     """Whether this process is told at once what happens to the lock: it listens, and has no answer to wait for by which
     it might learn the same."""
@@ -1313,18 +877,9 @@ def will_hear_of(lock: Lock) -> bool:
     return hears(lock.using) and lease.seen and not lease.urgent and time.monotonic() < lease.due < lease.ends
 
 
-def end_is_seen(lock: Lock) -> Callable[[], bool]:
-    """Tells, in any thread, whether the renewer has come to the end of this lock's lease."""
-    lease = lease_of(lock)
-    return lambda: lease.due > lease.ends
-
-
 def redis_py_lock(name: str, **options: Any) -> Any:
     """What ``cache.lock()`` makes, on the default alias though that is of another backend."""
     return CacheLock(name, **options)
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
 
 
 def guard_programs_by(shell: str, patch: pytest.MonkeyPatch) -> None:
@@ -1335,3 +890,20 @@ def guard_programs_by(shell: str, patch: pytest.MonkeyPatch) -> None:
 def inherit(lock: Lock) -> None:
     """This lock is now one that the parent of a forked child holds."""
     lease_of(lock).pid -= 1
+
+
+def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
+    """When an outage of so many seconds is logged that is met each second."""
+    patch.setattr(outage, "monotonic", lambda: 0.0)
+    one, logged = outage.Outage(), []
+    for second in range(seconds):
+        patch.setattr(outage, "monotonic", lambda second=second: float(second))
+        if one.log_is_due():
+            logged.append(second)
+    return logged
+
+
+def end_is_seen(lock: Lock) -> Callable[[], bool]:
+    """Tells, in any thread, whether the renewer has come to the end of this lock's lease."""
+    lease = lease_of(lock)
+    return lambda: lease.due > lease.ends

@@ -96,12 +96,9 @@ def find() -> int:
     path = next(line.removeprefix("+++ b/") for line in diff.splitlines() if line.startswith("+++ "))
     line = next(int(line.split(" ")[1].split(",")[0][1:]) for line in diff.splitlines() if line.startswith("@@ "))
     tests = tests_for(path, line)
-    if not tests:
-        print(f"no test runs {path}:{line}")
-        return 0
     print(f"{path}:{line}, {len(tests)} tests")
-    done = subprocess.run([*PYTEST, "-n", "0", "-x", "--timeout", "60", *tests], check=False)
-    return done.returncode
+    command = [*PYTEST, "-n", "0", "-x", "--timeout", "60", *tests]
+    return subprocess.run(command, check=False).returncode if tests else 0
 
 
 def tests_for(path: str, line: int) -> list[str]:
@@ -109,26 +106,17 @@ def tests_for(path: str, line: int) -> list[str]:
     data = CoverageData(str(DATA))
     data.read()
     file = next(name for name in data.measured_files() if name.endswith(path))
-    contexts = {number: {_test(one) for one in found} - {""} for number, found in data.contexts_by_lineno(file).items()}
+    # contexts such as ``tests/lock/test_order.py::test_this[threads]|run``
+    by_line = data.contexts_by_lineno(file).items()
+    contexts = {number: {one.rpartition("|")[0] for one in found} - {""} for number, found in by_line}
     source = subprocess.run(["git", "show", f"HEAD:{path}"], capture_output=True, text=True, check=True).stdout
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt) and _spans(node, line)]
-    tests: set[str] = set()
-    for node in sorted(nodes, key=lambda node: (node.end_lineno or 0) - node.lineno):  # the innermost first
-        tests = set().union(*(contexts.get(number, set()) for number in range(node.lineno, (node.end_lineno or 0) + 1)))
-        if tests:
-            break
-    tests = tests or set().union(*contexts.values())
+    statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
+    spans = [range(node.lineno, (node.end_lineno or 0) + 1) for node in statements]
+    innermost = sorted((span for span in spans if line in span), key=len)
+    runners = (set().union(*(contexts.get(number, set()) for number in span)) for span in innermost)
+    tests = next(filter(None, runners), set().union(*contexts.values()))
     runs = Counter(one for found in contexts.values() for one in found)
     return sorted(tests, key=lambda one: (runs[one], one))[:MOST]
-
-
-def _spans(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or 0)
-
-
-def _test(context: str) -> str:
-    """The test of a context such as ``tests/lock/test_order.py::test_this[threads]|run``."""
-    return context.rpartition("|")[0]
 
 
 def main() -> int:

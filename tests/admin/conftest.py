@@ -9,12 +9,7 @@ from django.test import Client
 from django_redislock import Lock, LockPool
 from tests.admin.pages import login
 from tests.helpers.actors import Ghost
-from tests.helpers.browser import browser as browser
-from tests.helpers.browser import picture as picture
-from tests.helpers.browser import visit as visit
-from tests.helpers.listed import endless as endless
-from tests.helpers.listed import trips as trips
-from tests.helpers.listed import two_aliases as two_aliases
+from tests.helpers.browser import browser, picture, visit  # noqa: F401 (fixtures)
 
 
 @pytest.fixture

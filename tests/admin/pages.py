@@ -21,17 +21,16 @@ def login(user: User) -> Client:
     return client
 
 
-def url(view: str, name: str, site: str = "admin") -> str:
+def url(view: str, name: str, site: str = "admin", using: str | None = None) -> str:
     """The URL of a page of the lock, as the admin's templates make it."""
-    return reverse(f"{site}:django_redislock_heldlock_{view}", args=[quote(HeldLock.named(name).key)])
+    return reverse(f"{site}:django_redislock_heldlock_{view}", args=[quote(HeldLock.named(name, using).key)])
 
 
 def told(response: Any) -> list[str]:
     return [str(message) for message in response.context["messages"]]
 
 
-def select(admin: Client, *names: str, path: str = LIST, **data: Any) -> Any:
-    keys = [HeldLock.named(name).key for name in names]
+def select(admin: Client, *keys: str, path: str = LIST, **data: Any) -> Any:
     data = {"action": "delete_selected", "_selected_action": keys, **data}
     return admin.post(path, data, follow=True)
 

@@ -1,92 +1,75 @@
-"""The page of a lock, and its addresses."""
+"""The pages of a lock and of fences; force-releases: after a confirmation, and logged; the models behind it all."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
-from django.contrib.admin.models import DELETION
+from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.auth.models import Permission
+from django.core.management import call_command
 from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
 
-from django_redislock import Lock
-from tests.admin.pages import LIST, select, told, url
-from tests.helpers.actors import GENEROUS, Ghost, Other
+from django_redislock import Lock, get_lock, lock_force_released, locked_atomic
+from django_redislock.admin import LockAdmin
+from django_redislock.fencing import prune
+from django_redislock.models import Fence, HeldLock
+from redisserver import RedisServer
+from tests.admin.pages import LIST, names, select, told, url
+from tests.helpers.actors import GENEROUS
+from tests.helpers.processes import ROOT
 from tests.helpers.state import holder, put
 from tests.inside import PREFIX
 
 pytestmark = pytest.mark.django_db
 
-CSRF_TOKEN = re.compile(r'value="\w{64}"')  # random letters, which may spell any word
+# each has a character or a word that means something in a URL, in HTML or to the admin
+ODD = ["a/b", ".", "..", "a_3Ab", "%2F", "?q=1&x#y", "add", "\"'\\", "<b>&amp;</b>", " blank ", "鍵:🔒", "x" * 512]
+SPARED = ["1 lock was left alone: its holder had changed or was gone."]
+FENCE = "fence:default:0"
+YES = {"post": "yes"}
+FENCES = "/admin/django_redislock/fence/"
 
 
 def content(admin: Client, name: str) -> str:
-    """The page of a lock."""
-    page: str = admin.get(url("change", name)).content.decode()
-    return page
+    return str(admin.get(url("change", name)).content.decode())
 
 
-# each has a character or a word that means something in a URL, in HTML or to the admin
-ODD_NAMES = [
-    *[
-        "order:42",
-        "a/b/../c",
-        ".",
-        "..",
-        "a_3Ab",
-        "%2F",
-        "?q=1&x#y",
-        "add",
-        "quotes\"'`",
-        "back\\slash",
-        "<b>&amp;</b>",
-        "+;@=$,[]",
-        "history/",
-    ],
-    *(" ", " blank ", "größe:ключ:鍵:🔒", "order:\u202e42", "x" * 512),
-]
-
-
-@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
-def test_whatever_its_name_a_lock_has_its_pages_and_can_be_force_released(
-    name: str, admin: Client, client: redis.Redis
-) -> None:
+@pytest.mark.parametrize("name", ODD, ids=ascii)
+def test_whatever_its_name_a_lock_has_its_pages(name: str, admin: Client, client: redis.Redis) -> None:
     put(client, name)
     (shown,) = admin.get(LIST).context["cl"].result_list
     assert shown.name == name
-    page = admin.get(url("change", name))
-    assert page.context["original"].info.name == name
+    assert not url("change", name).endswith(("/./change/", "/../change/"))  # which browsers take away
+    assert admin.get(url("change", name)).context["original"].info.name == name
     assert admin.get(url("delete", name)).context["object"].info.name == name
-    assert admin.post(url("delete", name), {"post": "yes"}, follow=True).status_code == 200
+    assert admin.post(url("delete", name), YES, follow=True).status_code == 200
     assert not holder(client, name)
     history = admin.get(url("history", name))
     assert [entry.action_flag for entry in history.context["action_list"]] == [DELETION]
     put(client, name)
-    assert "1 lock was force-released." in told(select(admin, name, post="yes"))
+    assert "1 lock was force-released." in told(select(admin, HeldLock.named(name).key, **YES))
     assert not holder(client, name)
 
 
-def test_no_address_of_a_lock_ends_in_dots_that_browsers_take_away() -> None:
-    for name in (".", ".."):
-        assert not re.search(r"/\.\.?/", url("change", name))
-
-
-def test_the_page_of_a_lock_that_nobody_holds_says_so(admin: Client) -> None:
-    page = content(admin, "pool:accounts:alice")
-    assert "Nobody holds this lock now." in page
-    assert "Queue" not in page
-
-
-def test_notes_are_shown_escaped(
-    admin: Client, client: redis.Redis, other: Callable[[], Other], eventually: Callable[..., Any]
-) -> None:
+def test_notes_are_shown_escaped_and_tokens_never(admin: Client, client: Any, other: Any, eventually: Any) -> None:
     thread = other()
-    with Lock("a", note="<script>alert(1)</script>\nsecond & line\u202e"):
+    with Lock("a", note="<script>alert(1)</script>\nsecond & line\u202e") as lock:
         waiting = thread.start(lambda: Lock("a", note="<i>of a waiter</i>").acquire(blocking_timeout=GENEROUS))
         eventually(lambda: client.zcard(f"{PREFIX}queue:a"))
         page = content(admin, "a")
+        pages = [admin.get(path) for path in (LIST, url("delete", "a"))]
+        pages.append(select(admin, "a"))
+        assert not any(str(lock.token) in text for text in (page, *(each.content.decode() for each in pages)))
     assert "&lt;script&gt;alert(1)&lt;/script&gt;<br>" in page
     assert "second &amp; line\\u202e" in page
     assert "<td>&lt;i&gt;of a waiter&lt;/i&gt;</td>" in page
@@ -94,7 +77,7 @@ def test_notes_are_shown_escaped(
     assert waiting.result(GENEROUS)
 
 
-def test_waiters_whose_process_was_killed_are_marked(admin: Client, ghost: Callable[..., Ghost]) -> None:
+def test_killed_waiters_are_marked_and_of_a_long_queue_the_first_shown(admin: Any, client: Any, ghost: Any) -> None:
     with Lock("a"):
         ghost().queue("1" * 22, name="a")
         assert "Process" not in content(admin, "a")
@@ -102,43 +85,26 @@ def test_waiters_whose_process_was_killed_are_marked(admin: Client, ghost: Calla
         page = content(admin, "a")
     assert '<th scope="col">Process</th>' in page
     assert page.count("<td>gone</td>") == 1
+    put(client, "b", waiters=103)
+    assert "and 3 more" in content(admin, "b")
 
 
-def test_a_long_queue_is_shown_in_part_and_without_notes_there_is_no_place_for_them(
-    admin: Client, client: redis.Redis
-) -> None:
-    put(client, "a", waiters=103)
-    page = content(admin, "a")
-    assert "and 3 more" in page
-    assert "Nobody is waiting" not in page
-    assert "note" not in CSRF_TOKEN.sub("", page).lower().replace("inline", "")
-
-
-def test_the_token_is_never_shown(admin: Client) -> None:
-    lock = Lock("a")
-    lock.acquire()
-    assert lock.token
-    pages = [admin.get(path) for path in (LIST, url("change", "a"), url("delete", "a"))]
-    pages.append(select(admin, "a"))
-    assert not any(lock.token in page.content.decode() for page in pages)
-
-
-def test_an_invalid_name_has_no_page(admin: Client) -> None:
-    response = admin.get(f"{LIST}{'x' * 513}/change/", follow=True)
-    assert "doesn’t exist" in told(response)[0]  # noqa: RUF001
-
-
-def test_nothing_can_be_added_or_changed(admin: Client, client: redis.Redis) -> None:
+def test_what_nobody_holds_is_not_offered_for_release_and_nothing_is_added_or_changed(admin: Any, client: Any) -> None:
+    assert "doesn’t exist" in told(admin.get(f"{LIST}{'x' * 513}/change/", follow=True))[0]  # noqa: RUF001
+    assert "Nobody holds this lock now." in content(admin, "a")
+    page = admin.get(url("delete", "a")).content.decode()
+    assert "Nobody holds this lock now." in page
+    assert 'name="post"' not in page
+    assert told(admin.post(url("delete", "a"), YES, follow=True)) == SPARED
+    assert told(select(admin, "a")) == ["Nobody holds these locks any more."]
+    assert logged() == []
     put(client, "a")
     assert admin.get(f"{LIST}add/").status_code == 403
     assert admin.post(url("change", "a"), {"owner": "x"}).status_code == 403
 
 
-# -- locks that never end, suspended locks, members of pools ----------------------------------------------------------
-
-
 @pytest.mark.usefixtures("endless")
-def test_the_page_of_a_lock_that_never_ends_says_so_and_shows_nothing_of_a_foreign_value(admin: Client) -> None:
+def test_a_lock_that_never_ends_says_so_and_is_force_released_like_any(admin: Client) -> None:
     persisted, foreign = content(admin, "persisted"), content(admin, "foreign")
     for page in (persisted, foreign):
         assert "Somebody else has written it, or removed its expiry." in page
@@ -146,13 +112,23 @@ def test_the_page_of_a_lock_that_never_ends_says_so_and_shows_nothing_of_a_forei
     assert "web-1" in persisted
     assert "of somebody else" not in foreign
     assert "fence" not in foreign.lower().partition('id="content"')[2]
+    assert names(admin.get(LIST, {"o": "4"}))[0] == names(admin.get(LIST, {"o": "-4"}))[-1] == "sound"
+    admin.post(url("delete", "foreign"), {**YES, "fence": "0"})
+    asked = select(admin, "persisted").context
+    assert asked["total"] == 1
+    assert told(select(admin, "persisted", **YES, **asked["fences"])) == ["1 lock was force-released."]
+    assert names(admin.get(LIST)) == ["sound"]
 
 
 def test_the_page_says_who_has_suspended_a_lock_and_why_though_somebody_still_holds_it(admin: Client) -> None:
     Lock("a").suspend(3600, note="rate limited")
+    for query in ("", "?q=suspended"):
+        assert "nobody (suspended by " in admin.get(f"{LIST}{query}").content.decode()
     page = content(admin, "a")
     assert "nobody acquires it until then" in page
     assert page.count("rate limited") == 1
+    admin.post(url("delete", "a"), YES)
+    assert not Lock("a").locked()
     lock = Lock("b", note="of the holder")
     lock.acquire()
     for note in ("", "rate limited"):
@@ -171,3 +147,144 @@ def test_the_page_of_a_member_shows_the_queue_of_the_pool(admin: Client) -> None
         assert page.count("<td>ghost</td>") == own + 100
         assert "and 3 more" in page
     assert "any member" not in content(admin, "a")
+    asked = admin.get(url("delete", "pool:accounts:alice"))
+    assert "105 waiting" in asked.content.decode()
+    assert told(admin.post(asked.request["PATH_INFO"], YES, follow=True)) == ["1 lock was force-released."]
+
+
+def logged() -> list[str]:
+    return [entry.object_id for entry in LogEntry.objects.order_by("pk")]
+
+
+def test_the_confirmation_releases_nothing_nor_speaks_of_deleting(admin: Any, client: Any, monkeypatch: Any) -> None:
+    put(client, "a")
+    selected = select(admin, "a")
+    for page, title in [(admin.get(url("delete", "a")), "Force-release the lock"), (selected, "Force-release locks")]:
+        text = page.content.decode()
+        assert f'<li aria-current="page">{title}</li>' in text
+        assert re.findall(r">[^<]*delete[^<]*<", text, re.I) == []
+    assert holder(client, "a")
+    # a site's own
+    monkeypatch.setattr(LockAdmin, "delete_selected_confirmation_template", "admin/base_site.html")
+    assert select(admin, "a").templates[0].name == "admin/base_site.html"
+
+
+def test_holder_site_and_history_learn_who_did_it(admin: Any, eventually: Any, heard: Any, client: Any) -> None:
+    lock = Lock("a", ttl=600)
+    lock.acquire()
+    admin.post(url("delete", "a"), YES)
+    assert [facts["by"] for which, facts in heard if which == "force"] == ["jo in the admin"]
+    assert get_lock("a") is None
+    eventually(lambda: lock.lost)
+    put(client, "b", owner="web-1", since=90)
+    select(admin, "b", **YES)
+    entry = LogEntry.objects.latest("pk")
+    assert (entry.user.get_username(), entry.object_id, entry.action_flag) == ("jo", "b", DELETION)
+    assert entry.change_message.startswith("Force-released. It was held by web-1 for 1 min 3")
+    assert entry.content_type.model_class() is HeldLock
+
+
+def test_a_holder_that_came_after_the_confirmation_page_is_spared(admin: Client, client: redis.Redis) -> None:
+    put(client, "a", since=60)
+    put(client, "b", since=60)
+    seen = admin.get(url("delete", "a")).context["object"].fence
+    put(client, "a")
+    assert told(admin.post(url("delete", "a"), {**YES, "fence": seen}, follow=True)) == SPARED
+    assert told(select(admin, "a", "b", "c", **YES, **{FENCE: seen + 1_000_000})) == [
+        "1 lock was force-released.",
+        "2 locks were left alone: their holders had changed or were gone.",
+    ]
+    assert holder(client, "a")
+    assert logged() == ["b"]
+    for fence in ("x", "²", "9" * 30):  # what is no fence means what is held now
+        put(client, "a")
+        assert told(select(admin, "a", **YES, **{FENCE: fence})) == ["1 lock was force-released."]
+
+
+def test_selecting_all_pages_means_the_locks_that_the_search_found(admin: Client, client: redis.Redis) -> None:
+    for number in range(120):
+        put(client, f"order:{number}")
+    put(client, "seat:1")
+    across: dict[str, Any] = {"path": f"{LIST}?q=order", "select_across": "1"}
+    asked = select(admin, "order:1", index="0", **across)
+    assert (asked.context["total"], asked.context["more"]) == (120, "and 20 more")
+    response = select(admin, "order:1", **across, **YES, **asked.context["fences"])
+    assert told(response) == ["120 locks were force-released."]
+    assert holder(client, "seat:1")
+    assert len(logged()) == 120
+
+
+def test_what_was_force_released_before_redis_went_is_logged(admin: Any, own: RedisServer, retry_for: Any) -> None:
+    retry_for(0.1)
+    with own.client() as client:
+        for name in "abc":
+            put(client, name)
+    lock_force_released.connect(stop := lambda **facts: own.stop(), weak=False)
+    failed, released, *_ = told(select(admin, *"abc", **YES))
+    lock_force_released.disconnect(stop)
+    assert failed.startswith("Redis stopped responding, 2 locks were not force-released: Redis cannot be reached")
+    assert released == "1 lock was force-released."
+    assert logged() == ["a"]
+
+
+pytestmark = pytest.mark.django_db
+BARE = """
+import sys
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_redislock"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}},
+)
+django.setup()
+from django.core.management import call_command
+call_command("check")
+call_command("migrate", verbosity=0)
+assert not {"django.contrib.admin", "django.contrib.contenttypes.models"} & {*sys.modules}
+"""
+
+
+def test_there_is_no_table_and_nothing_to_dump_or_migrate(django_assert_num_queries: Any, capsys: Any) -> None:
+    Lock("a").acquire()
+    with django_assert_num_queries(0):
+        assert list(HeldLock.objects.all()) == []
+        assert not HeldLock._base_manager.exists()
+    call_command("dumpdata", "django_redislock", "--all")
+    assert capsys.readouterr().out.strip() == "[]"
+    call_command("makemigrations", "--check", "--dry-run")
+    found = Permission.objects.filter(content_type__app_label="django_redislock").values_list("codename", "name")
+    assert dict(found) == {
+        "view_heldlock": "Can view lock",
+        "delete_heldlock": "Can force-release lock",
+        "view_fence": "Can view fence",
+    }
+
+
+def test_the_app_works_where_neither_admin_nor_auth_nor_contenttypes_are_installed() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    subprocess.run([sys.executable, "-W", "error", "-c", BARE], check=True, env=environment, cwd=ROOT, timeout=60)
+
+
+def test_the_page_of_fences_shows_which_names_were_claimed_and_when_last_and_is_read_only(admin: Client) -> None:
+    for name in ("order:1", "order:2", "ünal"):
+        with locked_atomic(name, fenced=True):
+            pass
+    Fence.objects.filter(name="order:1").update(claimed=timezone.now() - timedelta(days=2))
+    page = admin.get(FENCES)
+    assert [str(row) for row in page.context["cl"].result_list] == ["ünal", "order:2", "order:1"]
+    prune(timedelta(days=1))
+    page = admin.get(FENCES, {"q": "order"})
+    assert [row.name for row in page.context["cl"].result_list] == ["order:2"]
+    row = Fence.objects.get(name="order:2")
+    change = reverse("admin:django_redislock_fence_change", args=[row.pk])
+    assert f"{row.fence}" in admin.get(change).content.decode()
+    assert admin.post(change, {"fence": 0}).status_code == 403
+    for view, args in (("add", []), ("delete", [row.pk])):
+        assert admin.get(reverse(f"admin:django_redislock_fence_{view}", args=args)).status_code == 403
+
+
+@pytest.mark.parametrize(("permission", "status"), [("view_fence", 200), ("view_heldlock", 403)])
+def test_fences_take_a_permission_of_their_own(staff: Callable[..., Client], permission: str, status: int) -> None:
+    assert staff(permission).get(FENCES).status_code == status

@@ -8,12 +8,11 @@ import builtins
 import inspect
 import re
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent, indent
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from django.core.management import load_command_class
@@ -23,15 +22,12 @@ from django.test import TestCase, override_settings
 from django.test.utils import isolate_apps
 
 import django_redislock
-from django_redislock import Lock, LockPool
 from django_redislock.testing import OwnLocksMixin
 from tests import inside
-from tests.checks import check
+from tests.checks.conftest import check
 from tests.helpers.docs import PAGES, README, ROOT, blocks, page
 
-SOURCE = Path(django_redislock.__file__).parent
 TEXTS = [README, *PAGES]
-NAMES = {path.stem for path in PAGES}
 
 each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
 
@@ -46,30 +42,6 @@ def as_function(block: str) -> str:
         return f"async {function}"
 
 
-# -- code -------------------------------------------------------------------------------------------------------------
-
-
-@each_text
-def test_all_code_compiles(path: Path) -> None:
-    text = path.read_text("utf-8")
-    for block in blocks(text):
-        compile(as_function(block), str(path), "exec")
-    assert len(blocks(text)) == text.count(".. code-block:: python")
-
-
-def parts(path: Path) -> Iterator[ast.AST]:
-    """All nodes of the code of a page."""
-    for block in blocks(path.read_text("utf-8")):
-        yield from ast.walk(ast.parse(as_function(block)))
-
-
-@each_text
-def test_all_names_that_it_imports_from_the_package_are_there(path: Path) -> None:
-    for part in parts(path):
-        if isinstance(part, ast.ImportFrom) and (part.module or "").startswith("django_redislock"):
-            exec(ast.unparse(part), {})
-
-
 def options_of(name: str) -> set[str]:
     takes = getattr(django_redislock, name)
     if name not in ("Lock", "FairLock", "locked", "locked_view", "locked_atomic"):
@@ -80,50 +52,15 @@ def options_of(name: str) -> set[str]:
 
 
 @each_text
-def test_all_options_that_it_gives_exist(path: Path) -> None:
-    for part in parts(path):
+def test_all_code_compiles_and_its_imports_and_options_exist(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(blocks(text)) == text.count(".. code-block:: python")
+    for part in (part for block in blocks(text) for part in ast.walk(ast.parse(as_function(block)))):
+        if isinstance(part, ast.ImportFrom) and (part.module or "").startswith("django_redislock"):
+            exec(ast.unparse(part), {})
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in django_redislock.__all__:
             given = {keyword.arg for keyword in part.keywords}
             assert given <= options_of(part.func.id), ast.unparse(part)
-
-
-def queued(*args: Any, **kwargs: Any) -> None:
-    """Stands for whatever a site does here."""
-
-
-# the pages whose first blocks run as they stand, with what they take for granted
-RUN: dict[str, dict[str, Any]] = {
-    "locks": {"Lock": Lock},
-    "pools": {"call_api": queued},
-    "polling": {"Lock": Lock},
-    "values": {"username": "eve", "online": 7, "announce": queued, "work": queued},
-}
-
-
-@pytest.mark.parametrize("name", RUN)
-def test_the_code_that_a_page_begins_with_runs(name: str) -> None:
-    given = dict(RUN[name])
-    exec(as_function(blocks(page(name))[0]), given)
-    given["block"]()
-    assert name != "pools" or sorted(LockPool("accounts").keys()) == ["alice", "bob", "carol"]
-
-
-def test_handing_over_runs() -> None:
-    """From the view to the worker, which gets the same fence."""
-    tokens: list[str] = []
-    view, worker = blocks(page("functions"))[3].split("with Lock", 1)
-    given: dict[str, Any] = {"Lock": Lock, "export": SimpleNamespace(delay=lambda pk, token: tokens.append(token))}
-    exec(view, given)
-    exec(f"with Lock{worker}", {"Lock": Lock, "token": tokens[0]})
-    assert not Lock("export:7").locked()
-
-
-def build_report() -> str:
-    return "a report"
-
-
-async def abuild_report() -> str:
-    return build_report()
 
 
 class Names(dict[str, Any]):
@@ -136,16 +73,15 @@ class Names(dict[str, Any]):
 
 
 # where anything will not do
-OWN = {"models": models, "batches": [], "build_report": build_report, "abuild_report": abuild_report}
+OWN = {"models": models, "batches": [], "build_report": str, "abuild_report": AsyncMock(return_value="a report")}
 OWN |= {"cache": MagicMock(**{"lock.return_value.name": "stock:7"}), "connection": SimpleNamespace(schema_name="a")}
 OWN |= {"TestCase": TestCase, "OwnLocksMixin": OwnLocksMixin, "__name__": "django.contrib.auth.models"}
-# these need more than that, and have tests above; the tutorial's are run by tests/project/test_tutorial.py
-ELSEWHERE = {*((name, 0) for name in RUN), ("functions", 3)}
+# a view beside a worker, and a part of a function; the tutorial's are run by tests/project/test_sites.py
 EVERY = [
     pytest.param(path, block, id=f"{path.stem}-{number}")
     for path in TEXTS
     for number, block in enumerate(blocks(path.read_text("utf-8")))
-    if (path.stem, number) not in ELSEWHERE and path.stem != "tutorial"
+    if (path.stem, number) not in (("functions", 3), ("values", 0)) and path.stem != "tutorial"
 ]
 
 
@@ -162,11 +98,7 @@ def test_every_block_runs(path: Path, block: str, transactional_db: None, fresh:
             asyncio.run(awaits)
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-
 def assigned(block: str, name: str) -> ast.expr | None:
-    """The value that a block assigns to this name, if any."""
     for node in ast.parse(as_function(block)).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
             return node.value
@@ -218,88 +150,91 @@ def test_the_page_of_settings_has_all_of_them_with_their_defaults() -> None:
     assert {**told, "TTLS": {}} == inside.settings()  # which shows an example
 
 
-# -- links ------------------------------------------------------------------------------------------------------------
-
-
-def headings(text: str) -> set[str]:
-    return {match[0] for match in re.findall(r"^(\S.*)\n(=+|-+|~+)$", text, re.M)}
-
-
-@pytest.mark.parametrize("path", [README, ROOT / "SECURITY.md"], ids=lambda path: path.name)
-def test_paths_that_lead_from_one_file_to_another_exist(path: Path) -> None:
-    text = path.read_text("utf-8")
-    targets = re.findall(r"`[^`]+?\s<([^>`]+)>`__", text) + re.findall(r"\]\(([^)]+)\)", text)
-    assert targets
-    assert [target for target in targets if not (ROOT / target).is_file()] == []
-    assert set(re.findall(r"`([^`<]+)`_(?!_)", text)) <= headings(text)
-
-
-def test_readme_leads_to_every_page() -> None:
+def test_readme_is_short_and_leads_to_every_page() -> None:
     text = README.read_text("utf-8")
-    # a code host does not fill them
-    assert NAMES - {"index", "api", "changelog"} == {*re.findall(r"<docs/([\w-]+)\.rst>", text)}
+    assert text.count("\n") <= 200
+    names = {path.stem for path in PAGES} - {"index", "api", "changelog"}
+    assert names == {*re.findall(r"<docs/([\w-]+)\.rst>", text)}
 
 
-@pytest.mark.parametrize("path", [*TEXTS, ROOT / "SECURITY.md", ROOT / "CHANGELOG.rst"], ids=lambda path: path.name)
-def test_files_that_are_named_exist(path: Path) -> None:
-    named = re.findall(r"`((?:docs|tests|testproject|\.ci)/[\w./-]*)`", path.read_text("utf-8"))
-    assert [name for name in named if not (ROOT / name).exists() and not name.startswith("docs/_build")] == []
+def test_files_that_are_named_exist() -> None:
+    for path in [*TEXTS, *ROOT.glob("*.rst")]:
+        text = path.read_text("utf-8")
+        named = re.findall(r"`((?:docs|tests|testproject|\.ci)/[\w./-]*)`", text)
+        named += re.findall(r"<([\w./-]+\.\w+)>`__", text) if path.parent == ROOT else []
+        assert [name for name in named if not (ROOT / name).exists() and "docs/_build" not in name] == [], path
 
 
-def test_the_readme_is_short() -> None:
-    assert README.read_text("utf-8").count("\n") <= 200
+def test_the_map_of_what_to_change_where_has_a_row_for_every_module_in_its_folder() -> None:
+    mapped, folder, heading = set(), "", ""
+    for line in page("where-to-change-what").partition("Around the package")[0].splitlines():
+        if set(line) == {"-"}:  # the line before was a heading
+            folder = heading.partition("``")[2].rstrip("`")
+        elif found := re.match(r"``(\w+)``  ", line):
+            mapped.add(f"{folder}{found[1]}")
+        heading = line
+    source = Path(django_redislock.__file__).parent
+    files = {path.relative_to(source) for path in source.rglob("*") if path.suffix in (".py", ".lua")}
+    files = {path for path in files if path.stem != "__init__" and path.parts[0] not in ("management", "migrations")}
+    pieces = {name for name in mapped if "/pieces/" in name}  # which stand there in groups
+    assert mapped - pieces == {str(path.with_suffix("")) for path in files if path.parent.name != "pieces"}
+    assert all((source / f"{name}.lua").exists() for name in pieces)
 
 
-# -- lists ------------------------------------------------------------------------------------------------------------
+def promises() -> list[dict[str, str]]:
+    """The lists of docs/promises.rst: for sentences, faults, options and settings, each with its tests."""
+    entry = re.compile(r"^(\S.*)\n((?: {4}.+\n)+)", re.M)
+    return [dict(entry.findall(part)) for part in re.split(r"^-+$", page("promises"), flags=re.M)[1:]]
 
 
-def test_the_page_of_public_names_has_every_one_once() -> None:
+def test_the_table_of_promises_has_every_sentence_fault_option_and_setting() -> None:
+    said, faults, options, settings = promises()
+    text = re.sub(r"^\S.*\n[=-]+$", "* ", page("guarantees"), flags=re.M)  # headings
+    bullets = [" ".join(bullet.split()) for bullet in re.split(r"^ *\* ", text, flags=re.M) if bullet.strip()]
+    sentences = [re.split(r"(?<=[.*)]) (?=[A-Z`(])", bullet) for bullet in bullets]
+    terms = tuple(term.strip('"') for term in said)
+    begun = {term: [one for bullet in sentences for one in bullet if one.startswith(term)] for term in terms}
+    assert [term for term, found in begun.items() if len(found) != 1] == []
+    # the sentences after the first one may belong to the entry before them
+    assert [first for first, *_ in sentences if not first.startswith(terms)] == []
+    assert [*faults] == ['"each row"']
+    assert {*options} == {f"``{name}``" for name in options_of("Lock") - {"name"}}
+    assert [*settings] == [f"``{name}``" for name in inside.settings()]
+
+
+def test_the_tests_in_the_table_of_promises_exist() -> None:
+    for term, tests in [item for entries in promises() for item in entries.items()]:
+        lines = [re.fullmatch(r" {4}``([\w/]+\.py)::(test_\w+)``", line) for line in tests.splitlines()]
+        assert all(lines) or re.fullmatch(r" {4}no test \(.+\)\n", tests), term
+        for path, name in [line.groups() for line in lines if line]:
+            file = ROOT / "tests" / path
+            tree = ast.parse(file.read_text("utf-8") if file.exists() else "")
+            assert name in {getattr(node, "name", "") for node in tree.body}, (term, path, name)
+
+
+def test_the_pages_of_public_names_and_errors_have_every_one() -> None:
     listed = re.findall(r"^\.\. (?:autoclass|autofunction|autoexception|data):: (\w+)$", page("api"), re.M)
     assert sorted(listed) == sorted(django_redislock.__all__)
-
-
-def test_the_page_of_errors_names_all() -> None:
-    errors = {name for name in django_redislock.__all__ if isinstance(getattr(django_redislock, name), type)}
-    errors = {name for name in errors if issubclass(getattr(django_redislock, name), Exception)}
+    public = {name: getattr(django_redislock, name) for name in listed}
+    errors = {name for name, thing in public.items() if isinstance(thing, type) and issubclass(thing, Exception)}
     assert errors <= {*re.findall(r"``(\w+)``", page("errors"))}
 
 
 def test_the_page_of_the_command_has_every_subcommand_and_option() -> None:
     parser = load_command_class("django_redislock", "redislocks").create_parser("manage.py", "redislocks")
-    subparsers = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    subparsers: dict[str, ArgumentParser] = parser._subparsers._group_actions[0].choices  # type: ignore[assignment, union-attr]
     common = {name for action in BaseCommand().create_parser("", "")._actions for name in action.option_strings}
     there = {
         (option, name)
-        for name, subparser in dict[str, ArgumentParser](subparsers).items()  # type: ignore[arg-type]
+        for name, subparser in subparsers.items()
         for action in subparser._actions
-        for option in action.option_strings
-        if option not in common
+        for option in {*action.option_strings} - common
     }
     text = page("command")
-    assert set(subparsers) == set(re.findall(r"^``([a-z]+) [^`]*`` ", text, re.M))  # type: ignore[arg-type]
+    assert set(subparsers) == set(re.findall(r"^``([a-z]+) [^`]*`` ", text, re.M))
     told: set[tuple[str, str]] = set()
     for options, of in re.findall(r"^((?:``-[\w-]+``(?:, )?)+)  +(all but ``\w+``|``[\w ]+``)  ", text, re.M):
         names = {*re.findall(r"\w+", of)} - {"all", "but"}
-        names = {*subparsers} - names if of.startswith("all") else names  # type: ignore[misc]
+        names = {*subparsers} - names if of.startswith("all") else names
         told |= {(option, name) for option in re.findall(r"``(-[\w-]+)``", options) for name in names}
     assert told == there
-
-
-def test_the_map_of_what_to_change_where_has_a_row_for_every_module_in_its_folder() -> None:
-    mapped, folder, heading = [], "", ""
-    for line in page("where-to-change-what").partition("Around the package")[0].splitlines():
-        if set(line) == {"-"}:  # the line before was a heading
-            folder = heading.partition("``")[2].rstrip("`")
-        elif found := re.match(r"``(\w+)``  ", line):
-            mapped.append(f"{folder}{found[1]}")
-        heading = line
-    package = [path.relative_to(SOURCE) for path in SOURCE.rglob("*.py") if path.stem != "__init__"]
-    scripts = [path.relative_to(SOURCE) for path in (SOURCE / "store/lua").glob("*.lua")]
-    modules = {str(path.with_suffix("")) for path in [*package, *scripts] if path.parts[0] not in LEFT_OUT}
-    pieces = {name for name in mapped if "/pieces/" in name}
-    assert {*mapped} - pieces == modules
-    assert all((SOURCE / f"{name}.lua").exists() for name in pieces)
-    assert len(mapped) == len({*mapped})
-
-
-LEFT_OUT = ("management", "migrations")  # what Django wants to find there

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from django_redislock import Lock, LockNotOwned, list_locks
-from tests.helpers.actors import GENEROUS, Other, stands_in
-from tests.helpers.waiting import until
+from tests.helpers.actors import GENEROUS, stands_in, until
 from tests.inside import own_channel, per_process
 
 
@@ -31,83 +30,49 @@ def in_child(look: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def owns_nothing(lock: Lock, channel: str) -> bool:
-    try:
+def is_free_of_its_parent(lock: Lock, channel: str) -> bool:
+    with pytest.raises(LockNotOwned):
         lock.check()
-    except LockNotOwned:
-        return lock.token is None and lock.remaining() == 0
-    return False
-
-
-def excludes(lock: Lock, channel: str) -> bool:
     with Lock("b") as mine:
-        return mine.owned() and not Lock(lock.name).acquire(blocking=False) and len(list_locks("[ab]")) == 2
+        excludes = mine.owned() and not Lock(lock.name).acquire(blocking=False) and len(list_locks("[ab]")) == 2
+    return excludes and (lock.token, lock.remaining()) == (None, 0) and own_channel() != channel
 
 
-def listens_elsewhere(lock: Lock, channel: str) -> bool:
-    return own_channel() != channel
-
-
-LOOKS = [owns_nothing, excludes, listens_elsewhere]
-
-
-def is_free_of_its_parent(first: int, lock: Lock, channel: str) -> bool:
-    """Whatever it asks for first."""
-    return all(look(lock, channel) for look in LOOKS[first:] + LOOKS[:first])
-
-
-@pytest.mark.parametrize("first", range(3))
-def test_a_child_owns_nothing_of_its_parents_and_has_connections_of_its_own(first: int) -> None:
+def test_a_child_owns_nothing_of_its_parents_and_has_connections_of_its_own() -> None:
     with Lock("a", ttl=60) as lock:
         channel = own_channel()
-        assert in_child(lambda: is_free_of_its_parent(first, lock, channel))
+        assert in_child(lambda: is_free_of_its_parent(lock, channel))
         assert lock.owned()
     assert own_channel() == channel
 
 
-@pytest.mark.parametrize("first", range(3))
-def test_a_fork_that_python_is_not_told_of_is_noticed_by_the_process_id(first: int) -> None:
+def test_a_fork_that_python_is_not_told_of_is_noticed_by_the_process_id() -> None:
     """As of uWSGI without ``py-call-osafterfork``. In a process that is its own parent: a fork by the C library beside
     other threads may hang in Python itself."""
 
     def look() -> bool:
         lock = Lock("a", ttl=60)
         lock.acquire()
-        channel, getpid = own_channel(), os.getpid
-        parent = getpid()
-        (old, peek_at_old), (got, _) = per_process(object), per_process(object)
-        parents = old(), got()
+        old, peek_at_old = per_process(object)
+        channel, parent, parents = own_channel(), os.getpid(), old()
         os.getpid = lambda: parent + 1
-        try:
-            new, _ = per_process(object)
-            mine = new()
-            notices: list[Callable[[], bool]] = [lambda: got() is not parents[1], lambda: peek_at_old() is None]
-            return (
-                all(notice() for notice in (notices if first else notices[::-1]))
-                and is_free_of_its_parent(first, lock, channel)
-                and old() is not parents[0]
-                and new() is mine  # which another thread may have made before this one has noticed the fork
-            )
-        finally:
-            os.getpid = getpid
+        _, made_by_child = per_process(object)
+        forgets = old() is not parents and made_by_child() is None and is_free_of_its_parent(lock, channel)
+        os.getpid = lambda: parent + 2
+        return forgets and peek_at_old() is None
 
     assert in_child(look)
 
 
-def test_threads_that_come_first_together_share_what_their_process_makes(other: Callable[[], Other]) -> None:
-    began, go_on = threading.Event(), threading.Event()
-
+def test_threads_that_come_first_together_share_what_their_process_makes() -> None:
     def make() -> object:
-        began.set()
-        assert go_on.wait(GENEROUS)
+        second.start()
+        until(lambda: stands_in(second, "get"))
         return object()
 
     get, _ = per_process(make)
-    first = other().start(get)
-    assert began.wait(GENEROUS)
-    thread = threading.Thread(target=get)
-    thread.start()
-    until(lambda: stands_in(thread, "get"))
-    go_on.set()
-    thread.join(GENEROUS)
-    assert first.result(GENEROUS) is get()
+    found: list[object] = []
+    second = threading.Thread(target=lambda: found.append(get()))
+    first = get()
+    second.join(GENEROUS)
+    assert found == [first]

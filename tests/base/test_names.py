@@ -1,39 +1,43 @@
-"""Names of locks, and how values in them are quoted."""
+"""Names of locks, templates and the log, and how values in them are quoted."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import logging
 import re
 from collections.abc import Callable
+from datetime import date
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.utils.functional import SimpleLazyObject
 
-from django_redislock import Counter, Lock, LockPool, lock_name
-from tests import inside
+from django_redislock import (
+    Counter,
+    Lock,
+    LockPool,
+    force_release,
+    get_lock,
+    list_locks,
+    lock_digest,
+    lock_name,
+    locked,
+)
+from tests.helpers.actors import Crowd
+from tests.helpers.state import NAME
 
-# -- names ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["a", "order:42", " ", "größe", "鍵", "%", "x" * 512, "é" * 256, "\u202e"])
-def test_these_are_names(name: str) -> None:
-    assert Lock(name).name == name
+PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)')
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        *(
-            (name, r"name must be a str, not .*(None|42|order)")
-            for name in (None, 42, b"order", ["order"], {"order": 1})
-        ),
+        *((name, r"name must be a str, not .*(None|42|order)") for name in (None, 42, b"order", {"order": 1})),
         ("", "name must not be empty"),
-        *(
-            (f"a{char}b", r"contains .*: control characters and lone")
-            for char in "\x00\n\r\t\x1b\x1f\x7f\x80\x9b\ud800"
-        ),
+        *((f"a{char}b", r"contains .*: control characters and lone") for char in "\x00\n\x1b\x7f\x80\ud800"),
         ("x" * 513, "has 513 bytes; at most 512"),
-        ("é" * 257, "has 514 bytes; at most 512"),
     ],
     ids=lambda value: ascii(value)[:20],
 )
@@ -48,37 +52,15 @@ def test_what_is_no_name_is_refused_with_a_short_error_that_says_what_it_was_to_
         assert len(error) < 250
 
 
-def test_the_name_for_any_member_of_a_pool_is_no_lock_name() -> None:
-    with pytest.raises(ValueError, match=r"^'pool:accounts:' is a pool, not a lock: LockPool\.acquire\(\) takes any"):
-        Lock("pool:accounts:")
-
-
-@pytest.mark.parametrize("key", ["alice", "a:b", "50% {x}", "\u00a0", "a\ud800b"])
-def test_the_name_of_a_member_tells_its_pool_and_itself(key: str) -> None:
-    pool = LockPool("accounts: all")
-    pool.extend([key])
-    with pool.acquire() as member:
-        assert member.key == key
-        assert Lock(lock_name("pool", "accounts: all", key)).owned()
-
-
-# -- quoting ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("parts", "name"),
     [
-        (["order", 42], "order:42"),
         (["order", 42, "a:b"], "order:42:a%3Ab"),
-        (["50%"], "50%25"),
-        (["{tag}"], "%7Btag%7D"),
-        (["a b\tc\nd"], "a%20b%09c%0Ad"),
-        (["\u00a0\u2028"], "%C2%A0%E2%80%A8"),
-        (["\x7f\x9b"], "%7F%C2%9B"),
+        (["50%", "{tag}"], "50%25:%7Btag%7D"),
+        (["a b\tc\nd\u00a0\x7f"], "a%20b%09c%0Ad%C2%A0%7F"),
         (["a\ud800b"], "a%ED%A0%80b"),
         (["größe", "鍵"], "größe:鍵"),
         (["", "a"], ":a"),
-        ([None, True, 1.5], "None:True:1.5"),
     ],
 )
 def test_parts_are_joined_and_quoted(parts: list[object], name: str) -> None:
@@ -89,9 +71,12 @@ def test_two_different_tuples_never_meet_in_one_name() -> None:
     texts = ["".join(chars) for size in range(3) for chars in itertools.product(":%{ \n3A", repeat=size)]
     tuples = [(text,) for text in texts if text] + list(itertools.product(texts, repeat=2))
     assert len({lock_name(*parts) for parts in tuples}) == len(tuples)
+    for parts in ([], [""]):
+        with pytest.raises(ValueError, match="name"):
+            lock_name(*parts)
 
 
-@pytest.mark.parametrize("parts", [["x" * 513], ["a", "x" * 600], ["é" * 257], ["order", "\n" * 200], ["x" * 100_000]])
+@pytest.mark.parametrize("parts", [["x" * 513], ["a", "x" * 600], ["é" * 257], ["order", "\n" * 200]])
 def test_a_name_that_would_be_too_long_ends_in_a_hash_of_the_whole(parts: list[str]) -> None:
     name = lock_name(*parts)
     assert Lock(name).name == name
@@ -101,42 +86,154 @@ def test_a_name_that_would_be_too_long_ends_in_a_hash_of_the_whole(parts: list[s
     assert lock_name(name) != name  # no value imitates the hash of another
 
 
-@pytest.mark.parametrize("parts", [[], [""]])
-def test_what_cannot_be_a_name_is_refused_from_parts_too(parts: list[str]) -> None:
-    with pytest.raises(ValueError, match="name"):
-        lock_name(*parts)
+# -- templates: names and notes with fields that are filled for each call ---------------------------------------------
 
 
-def test_every_quoted_text_is_a_name() -> None:
-    everything = "".join(map(chr, range(0x11000)))
-    for start in range(0, len(everything), 40):
-        Lock(lock_name(everything[start : start + 40]))
+def filled(template: str, **values: Any) -> str:
+    """The name of the lock under which a function with these arguments runs."""
+
+    @locked(template)
+    def function(**values: Any) -> str:
+        return list_locks()[0].name
+
+    return function(**values)
 
 
-# -- any text as a name, as cache.lock() takes it ---------------------------------------------------------------------
+class Thing:
+    def name(self) -> str:
+        return "thing"
+
+
+VALUES = {
+    "pk": 42,
+    "some": SimpleNamespace(pk=7),
+    "items": {0: "a:b", "_a._b": "c"},
+    "text": "a:b {%",
+    "day": date(2026, 3, 1),
+}
 
 
 @pytest.mark.parametrize(
-    ("text", "version", "name"),
+    ("template", "name"),
     [
-        *((text, "", text) for text in ("order:42", " ", "größe", "a%b", "{a}", "x" * 512, "é" * 256)),
-        ("", "", "%:"),
-        ("a\nb", "", "%:a%0Ab"),
-        ("a\ud800b", "", "%:a%ED%A0%80b"),
-        ("%:a", "", "%:%25:a"),
-        ("order:42", "2", "%2:order:42"),
-        ("order:42", "2:0", "%2%3A0:order:42"),
+        ("order:{pk:05}", "order:00042"),
+        ("item:{items[0]}:{some.pk}", "item:a%3Ab:7"),
+        ("{text!r}", "'a%3Ab%20%7B%25'"),
+        ("a{{b}}", "a{b}"),
+        ("{items[_a._b]}", "c"),
+        ("{day:%Y-%m}", "2026-03"),
     ],
-    ids=lambda value: ascii(value)[:20],
 )
-def test_a_text_that_can_be_a_name_is_its_own_and_any_other_is_quoted(text: str, version: str, name: str) -> None:
-    assert inside.name_for(text, version) == name
+def test_a_template_is_filled_with_quoted_values(template: str, name: str) -> None:
+    assert filled(template, **VALUES) == name
 
 
-def test_two_different_texts_or_versions_never_meet() -> None:
-    texts = ["", "%", "%:", "%:a", "a", "%25:a", "%2:a", "2:a", "\n", "%0A", "%:%0A", "x" * 600, "é" * 257, "\n" * 512]
-    texts += [inside.name_for("x" * 600), "x" * 100_000]
-    pairs = list(itertools.product(texts, ["", "2", "%", ":", "2:a", "m" * 1000]))
-    found = {inside.name_for(text, version) for text, version in pairs}
-    assert len(found) == len(pairs)
-    assert all(len(name.encode()) <= 512 for name in found)
+@pytest.mark.parametrize(
+    ("template", "trouble"),
+    [
+        *((template, "valid template|plain name") for template in ("a:{}", "a:{0}", "a:{a[0]b}", "a:{", "a:}")),
+        ("", "must not be empty"),
+        ("{year:>{width}}", r"has a field whose format contains another field: {year:>{width}}"),
+        ("{year:>999999999}", "has a field whose format is too long: {year:>999999999}. At most 512"),
+        ("{self._secret}", "has a field with the private attribute '_secret': {self._secret}"),
+        ("{self.x[0].__class__.__init__}", "has a field with the private attribute '__class__'"),
+        ("{pk!d}", "has a field with the unknown conversion 'd': {pk!d}"),
+    ],
+    ids=lambda text: ascii(text)[:30],
+)
+def test_a_template_that_cannot_be_filled_or_whose_values_could_do_harm_is_refused_at_once(
+    template: str, trouble: str
+) -> None:
+    with pytest.raises(ValueError, match="name") as caught:
+        locked(template)
+    assert re.search(trouble.replace("{", r"\{").replace("[", r"\["), str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("template", "trouble"),
+    [
+        ("order:{pk.missing}", r"AttributeError: .* Available values: pk, slug\.$"),
+        ("order:{pk[0]}", r"TypeError: .* Available values: pk, slug\.$"),
+        ("order:{id}", r"it was called without 'id'\. Available values: pk, slug\.$"),
+        ("{slug:d}", r"ValueError: Unknown format code 'd'.*: pk, slug\.$"),
+    ],
+)
+def test_a_call_that_cannot_fill_it_is_an_error_that_names_the_values_there_are(template: str, trouble: str) -> None:
+    for noun, options in (("lock name", {"name": template}), ("note", {"name": NAME, "note": template})):
+        decorator: Any = locked
+        function = decorator(**options)(lambda **values: None)
+        with pytest.raises(ValueError, match=trouble) as caught:
+            function(slug="a", pk=42)
+        assert str(caught.value).startswith(f"Cannot fill the {noun} {template!r}: ")
+
+
+def test_a_note_is_filled_as_it_is_written_and_a_token_is_no_template() -> None:
+    @locked(NAME, note="{text} {kind} {user!s}")
+    def function(**values: Any) -> None:
+        assert get_lock(NAME).note == f"a:b % {Thing} jö"  # type: ignore[union-attr]
+
+    function(text="a:b %", kind=Thing, user=SimpleLazyObject(lambda: "jö"))
+    wrong: Any = 7
+    with pytest.raises(TypeError, match="A token must be a str, not 7"):
+        locked("a", token=wrong)
+
+
+def test_a_digest_stands_for_a_value_that_nobody_must_read(settings: Any) -> None:
+    template, session = "session:{session.key:digest}", SimpleNamespace(key="s3cret")
+    name = filled(template, session=session)
+    assert re.fullmatch("session:[0-9a-f]{32}", name)
+    assert name == filled(template, session=session) == lock_name("session", lock_digest("s3cret"))
+    assert filled("session:{session.key!r:digest}", session=session) != name
+    assert len({lock_digest(value) for value in (None, 7, "é", "\ud800", b"x", "x" * 10_000)}) == 6
+    settings.SECRET_KEY = "another"
+    assert filled(template, session=session) != name
+
+
+@pytest.mark.parametrize("value", [Thing().name, Thing(), len])
+@pytest.mark.parametrize("field", ["value", "value:digest"])
+def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) -> None:
+    """It would be another lock in each process."""
+    with pytest.raises(ValueError, match="no text of its own, only its address, which differs from process to process"):
+        filled(f"a:{{{field}}}", value=value)
+
+
+def messages(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, str]]:
+    """As a program parses them; they must consist of pairs only."""
+    found = []
+    for message in [record.getMessage() for record in caplog.records if record.name == "django_redislock"]:
+        assert PAIR.sub("", message) == ""
+        pairs = {key: json.loads(text) if text[0] == '"' else text for key, text in PAIR.findall(message)}
+        if pairs["event"] == event:
+            found.append(pairs)
+    return found
+
+
+@pytest.mark.parametrize("value", ["order:42", "größe:鍵", "", "a b", 'a"b', "a=b", "a\nb event=lost", "\u202e"])
+def test_a_plain_value_stands_as_it_is_and_one_that_could_be_misread_is_a_json_string(
+    value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Lock("a").acquire()
+    force_release("a", by=value)
+    assert caplog.messages[-1].isprintable()
+    assert [event["by"] for event in messages(caplog, "force-released")] == [value]
+    assert (f" by={value} " in f"{caplog.messages[-1]} ") == (":" in value)
+
+
+def test_what_a_filter_of_the_sites_raises_is_shown_on_stderr_and_ends_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("django_redislock"), "filters", [lambda record: 1 / 0])
+    Lock("a").acquire()
+    assert force_release("a")
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_acquisitions_and_releases_are_logged_at_debug_level(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
+    me, lock = crowd(), Lock("a b")
+    with caplog.at_level(logging.DEBUG, "django_redislock"):
+        me(lock, "acquire")
+        fence = str(me.read(lambda: lock.fence))
+        me(lock, "release")
+    ((acquired,), (released,)) = messages(caplog, "acquired"), messages(caplog, "released")
+    assert (acquired["name"], acquired["fence"], released["name"], released["fence"]) == ("a b", fence, "a b", fence)
+    assert re.fullmatch(r"\d\.\d{6}", acquired["waited"])

@@ -1,61 +1,55 @@
-"""The options of locks, which decorators, pools and commands take as well."""
+"""The options of locks, which decorators and pools take as well, and ``settings.REDISLOCK``."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 import redis
-from redis.backoff import AbstractBackoff, ConstantBackoff, DecorrelatedJitterBackoff
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+from redis.backoff import ConstantBackoff, DecorrelatedJitterBackoff
 
+import django_redislock
 from django_redislock import Lock, LockPool, locked, locked_atomic, locked_view
-from tests.helpers.actors import Crowd, server_time
-from tests.helpers.state import NAME, QUEUE, WAITERS, count, put
+from tests import inside
+from tests.helpers.state import count
 
 SOON = ConstantBackoff(0.01)
 MEGA = 10_000_000
 YEARS = 10 * 365 * 86400  # ten, in seconds
 
-OF_POOLS = ["attempts", "auto_renew", "backoff", "blocking_timeout", "max_hold", "note"]
-OF_POOLS += ["on_lost", "poll", "purpose", "replicas", "slow_wait", "template", "ttl"]
-OF_LOCKS = [*OF_POOLS, "adopt", "blocking", "fence_timeout", "fenced", "max_waiters", "reentrant", "using"]
-
-# what takes options, as errors call it, and which
-MAKERS: dict[str, tuple[Callable[..., Any], list[str]]] = {
-    "Lock()": (lambda **options: Lock("a", **options), [*OF_LOCKS, "token"]),
-    "locked()": (lambda **options: locked("a", **options), [*OF_LOCKS, "at_least", "name", "token"]),
-    "locked_view()": (
-        lambda **options: locked_view("a", **options),
-        [*OF_LOCKS, "methods", "name", "on_conflict", "token"],
-    ),
-    "locked_atomic()": (lambda **options: locked_atomic("a", **options), [*OF_LOCKS, "db", "name", "token"]),
-    "LockPool.acquire()": (lambda **options: LockPool("a").acquire(**options), OF_POOLS),
+MAKERS: dict[str, Callable[..., Any]] = {
+    "Lock": lambda **options: Lock("a", **options),
+    "locked": lambda **options: locked("a", **options),
+    "locked_view": lambda **options: locked_view("a", **options),
+    "locked_atomic": lambda **options: locked_atomic("a", **options),
+    "LockPool.acquire": lambda **options: LockPool("a").acquire(**options),
 }
-
-
-def brief(value: object) -> str:
-    return ascii(value)[:20] if value != 10**5000 else "10**5000"
+NO_DURATIONS: list[tuple[Any, str]] = [
+    *((value, "seconds and finite, not ") for value in (-1, math.nan, math.inf, 10**400, timedelta(seconds=-1))),
+    (10**5000, "<int that is too long to be shown>|<int instance with roughly 5001 digits"),  # Python writes none
+    (YEARS + 1, "at most ten years, not "),
+    *((value, r"seconds \(int, float or timedelta\), not ") for value in ("30", "x" * MEGA, True, [30], Decimal(30))),
+]
+LOST = "on_lost must be a plain function, 'cancel' or None, not "
 
 
 @pytest.fixture(params=MAKERS)
-def what(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def refused(what: str, client: redis.Redis) -> Callable[..., str]:
+def refused(request: pytest.FixtureRequest, client: redis.Redis) -> Callable[..., str]:
     """The error about these options, which comes before Redis is asked."""
 
     def refused(**options: Any) -> str:
         before = count(client, "evalsha") + count(client, "eval")
         with pytest.raises((TypeError, ValueError)) as caught:
-            MAKERS[what][0](**options)
+            MAKERS[request.param](**options)
         assert count(client, "evalsha") + count(client, "eval") == before
         assert len(str(caught.value)) < 1000
         return str(caught.value)
@@ -63,29 +57,47 @@ def refused(what: str, client: redis.Redis) -> Callable[..., str]:
     return refused
 
 
-# -- which there are --------------------------------------------------------------------------------------------------
+def ours() -> Any:
+    return caches["ours"]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "hint"),
-    [
-        ("fair", ""),
-        ("timeout", " Did you mean 'ttl' or 'blocking_timeout'?"),  # redis-py's and threading's
-        ("expire", " Did you mean 'ttl'?"),
-        ("auto_renewal", " Did you mean 'auto_renew'?"),
-        ("on_loss", " Did you mean 'on_lost'?"),
-        ("id", " Did you mean 'token'?"),
-    ],
-)
-def test_the_error_about_an_unknown_option_lists_the_existing_ones_and_suggests_one(
-    what: str, wrong: str, hint: str, refused: Callable[..., str]
+a: Any = django_redislock  # whose types are not checked here
+# a call with an argument that there is not, and what the error says: of whom, of which argument, and what it suggests
+HINTS: list[tuple[Callable[[], Any], str, str, str]] = [
+    (lambda: a.Lock("x", 10), "Lock()", "by name, not 10", "ttl=10"),
+    (lambda: a.Lock("x", "a-token-that-is-secret"), "Lock()", "by name, not a str", ""),
+    (lambda: a.Lock("x", timeout=1), "Lock()", "timeout", "'ttl' or 'blocking_timeout'"),
+    (lambda: a.locked("x", on_loss=10), "locked()", "on_loss", "'on_lost'"),
+    (lambda: a.locked_view("x", id=10), "locked_view()", "id", "'token'"),
+    (lambda: a.locked_atomic("x", 10), "locked_atomic()", "by name, not 10", "ttl=10"),
+    (lambda: a.Lock("x").acquire(False), "Lock.acquire()", "by name, not False", "blocking=False"),
+    (lambda: asyncio.run(a.Lock("x").aacquire(1.5)), "Lock.aacquire()", "by name, not 1.5", "blocking_timeout=1.5"),
+    (lambda: a.LockPool("x").acquire(5), "LockPool.acquire()", "by name, not 5", "blocking_timeout=5"),
+    (lambda: asyncio.run(a.LockPool("x").aacquire(id=5)), "LockPool.acquire()", "id", ""),
+    (lambda: ours().lock("x", expire=3), "cache.lock()", "expire", "'timeout'"),
+    (lambda: ours().lock("x").acquire(timeout=3), "acquire() of cache.lock()", "timeout", "'blocking_timeout'"),
+    (lambda: a.locked_get_or_set("x", int, 60), "locked_get_or_set()", "by name, not 60", "timeout=60"),
+    (lambda: asyncio.run(a.alocked_get_or_set("x", int, ttl=3)), "alocked_get_or_set()", "ttl", "'timeout'"),
+    (lambda: ours().locked_get_or_set("x", int, ttl=3), "locked_get_or_set()", "ttl", "'timeout'"),
+    (lambda: asyncio.run(ours().alocked_get_or_set("x", int, ex=3)), "alocked_get_or_set()", "ex", "'timeout'"),
+]
+
+
+@pytest.mark.parametrize(("call", "what", "wrong", "meant"), HINTS)
+def test_an_argument_of_other_libraries_or_by_position_is_an_error_that_names_ours(
+    call: Callable[[], Any], what: str, wrong: str, meant: str, settings: Any
 ) -> None:
-    known = sorted(MAKERS[what][1])
-    hint = hint if "token" in known or "token" not in hint else ""  # only what there is
-    assert refused(**{wrong: 5}) == f"{what} takes no option {wrong!r}.{hint} The options are: {', '.join(known)}."
+    backend = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}
+    settings.CACHES = {**settings.CACHES, "ours": backend}
+    trouble = f"its options {wrong}" if " " in wrong else f"no option {wrong!r}"
+    hint = f" Did you mean {meant}?" if meant else ""
+    with pytest.raises(TypeError, match=re.escape(f"{what} takes {trouble}.{hint} The options are: ")):
+        call()
 
 
-def test_none_leaves_the_choice_to_the_settings(settings: Any) -> None:
+def test_a_duration_is_seconds_or_a_timedelta_and_none_leaves_the_choice_to_the_settings(settings: Any) -> None:
+    for ttl in (0.003, 1.5, YEARS):
+        assert Lock("a", ttl=ttl).ttl == Lock("a", ttl=timedelta(seconds=ttl)).ttl == ttl
     settings.REDISLOCK = {"TTL": 7, "BLOCKING_TIMEOUT": 0}
     left: Any = dict.fromkeys(["ttl", "blocking_timeout", "auto_renew", "poll", "using", "on_lost"])
     with Lock("a", **left) as lock:
@@ -93,91 +105,36 @@ def test_none_leaves_the_choice_to_the_settings(settings: Any) -> None:
         assert not Lock("a", **left).acquire()
 
 
-# -- durations --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ttl", [0.003, 1.5, 7, YEARS])
-def test_durations_are_seconds_or_timedeltas(ttl: float) -> None:
-    assert Lock("a", ttl=ttl).ttl == Lock("a", ttl=timedelta(seconds=ttl)).ttl == ttl
-
-
-NO_NUMBERS: list[Any] = ["30", "", "x" * MEGA, b"30", True, [30], {}, ..., 30j, Decimal(30)]
-FINITE = "seconds and finite, not "
-WRONG: list[tuple[Any, str]] = [
-    *((value, FINITE) for value in (-1, -0.5, math.nan, math.inf, -math.inf, 10**400)),
-    (timedelta(seconds=-1), FINITE),
-    (10**5000, "<int that is too long to be shown>|<int instance with roughly 5001 digits"),  # Python writes none
-    (YEARS + 1, "at most ten years, not "),
-    *((value, r"seconds \(int, float or timedelta\), not ") for value in NO_NUMBERS),
-]
-
-
-@pytest.mark.parametrize("option", ["ttl", "max_hold", "blocking_timeout"])
-@pytest.mark.parametrize(("value", "text"), WRONG, ids=brief)
+@pytest.mark.parametrize("option", ["ttl", "max_hold", "blocking_timeout", "slow_wait"])
+@pytest.mark.parametrize(("value", "text"), NO_DURATIONS, ids=range(len(NO_DURATIONS)))
 def test_an_invalid_duration_is_refused_and_named(
     option: str, value: Any, text: str, refused: Callable[..., str]
 ) -> None:
     error = refused(**{option: value})
-    assert error.startswith(f"{option} must be ")
+    assert re.match(rf"{option}(, unless it is False,)? must be ", error)
     assert re.search(text, error)
     assert value == 10**5000 or repr(value)[:40] in error
 
 
-@pytest.mark.parametrize("option", ["ttl", "max_hold"])
-@pytest.mark.parametrize("value", [0, 0.0001, timedelta(0)], ids=repr)
-def test_a_lease_lasts_a_few_milliseconds_at_least(option: str, value: Any, refused: Callable[..., str]) -> None:
-    least = 0.003 if option == "ttl" else 0.001
-    assert refused(**{option: value}) == f"{option} must be at least {least} {FINITE}{value!r}."
-
-
-@pytest.mark.parametrize("value", [0, -1, math.inf, "never", True])
-def test_a_slow_wait_is_seconds_or_false(value: Any, refused: Callable[..., str]) -> None:
-    error = refused(slow_wait=value)
-    assert error.startswith("slow_wait, unless it is False, must be ")
-    assert error.endswith(f"not {value!r}.")
-
-
-def test_a_long_value_in_an_error_is_cut_in_the_middle(refused: Callable[..., str]) -> None:
-    assert re.search(r"not '(a+)\.\.\.(a+)b'", refused(ttl="a" * MEGA + "b"))
-    assert "not ['a', 'a', 'a', 'a', 'a', 'a', ...]" in refused(ttl=["a"] * 1000)
-
-
-# -- texts, functions, flags ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "note", ["x" * 1001, "\u00e9" * 501, "x" * MEGA, "\ud800", b"x", 7, None, ["x"] * 1000], ids=brief
-)
-def test_an_invalid_note_is_refused_with_a_short_error(note: Any, refused: Callable[..., str]) -> None:
-    error = refused(note=note)
-    assert "note" in error
-    assert len(error) < 400
-
-
-@pytest.mark.parametrize("note", ["", "x" * 1000, "\u00e9" * 500, "two\nlines"], ids=brief)
-def test_a_note_has_up_to_a_thousand_bytes(note: str) -> None:
-    with Lock("a", note=note) as lock:
-        info = lock.info()
-    assert info is not None
-    assert info.note == note
+async def told(error: Exception) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        *(({"purpose": purpose}, "purpose must be a str, not ") for purpose in (None, 7, b"/orders/")),
+        *(({"note": note}, "note") for note in ("x" * 1001, "\u00e9" * 501, "x" * MEGA, "\ud800", b"x", ["x"] * 1000)),
+        *(({"on_lost": on_lost}, LOST) for on_lost in ("stop", 7, told)),
+        *(({option: 7}, f"{option} must be a str, not 7") for option in ("purpose", "template")),
+        ({"ttl": 0.002}, "ttl must be at least 0.003 seconds and finite, not 0.002"),
+        ({"ttl": timedelta(milliseconds=2)}, "ttl must be at least 0.003 seconds and finite, not "),
         ({"auto_renew": "no"}, "auto_renew must be True, False or None, not 'no'"),
-        ({"poll": "polling"}, "poll must be True, False or None, not 'polling'"),
         ({"poll": 1}, "poll must be True, False or None, not 1"),
         ({"poll": True, "backoff": ConstantBackoff}, "backoff must be an instance of one of redis-py's"),
-        ({"poll": True, "backoff": 0.1}, "not 0.1"),
         ({"poll": True, "attempts": 0}, "attempts must be 1 or more, not 0"),
-        ({"poll": True, "attempts": 1.5}, "attempts must be an int"),
-        ({"poll": True, "attempts": True}, "attempts must be an int"),
         ({"backoff": SOON}, "backoff can only be given with poll=True"),
-        ({"attempts": 3}, "attempts can only be given with poll=True"),
         ({"poll": False, "attempts": 3, "backoff": SOON}, "backoff and attempts can only be given"),
     ],
+    ids=lambda value: ascii(value)[:26],  # no address of a function
 )
 def test_what_does_not_fit_is_refused_and_the_choices_named(
     options: dict[str, Any], text: str, refused: Callable[..., str]
@@ -185,80 +142,119 @@ def test_what_does_not_fit_is_refused_and_the_choices_named(
     assert text in refused(**options)
 
 
-async def told(error: Exception) -> None: ...
-
-
-@pytest.mark.parametrize("on_lost", ["stop", 7, told], ids=["word", "number", "coroutine"])
-def test_an_on_lost_that_cannot_be_called_is_refused(on_lost: Any, refused: Callable[..., str]) -> None:
-    assert refused(on_lost=on_lost).startswith("on_lost must be a plain function, 'cancel' or None, not ")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "choices"),
-    [
-        ("reentrant", 1, "True or False, not 1"),
-        ("blocking", None, "True or False, not None"),
-        ("adopt", "yes", "True or False, not 'yes'"),
-    ],
-)
-def test_flags_must_be_true_or_false(name: str, value: Any, choices: str) -> None:
-    with pytest.raises(TypeError, match=f"^{name} must be {choices}"):
+@pytest.mark.parametrize(("name", "value"), [("reentrant", 1), ("blocking", None), ("adopt", "yes")])
+def test_flags_must_be_true_or_false(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{name} must be True or False, not {value!r}"):
         Lock("a", **{name: value})
 
 
-# -- polling ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_option_poll_takes_precedence_over_the_setting(settings: Any) -> None:
+def test_the_option_poll_takes_precedence_over_the_setting_and_a_backoff_may_be_shared(settings: Any) -> None:
     settings.REDISLOCK = {"POLL": True}
-    assert Lock("a", attempts=3, backoff=SOON)
+    backoff = DecorrelatedJitterBackoff(cap=0.002, base=0.001)  # which keeps a state
+    before = dict(vars(backoff))
+    with Lock("a"):
+        assert not Lock("a", attempts=3, backoff=backoff).acquire(blocking_timeout=9)
+    assert vars(backoff) == before
     with pytest.raises(ValueError, match=r"\(poll is False, REDISLOCK\['POLL'\] is True\.\)"):
         Lock("a", poll=False, attempts=3)
 
 
-def test_a_backoff_that_keeps_a_state_may_be_shared(crowd: Crowd) -> None:
-    given, me = DecorrelatedJitterBackoff(cap=0.002, base=0.001), crowd()
-    for failures in (1, 2, 3):
-        given.compute(failures)
-    before = dict(vars(given))
-    with Lock("a"):
-        assert not me(Lock("a", poll=True, backoff=given, attempts=5), "acquire")
-    assert vars(given) == before
+# -- settings.REDISLOCK -----------------------------------------------------------------------------------------------
 
 
-class Noted(AbstractBackoff):
-    """Notes how many failures it is asked about."""
+NO_TIME = [0, -0.5, math.nan, timedelta(0), 10**10, True, "30"]
+NO_FLAG = [None, 0, 1, "yes"]
 
-    def __init__(self) -> None:
-        self.asked: list[int] = []
+# default, another value, and what is refused
+SETTINGS: dict[str, tuple[Any, Any, list[Any]]] = {
+    "CACHE": ("default", "locks", [None, "", 7, b"default"]),
+    "CLUSTER": (False, ("locks",), [None, 1, "locks", [7], {"locks": True}]),
+    "MAX_CONNECTIONS": (16, 2, [None, 0, 2.0, True, "16"]),
+    "REQUIRE_REDIS": (False, True, NO_FLAG),
+    "TTL": (30.0, 5, [None, 0.002, *NO_TIME]),
+    "TTLS": ({}, {"report:*": 600}, [None, [("a", 7)], {"": 7}, {7: 7}, {"a": None}, {"a": 0.002}, {"a": "7"}]),
+    "BLOCKING_TIMEOUT": (None, 0, [-1, math.nan, math.inf, True, "30"]),
+    "POLL": (False, True, NO_FLAG),
+    "AUTO_RENEW": (True, False, NO_FLAG),
+    "MAX_HOLD": (None, 3600.0, NO_TIME),
+    "MAX_WAITERS": ({}, {"view:*": 20}, [None, [("a", 7)], {"": 7}, {"a": None}, {"a": True}, {"a": -1}, {"a": 1.5}]),
+    "REPLICAS": (0, 1, [None, -1, 1.5, True, "1"]),
+    "SLOW_WAIT": (10.0, 3, NO_TIME),
+    "RETRY_FOR": (1.0, 2.5, [None, -1, 31, math.nan, True, "30"]),
+    "KEY_PREFIX": ("redislock", "site:locks", [None, "", 7, "a{b}", "a b", "a\n", "\ud800"]),
+    "VIEW_STATUS": (423, 409, [None, 200, 399, 600, "423", True]),
+    "VIEW_ON_CONFLICT": (None, "shop.views.busy", ["", 7, print]),
+    "VIEW_OWNER": ("django_redislock.web.request_owner", None, ["", 7, print]),
+    "VIEW_MAX_RETRY_AFTER": (30, 5, [None, 0, 2.5, "5", True]),
+    "VIEW_UNAVAILABLE_STATUS": (None, 503, [200, "503", True]),
+    "RELEASE_IN_TRANSACTION": ("warn", "error", [None, "raise", True, ["warn"]]),
+    "FENCED": ((), ("account:*",), [None, True, "account:*", {"account:*": True}]),
+    "FENCE_TIMEOUT": (10.0, 2, NO_TIME),
+    "MAX_VALUE_BYTES": (1_000_000, 32, [None, 31, 1e6, True, "1000000"]),
+}
+WRONG = [(key, value) for key, (_, _, values) in SETTINGS.items() for value in values]
 
-    def compute(self, failures: int) -> float:
-        self.asked.append(failures)
-        return 0.001
+
+def read(raw: Any) -> dict[str, Any]:
+    with override_settings(REDISLOCK=raw):
+        return inside.settings()
 
 
-def test_a_long_wait_is_no_large_number() -> None:
-    """redis-py computes two to the power of the failures."""
-    noted = Noted()
-    with Lock("a"):
-        assert not Lock("a", poll=True, backoff=noted, attempts=100).acquire(blocking_timeout=60)
-    assert noted.asked[:60] == [*range(1, 61)]
-    assert max(noted.asked) == 64
+def refused_setting(raw: Any) -> str:
+    """How any use of a lock is refused with these settings."""
+    with override_settings(REDISLOCK=raw), pytest.raises(ImproperlyConfigured) as caught:
+        Lock("a").acquire()
+    return str(caught.value)
+
+
+def test_every_setting_has_a_default_and_can_be_set() -> None:
+    assert inside.settings() == {name: default for name, (default, _, _) in SETTINGS.items()}
+    values = {name: value for name, (_, value, _) in SETTINGS.items()}
+    assert read(values) == values
+    assert read({"MAX_HOLD": timedelta(hours=1)})["MAX_HOLD"] == 3600
+    none = ["BLOCKING_TIMEOUT", "MAX_HOLD", "SLOW_WAIT", "VIEW_ON_CONFLICT", "VIEW_OWNER", "VIEW_UNAVAILABLE_STATUS"]
+    assert {name: read({name: None})[name] for name in none} == dict.fromkeys(none)
+
+
+def test_override_settings_works_and_a_wrong_setting_is_an_error_until_it_is_right_again() -> None:
+    lock = Lock("a")
+    with override_settings(REDISLOCK={"TTL": 7}):
+        assert lock.ttl == 7
+        with override_settings(REDISLOCK={"TTL": timedelta(minutes=1)}):
+            assert lock.ttl == 60
+        assert "REDISLOCK must be a dict, not " in refused_setting([])
+        for _ in range(2):
+            assert "REDISLOCK['TTL'] must be at least 0.003" in refused_setting({"TTL": 0})
+        assert lock.ttl == 7
+    assert lock.ttl == 30
 
 
 @pytest.mark.parametrize(
-    ("delay", "patience"), [(None, 1), (0, 1), (-math.inf, 1), (0.2, 1), (1, 4), (3600, 60), (math.inf, 60)]
+    ("wrong", "meant"),
+    [
+        ("TTL_S", " Did you mean 'TTLS'?"),
+        ("PREFIX", " Did you mean 'KEY_PREFIX'?"),
+        ("ttl", " Did you mean 'TTL'?"),
+        ("TIMEOUT", " Did you mean 'TTL' or 'BLOCKING_TIMEOUT'?"),  # of other libraries
+        *((unlike, "") for unlike in ("FLAVOUR", "", 7, None, ("TTL",))),
+    ],
 )
-async def test_a_waiter_counts_as_alive_for_four_delays_which_stay_within_what_a_queue_bears(
-    delay: float | None, patience: float, client: redis.Redis, aeventually: Callable[..., Awaitable[Any]]
-) -> None:
-    """And for a second at least. By default, the first delays are short."""
-    backoff = None if delay is None else ConstantBackoff(delay)
-    put(client, NAME)
-    waiting = asyncio.create_task(Lock(NAME, poll=True, backoff=backoff).aacquire())
-    ((id, ticket),) = await aeventually(lambda: client.zrange(QUEUE, 0, -1, withscores=True))
-    entry: Any = client.hget(WAITERS, id)
-    until = int(entry.split()[2])
-    assert ticket + patience * 1e6 <= until <= server_time(client) + patience * 1e6
-    waiting.cancel()
-    await asyncio.wait([waiting])
+def test_the_error_about_an_unknown_setting_suggests_one_and_lists_all(wrong: Any, meant: str) -> None:
+    known = ", ".join(SETTINGS)
+    assert f"Unknown setting REDISLOCK[{wrong!r}].{meant} The settings are: {known}." in refused_setting({wrong: 30})
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG, ids=lambda value: f"{value!a}"[:40])
+def test_a_wrong_value_is_named_in_the_error(key: str, value: Any) -> None:
+    message = refused_setting({key: value})
+    assert f"REDISLOCK['{key}']" in message
+    assert " must " in message
+    assert isinstance(value, dict) or repr(value)[:60] in message
+
+
+def test_the_first_matching_pattern_wins_and_the_locks_own_ttl_beats_them() -> None:
+    ttls = {"report:daily": 1, "report:*": 600, "*:daily": 2, "mail:[ab]": 3, "[z-a]": 4, "*" * 60 + "b": 5}
+    with override_settings(REDISLOCK={"TTL": 9, "TTLS": ttls}):
+        names = ["report:daily", "report:weekly", "mail:daily", "mail:a", "mail:c", "REPORT:x", "xreport:x", "a" * 500]
+        assert [Lock(name).ttl for name in names] == [1, 600, 2, 3, 9, 9, 9, 9]
+        assert Lock("report:daily", ttl=timedelta(milliseconds=1500)).ttl == 1.5

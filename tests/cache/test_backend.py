@@ -1,31 +1,41 @@
-"""The cache backend: the alias and the names of its locks."""
+"""The cache backend: the alias and the names of its locks; and ``cache.lock()`` in tests without Redis."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import django_redis
 import django_redis.cache
 import django_redis.client
+import fakeredis
 import pytest
 import redis
 import redis.lock
 from django.core.cache import cache, caches
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
 
-from django_redislock import Lock, list_locks, locked
+from django_redislock import Lock, LockStatus, list_locks, locked
 from django_redislock.cache import RedisCache
+from django_redislock.testing import assert_locked, assert_not_locked, hold, own_locks
 from redisserver import RedisServer
-from tests.cache.conftest import BACKEND, lock_of
+from tests.helpers.actors import Crowd
 from tests.helpers.processes import ROOT
 
+BACKEND = "django_redislock.cache.RedisCache"
 Alias = dict[str, Any]
 Use = Callable[..., None]
+
+
+def lock_of(alias: str, key: object, *args: Any, **options: Any) -> Any:
+    return caches[alias].lock(key, *args, **options)  # type: ignore[attr-defined]
 
 
 class OfTheSite(RedisCache):
@@ -33,11 +43,7 @@ class OfTheSite(RedisCache):
 
 
 def by_tenant(key: str, prefix: str, version: int) -> str:
-    return f"tenant-7:{prefix}:{version}:{key}"
-
-
-def by_current_tenant(key: str, prefix: str, version: int) -> str:
-    return f"{os.environ['TENANT']}:{prefix}:{version}:{key}"
+    return f"{os.environ.get('TENANT', 'a')}:{prefix}:{version}:{key}"
 
 
 @pytest.fixture
@@ -71,6 +77,10 @@ def test_it_is_django_redis_with_other_locks(use: Use, client: redis.Redis) -> N
     with lock_of("default", "x", timeout=5, client=client) as lock:
         assert not isinstance(lock, redis.lock.Lock)
         assert Lock("x").locked()
+        of_client = caches["default"].client.lock("x", timeout=5)
+        assert not of_client.acquire(blocking=False)
+    with pytest.raises(ImproperlyConfigured, match=r"not made from an alias in CACHES.*default"):
+        RedisCache("redis://127.0.0.1:1/0", {}).lock("x")
 
 
 def test_without_django_redis_everything_else_can_be_imported() -> None:
@@ -78,18 +88,14 @@ def test_without_django_redis_everything_else_can_be_imported() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 
 
-# -- the alias ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("alias", ["default", "second", "third", "fourth"])
-def test_the_locks_are_on_the_alias_of_the_cache_whatever_the_setting_says(
-    use: Use, alias: str, settings: Any, client: redis.Redis
-) -> None:
+def test_locks_are_on_the_alias_of_the_cache_whatever_is_set(use: Use, alias: str, settings: Any, client: Any) -> None:
     use(
         {"KEY_PREFIX": "one"},
         second={"KEY_PREFIX": "two", "OPTIONS": {"SOCKET_TIMEOUT": 3}},
         third={"KEY_PREFIX": "two"},
         fourth={"BACKEND": f"{__name__}.OfTheSite", "KEY_PREFIX": "two", "TIMEOUT": None},
+        twin={"BACKEND": "django.core.cache.backends.dummy.DummyCache", "KEY_PREFIX": "two"},
         locks={"KEY_PREFIX": "three"},
     )
     settings.REDISLOCK = {"CACHE": "locks"}
@@ -102,87 +108,53 @@ def test_the_locks_are_on_the_alias_of_the_cache_whatever_the_setting_says(
     assert not Lock("x").locked()
 
 
-def test_a_twin_with_another_backend_is_no_alias_of_it(use: Use) -> None:
-    twin = {"BACKEND": "django.core.cache.backends.dummy.DummyCache", "KEY_PREFIX": "a"}
-    use(twin, ours={"KEY_PREFIX": "a"})
-    assert lock_of("ours", "x").using == "ours"
-
-
-def test_of_two_aliases_with_the_same_settings_the_locks_are_the_same(use: Use) -> None:
-    use({"OPTIONS": {}}, second={"OPTIONS": {}})
-    assert exclude_each_other(lock_of("default", "x", timeout=5), lock_of("second", "x", timeout=5))
-
-
-def test_one_that_was_made_by_hand_says_so(use: Use) -> None:
-    use()
-    with pytest.raises(ImproperlyConfigured, match=r"not made from an alias in CACHES.*default"):
-        RedisCache("redis://127.0.0.1:1/0", {}).lock("x")
-
-
-# -- names ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("alias", "version", "name"),
     [
         *[({"KEY_PREFIX": "site"}, version, "x") for version in (None, 1, "1")],
         ({}, 2, "%2:x"),
-        ({"KEY_PREFIX": "site", "KEY_FUNCTION": f"{__name__}.by_tenant"}, None, "tenant-7::1:x"),
-        ({"KEY_PREFIX": "site", "KEY_FUNCTION": f"{__name__}.by_tenant"}, 2, "tenant-7::2:x"),
+        ({"KEY_PREFIX": "site", "KEY_FUNCTION": f"{__name__}.by_tenant"}, None, "a::1:x"),
+        ({"KEY_PREFIX": "site", "KEY_FUNCTION": f"{__name__}.by_tenant"}, 2, "a::2:x"),
     ],
 )
+@pytest.mark.parametrize("backend", [BACKEND, "django_redislock.cache.LocMemCache"])
 def test_the_key_is_the_name_with_another_version_or_as_a_key_function_makes_it(
-    use: Use, alias: Alias, version: Any, name: str
+    use: Use, alias: Alias, version: Any, name: str, backend: str
 ) -> None:
-    use(alias)
+    use({**alias, "BACKEND": backend})
     assert lock_of("default", "x", version=version).name == name
-
-
-@pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", BACKEND])
-def test_aliases_that_differ_only_in_their_version_exclude_each_other_as_their_keys_do(backend: str, use: Use) -> None:
-    use({"BACKEND": backend}, second={"BACKEND": backend, "VERSION": 2})
-    assert exclude_each_other(lock_of("second", "x", timeout=5), lock_of("default", "x", version=2))
-    assert exclude_each_other(lock_of("default", "x", timeout=5), lock_of("second", "x", version=1))
-
-
-@pytest.mark.parametrize("key", ["", "a\nb", "a\x00", "%", "\ud800", "x" * 5000, "ü" * 400, 42, ("a", 1), "{a} b:c"])
-@pytest.mark.parametrize("version", [None, 7])
-def test_any_key_can_be_locked(use: Use, key: object, version: int | None) -> None:
-    use()
-    same = [lock_of("default", key, version=version, timeout=5) for _ in range(2)]
-    assert exclude_each_other(*same)
-    assert lock_of("default", "other", version=version, timeout=5).acquire(blocking=False)
 
 
 def test_tenants_share_no_lock_where_the_name_is_that_of_cache_lock(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     """As "coming from" says, with a block and with a decorator."""
+    use({"KEY_FUNCTION": f"{__name__}.by_tenant"})
 
-    def name(pk: int) -> str:
-        made: str = lock_of("default", f"stock:{pk}").name
-        return made
+    @locked(name=lambda pk: lock_of("default", f"stock:{pk}").name)
+    def restock(pk: int) -> Any:
+        return lock_of("default", f"stock:{pk}").locked()
 
-    @locked(name=name)
-    def restock(pk: int) -> bool:
-        held: bool = lock_of("default", f"stock:{pk}").locked()
-        return held
-
-    use({"KEY_FUNCTION": f"{__name__}.by_current_tenant"})
-    monkeypatch.setenv("TENANT", "a")
-    with Lock(name(7)):
+    with Lock(lock_of("default", "stock:7").name):
         assert lock_of("default", "stock:7").locked()
-        assert not Lock("stock:7").locked()
         monkeypatch.setenv("TENANT", "b")
         assert not lock_of("default", "stock:7").locked()
         assert restock(7)
 
 
-# -- what sites do with locks by other ways ---------------------------------------------------------------------------
+@pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", BACKEND])
+def test_aliases_exclude_each_other_as_their_keys_do(backend: str, use: Use) -> None:
+    use({"BACKEND": backend}, second={"BACKEND": backend, "VERSION": 2}, same={"BACKEND": backend})
+    assert exclude_each_other(lock_of("second", "x", timeout=5), lock_of("default", "x", version=2))
+    first, *others = lock_of("default", "x", timeout=5), lock_of("second", "x", version=1), lock_of("same", "x")
+    assert exclude_each_other(first, *others)
 
 
-def test_the_lock_of_the_caches_client_is_the_same(use: Use) -> None:
+@pytest.mark.parametrize("key", ["", "a\nb", "a\x00", "%", "\ud800", "x" * 5000, "ü" * 400, 42, ("a", 1), "{a} b:c"])
+def test_any_key_can_be_locked(use: Use, key: object) -> None:
     use()
-    made = caches["default"].client.lock("x", timeout=5)  # type: ignore[attr-defined]
-    assert exclude_each_other(made, lock_of("default", "x", timeout=5))
+    for version in (None, 7):
+        same = [lock_of("default", key, version=version, timeout=5) for _ in range(2)]
+        assert exclude_each_other(*same)
+        assert not lock_of("default", "other", version=version).locked()
 
 
 def test_the_lock_of_a_redis_py_client_excludes_none_of_ours_and_warns(use: Use) -> None:
@@ -211,24 +183,59 @@ def test_who_looks_for_a_lock_as_a_cache_key_is_warned(method: str, nothing: obj
     for timeout in (60, None):
         cache.set(f"lock of {method}", 1, timeout)
         look(f"lock of {method}")  # a cache key of that name is another thing
-    lock_of("default", f"lock of {method}").locked()
-
-
-def test_a_lock_on_another_server_is_no_reason_to_warn(use: Use, settings: Any) -> None:
-    use()
-    there = {**settings.CACHES["default"], "LOCATION": settings.CACHES["default"]["LOCATION"] + "?db=7"}
-    settings.CACHES = {**settings.CACHES, "there": there}
-    lock_of("there", "elsewhere")
-    assert not cache.has_key("elsewhere")
 
 
 def test_a_process_remembers_only_so_many_names(use: Use) -> None:
-    use()
-    for _ in range(2):
-        for number in range(300):
-            lock_of("default", f"many {number}")
-    assert not cache.has_key("many 0")
-    with pytest.warns(RuntimeWarning):
-        assert not cache.has_key("many 299")
+    use(there={"KEY_PREFIX": "there"})
+    lock_of("there", "elsewhere")
+    for number in range(300):
+        lock_of("default", f"many {number}")
+    assert not any(cache.has_key(key) for key in ("elsewhere", "many 0"))
     with pytest.warns(RuntimeWarning):
         assert "many 299" not in cache
+
+
+def on_fakeredis(backend: str) -> Alias:
+    options: Alias = {"connection_class": fakeredis.FakeRedisConnection}
+    if backend != "django.core.cache.backends.redis.RedisCache":
+        options = {"CONNECTION_POOL_KWARGS": options}
+    return {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:1/0", "OPTIONS": options}
+
+
+@pytest.mark.usefixtures("own_pools")
+@pytest.mark.parametrize(
+    "default", [{"BACKEND": "django_redislock.cache.LocMemCache"}, on_fakeredis(BACKEND)], ids=["LocMem", "fakeredis"]
+)
+async def test_it_is_a_cache_with_our_locks(default: Alias, settings: Any) -> None:
+    settings.CACHES = {"default": default, "second": {**default, "LOCATION": "redis://127.0.0.1:1/1"}}
+    ours: Any = cache
+    ours.set("x", 1)
+    with ours.lock("x", timeout=60), lock_of("second", "x"):
+        assert (ours.get("x"), await Lock("x").astatus()) == (1, LockStatus.UNAVAILABLE)
+        assert not ours.lock("x", timeout=60).acquire(blocking_timeout=0.05)
+    assert await asyncio.to_thread(ours.locked_get_or_set, "computed", lambda: 7) == ours.get("computed") == 7
+    assert await ours.alocked_get_or_set("later", AsyncMock(return_value=8)) == 8
+    await asyncio.to_thread(use_the_helpers_for_tests)
+
+
+def use_the_helpers_for_tests() -> None:
+    with own_locks():
+        with hold("x"):
+            assert not lock_of("default", "x").acquire(blocking=False)
+        with lock_of("default", "x"):
+            assert_locked("x")
+        assert_not_locked("x")
+
+
+@pytest.mark.usefixtures("own_pools")
+@pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"])
+def test_locks_work_on_any_cache_with_fakeredis(backend: str, crowd: Crowd, settings: Any) -> None:
+    settings.CACHES = {"default": on_fakeredis(backend)}
+    me, lock = crowd(), Lock("x")
+    assert me(lock, "acquire")
+    assert not crowd()(Lock("x"), "acquire", blocking_timeout=0.05)
+    me(lock, "release")
+    call_command("check")
+    settings.REDISLOCK = {"REQUIRE_REDIS": True}
+    with pytest.raises(ImproperlyConfigured, match="'default' is not Redis"):
+        me(lock, "acquire")

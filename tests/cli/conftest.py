@@ -7,26 +7,22 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command, load_command_class
 
-from django_redislock import Lock, get_lock
+from django_redislock import Lock
 from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.listed import endless as endless
-from tests.helpers.listed import two_aliases as two_aliases
 from tests.helpers.processes import ROOT
 
 NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 NAME = "nightly"
 
 Answer = Callable[..., None]
-Background = Callable[[Callable[[], Any]], None]
-Done = Callable[..., tuple[int, str, str]]
 Eventually = Callable[..., Any]
 InProcess = Callable[..., subprocess.Popen[str]]
 WaitFor = Callable[..., Future[bool]]
@@ -37,11 +33,7 @@ class Terminal(io.StringIO):
         return True
 
 
-# -- in this process ---------------------------------------------------------------------------------------------------
-
-
 def redislocks(*arguments: str, **options: Any) -> str:
-    """The output of the command, called from code."""
     out = io.StringIO()
     call_command("redislocks", *arguments, stdout=out, **options)
     return out.getvalue()
@@ -108,27 +100,31 @@ def wait_for(other: Callable[[], Other], eventually: Eventually) -> WaitFor:
             with Lock(name, blocking_timeout=GENEROUS, **options):
                 return True
 
-        info = get_lock(name)
-        assert info is not None
+        look: Any = Lock(name).info
+        before = look().waiters
         waiting = other().start(wait)
-        eventually(lambda: (found := get_lock(name)) and found.waiters == info.waiters + 1)
+        eventually(lambda: (info := look()) and info.waiters > before)
         return waiting
 
     return wait_for
 
 
 @pytest.fixture
-def background(other: Callable[[], Other]) -> Iterator[Background]:
-    """Run something in the background while a program runs in the main thread."""
+def once_ready(other: Callable[[], Other], eventually: Eventually, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Let something happen once the program has run the shell command that this returns."""
     begun: list[Future[Any]] = []
-    yield lambda work: begun.append(other().start(work))
+
+    def once_ready(act: Callable[[], Any]) -> str:
+        begun.append(other().start(lambda: eventually((tmp_path / "ready").exists) and act()))
+        return f"touch {tmp_path}/ready"
+
+    yield once_ready
     for one in begun:
         one.result(GENEROUS)
 
 
 @pytest.fixture
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No terminal, wherever the tests are run."""
     monkeypatch.setattr(os, "isatty", lambda handle: False)
 
 
@@ -160,27 +156,17 @@ def process_1() -> Iterator[None]:
     assert prctl(36, 0, 0, 0, 0) == 0
 
 
-# -- in a process of its own -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def in_process() -> Iterator[InProcess]:
-    """Start the command as a site would, in a process of its own, without a terminal and without
-    DJANGO_SETTINGS_MODULE; it is killed at the end of the test."""
+    """Start the command in a process of its own, without a terminal; it is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(
-        *arguments: str,
-        site: str = "tests.settings",
-        environment: Mapping[str, str] = MappingProxyType({}),
-        **options: Any,
-    ) -> subprocess.Popen[str]:
-        known = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
+    def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
         process: subprocess.Popen[str] = subprocess.Popen(
-            [sys.executable, "-m", "django", "redislocks", arguments[0], f"--settings={site}", *arguments[1:]],
+            [sys.executable, "-m", "django", "redislocks", arguments[0], "--settings=tests.settings", *arguments[1:]],
             text=True,
             cwd=ROOT,
-            env={**known, "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             start_new_session=True,
             **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
@@ -191,15 +177,3 @@ def in_process() -> Iterator[InProcess]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def done(in_process: InProcess) -> Done:
-    """The exit status, the output and the errors of the command in a process of its own."""
-
-    def done(*arguments: str, typed: str | None = None, **options: Any) -> tuple[int, str, str]:
-        process = in_process(*arguments, **options)
-        out, err = process.communicate(typed, timeout=2 * GENEROUS)
-        return process.returncode, out, err
-
-    return done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
 
@@ -12,9 +13,7 @@ from django.test import override_settings
 from redis.crc import key_slot
 
 from django_redislock import Lock, get_lock
-from tests.helpers.cluster import Cluster, redis_cluster
-from tests.helpers.cluster_node import Node, find_cluster_server
-from tests.helpers.requirements import require
+from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import counter_of, keys_of
 
@@ -43,6 +42,10 @@ def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
     raise AssertionError
 
 
+def new_cluster(**options: Any) -> AbstractContextManager[Cluster]:
+    return redis_cluster(**options)
+
+
 def waiters(name: str) -> int:
     info = get_lock(name)
     return 0 if info is None else info.waiters
@@ -64,7 +67,7 @@ def queue(other: Callable[[], Any], eventually: Eventually) -> Queue:
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Cluster]:
     """A cluster shared by tests that do not end nodes."""
-    with redis_cluster(executable=require(find_cluster_server)) as cluster:
+    with new_cluster() as cluster:
         yield cluster
 
 
@@ -90,5 +93,5 @@ def cluster(shared: Cluster, own_pools: None) -> Iterator[Cluster]:
 @pytest.fixture
 def own_cluster(own_pools: None) -> Iterator[Cluster]:
     """A cluster that a test may break."""
-    with redis_cluster(executable=require(find_cluster_server)) as cluster, use(cluster, TTL=3, RETRY_FOR=10):
+    with new_cluster() as cluster, use(cluster, TTL=3, RETRY_FOR=10):
         yield cluster

@@ -9,42 +9,19 @@ from typing import Any
 import pytest
 
 from redisserver import RedisServer
-from tests.helpers import bridges
-from tests.helpers.bridges import InThread
-from tests.helpers.cancelling import add_gates, until
+from tests.helpers.actors import until
+from tests.helpers.cancelling import add_gates
 from tests.helpers.proxy import Proxy, proxy
-from tests.inside import hears, limit, listen
+from tests.inside import hears, listen
 
 
 @pytest.fixture
 def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """A proxy between the default alias and the server."""
     with proxy(server.port) as running:
         default = {**settings.CACHES["default"], "LOCATION": running.url}
         settings.CACHES = {**settings.CACHES, "default": default}
         yield running
         settings.CACHES = {**settings.CACHES}
-
-
-@pytest.fixture
-def far(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """A proxy in front of the server, through which the alias ``far`` connects."""
-    with proxy(server.port) as running:
-        settings.CACHES = {**settings.CACHES, "far": {**settings.CACHES["default"], "LOCATION": running.url}}
-        yield running
-
-
-@pytest.fixture
-def unused(settings: Any) -> str:
-    """An alias that nothing has used yet."""
-    settings.CACHES = {**settings.CACHES, "unused": settings.CACHES["default"]}
-    return "unused"
-
-
-@pytest.fixture
-def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters do not look by themselves: they must be woken."""
-    limit(monkeypatch, look_every=1000.0)
 
 
 @pytest.fixture
@@ -54,43 +31,16 @@ def listening(fresh: None) -> None:
     until(hears)
 
 
-@pytest.fixture
-def gates(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_gates(monkeypatch)
+gates = pytest.fixture(add_gates)
 
 
 @pytest.fixture
-def no_threads() -> Iterator[Callable[[bool], object]]:
-    """Make it impossible to start threads, with a stack size that is too large."""
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], object]:
+    start = threading.Thread.start
 
-    def no_threads(really: bool) -> None:
-        threading.stack_size(1 << 48 if really else 0)
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("redislock"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
-    yield no_threads
-    no_threads(False)
-
-
-@pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Pretend that the interpreter is shutting down, as Python 3.12 reports it when a thread is started."""
-
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    return lambda: monkeypatch.setattr(threading.Thread, "start", start)
-
-
-@pytest.fixture
-def one_connection(settings: Any) -> None:
-    """For each event loop."""
-    default = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}}}
-    settings.CACHES = {**settings.CACHES, "default": default}
-
-
-@pytest.fixture(
-    params=[bridges.in_thread, bridges.in_any_thread, bridges.to_thread],
-    ids=["thread-sensitive", "any thread", "to_thread"],
-)
-def in_thread(request: pytest.FixtureRequest) -> InThread:
-    """Call a function in a thread, on behalf of the task."""
-    return request.param  # type: ignore[no-any-return]
+    return lambda really: monkeypatch.setattr(threading.Thread, "start", refuse if really else start)

@@ -1,111 +1,84 @@
-"""A coroutine cancelled or closed at any await leaves nothing behind: no lock, no place in the queue, no blocked
-waiter."""
+"""A coroutine cancelled or closed at any await leaves no lock, no place in the queue and no blocked waiter behind."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import random
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import redis
+from django.core.handlers.asgi import ASGIHandler
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
 from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock
+from django_redislock import Lock, locked_view
 from tests import inside
-from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.cancelling import (
-    TTL,
-    Closing,
-    Interrupted,
-    Operation,
-    acquire,
-    auntil,
-    auntil_done_or,
-    decorated,
-    failing_section,
-    got_in_turn,
-    lives_on,
-    nothing,
-    nothing_left,
-    release,
-    section,
-)
+from tests.helpers import cancelling
+from tests.helpers.actors import GENEROUS, Other, auntil
+from tests.helpers.cancelling import TTL, Interrupted, Operation, auntil_done_or, lives_on, nothing_left
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, queued
-from tests.inside import idle_here, limit, most_connections, parked
+from tests.helpers.state import NAME, holder, queued
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
 Connect = Callable[[], Awaitable[None]]
-
-ROUNDS = int(os.environ.get("REDISLOCK_TEST_ROUNDS", "600"))
-SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
 
 moments = pytest.mark.parametrize("moment", ["early", "late", "again and again", "closed"])
 
 
 def interrupted(operation: Operation, lock: Lock, at: int, moment: str) -> Interrupted[None]:
     if moment == "closed":
-        return Closing(operation(lock), at)
+        return cancelling.Closing(operation(lock), at)
     return Interrupted(operation(lock), at, late=moment == "late", again=moment == "again and again")
 
 
-@pytest.fixture(params=["cold", "warm", "idle"])
-def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Connect:
-    """Give the loop no connection, or (warm) one, or (idle) one that is checked before it is used."""
+@pytest.fixture
+def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Connect:
+    """Give the loop a connection ("warm"), one that is checked before it is used ("idle"), none ("cold"), or no
+    listener either ("new")."""
     if request.param == "idle":
-        limit(monkeypatch, check_idle_loops=-1.0)
+        inside.limit(monkeypatch, check_idle_loops=-1.0)
 
     async def connect() -> None:
-        await warm()
+        if request.param == "new":
+            settings.CACHES = {**settings.CACHES}
+            return
+        await Lock("any").alocked()
         if request.param == "cold":
             inside.drop_idle_here()
 
     return connect
 
 
-async def warm() -> None:
-    await Lock("any").alocked()
+DETACHED: list[str] = []
 
 
-async def try_once(lock: Lock) -> None:
-    await lock.aacquire(blocking=False)
+async def detach(lock: Lock) -> None:
+    DETACHED.append(await lock.adetach())
 
 
-async def extend(lock: Lock) -> None:
-    await lock.aextend(5)
-
-
-async def seize(lock: Lock) -> None:
-    await lock.aseize()
-
-
-async def nested(lock: Lock) -> None:
-    async with lock, Lock(lock.name, reentrant=True, ttl=TTL), Lock("another", ttl=TTL):
-        await asyncio.sleep(0)
-
-
-# -- alone -------------------------------------------------------------------------------------------------------------
-
-ALONE: dict[str, tuple[Operation, Operation, bool]] = {  # before, what is interrupted, whether the lock is kept then
-    "acquire": (nothing, acquire, False),
-    "try once": (nothing, try_once, False),
-    "seize": (nothing, seize, False),
-    "release": (acquire, release, False),
-    "extend": (acquire, extend, True),
-    "section": (nothing, section, False),
-    "failing section": (nothing, failing_section, False),
-    "nested": (nothing, nested, False),
-    "decorated": (nothing, decorated, False),
+ALONE: dict[str, tuple[Operation, Any, bool]] = {  # before, what is interrupted, whether the lock is kept then
+    "acquire": (cancelling.nothing, cancelling.acquire, False),
+    "try once": (cancelling.nothing, lambda lock: lock.aacquire(blocking=False), False),
+    "seize": (cancelling.nothing, lambda lock: lock.aseize(), False),
+    "release": (cancelling.acquire, cancelling.release, False),
+    "extend": (cancelling.acquire, lambda lock: lock.aextend(5), True),
+    "detach": (cancelling.acquire, detach, True),
+    "section": (cancelling.nothing, cancelling.section, False),
+    "decorated": (cancelling.nothing, cancelling.decorated, False),
 }
 
 
 @moments
 @pytest.mark.usefixtures("gates")
-@pytest.mark.parametrize("what", ALONE)
+@pytest.mark.parametrize(
+    ("connect", "what"),
+    [*(("warm", what) for what in ALONE), ("cold", "acquire"), ("idle", "acquire")],
+    indirect=["connect"],
+)
 async def test_an_uncontended_call_interrupted_at_any_await_leaves_nothing_behind(
     what: str, moment: str, connect: Connect, client: redis.Redis, other: Callable[[], Other]
 ) -> None:
@@ -116,36 +89,38 @@ async def test_an_uncontended_call_interrupted_at_any_await_leaves_nothing_behin
         at += 1
         lock = Lock(NAME, ttl=TTL)
         over = await lives_on(lock, before, connect, interrupted(operation, lock, at, moment), keeps)
+        while DETACHED:
+            await Lock(NAME, token=DETACHED.pop()).arelease()
         # whatever is still under way, it is not waited for
-        assert await asyncio.wrap_future(bystander.start(got_in_turn))
-        await nothing_left(client)
-    assert at > 3
-
-
-@moments
-@pytest.mark.usefixtures("gates")
-async def test_a_lock_whose_detachment_was_interrupted_can_be_released(moment: str, client: redis.Redis) -> None:
-    tokens: list[str] = []
-
-    async def detach(lock: Lock) -> None:
-        tokens.append(await lock.adetach())
-
-    at, over = 0, False
-    while not over:
-        at += 1
-        lock = Lock(NAME, ttl=TTL)
-        over = await lives_on(lock, acquire, warm, interrupted(detach, lock, at, moment), True)
-        if over:
-            await Lock(NAME, token=tokens[0]).arelease()
+        assert await asyncio.wrap_future(bystander.start(cancelling.got_in_turn))
         await nothing_left(client)
     assert at > 2
 
 
-# -- among others ------------------------------------------------------------------------------------------------------
+@moments
+@pytest.mark.usefixtures("gates")
+@pytest.mark.parametrize("what", ["acquire", "release"])
+async def test_a_coroutine_interrupted_while_it_waits_for_a_connection_takes_none(
+    what: str, moment: str, network: Proxy, client: redis.Redis, settings: Any
+) -> None:
+    async def occupy() -> None:
+        occupied.append(asyncio.create_task(Lock("occupied").alocked()))
+        await auntil(late.caught.is_set)
 
-
-async def wait_too_short(lock: Lock) -> None:
-    assert not await lock.aacquire(blocking_timeout=0.005)
+    one = {"OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}}}
+    settings.CACHES = {**settings.CACHES, "default": settings.CACHES["default"] | one}
+    before, operation, keeps = ALONE[what]
+    at, over, occupied = 0, False, list[Any]()
+    while not over:
+        at += 1
+        lock, late = Lock(NAME, ttl=TTL), network.hold_answer("occupied")
+        waiting = asyncio.create_task(lives_on(lock, before, occupy, interrupted(operation, lock, at, moment), keeps))
+        await auntil_done_or(waiting, inside.wait_for_connections)
+        late.let_go()
+        over = await waiting
+        await occupied.pop()
+        await nothing_left(client)
+    assert at > 2
 
 
 async def poll(lock: Lock) -> None:
@@ -157,32 +132,36 @@ async def poll_too_short(lock: Lock) -> None:
     assert not await Lock(lock.name, poll=True, attempts=2, backoff=ConstantBackoff(0.005)).aacquire()
 
 
-CONTENDED: dict[str, Operation] = {
-    "acquire": acquire,
-    "section": section,
-    "wait too short": wait_too_short,
-    "poll": poll,
-    "poll too short": poll_too_short,
-}
-
-
 @moments
 @pytest.mark.usefixtures("gates")
-@pytest.mark.parametrize("what", CONTENDED)
+@pytest.mark.parametrize(
+    ("connect", "operation"),
+    [
+        ("warm", cancelling.acquire),
+        ("cold", cancelling.acquire),
+        ("new", cancelling.acquire),
+        ("warm", cancelling.section),
+        ("warm", poll),
+        ("warm", poll_too_short),
+    ],
+    indirect=["connect"],
+)
 async def test_a_waiter_interrupted_at_any_await_blocks_nobody_behind_it(
-    what: str, moment: str, connect: Connect, client: redis.Redis, other: Callable[[], Other]
+    operation: Operation, moment: str, connect: Connect, client: redis.Redis, other: Callable[[], Other]
 ) -> None:
-    operation = CONTENDED[what]
     first, behind = other(), other()
     at, over = 0, False
     while not over:
         at += 1
         held, lock = Lock(NAME, ttl=TTL), Lock(NAME, ttl=TTL)
         first(held.acquire)
-        waiting = asyncio.create_task(lives_on(lock, nothing, connect, interrupted(operation, lock, at, moment), False))
-        await auntil_done_or(waiting, lambda: parked() or (operation in (poll, poll_too_short) and queued(client)))
-        bystander = behind.start(got_in_turn)
-        if operation in (wait_too_short, poll_too_short):
+        waiting = asyncio.create_task(
+            lives_on(lock, cancelling.nothing, connect, interrupted(operation, lock, at, moment), False)
+        )
+        polls = operation in (poll, poll_too_short)
+        await auntil_done_or(waiting, lambda: inside.parked() or (polls and queued(client)))  # noqa: B023
+        bystander = behind.start(cancelling.got_in_turn)
+        if operation is poll_too_short:
             await asyncio.wait([waiting])
         else:
             await auntil_done_or(waiting, lambda: queued(client) == 2)
@@ -193,97 +172,93 @@ async def test_a_waiter_interrupted_at_any_await_blocks_nobody_behind_it(
     assert at > 5
 
 
-@moments
-@pytest.mark.usefixtures("gates")
-async def test_the_first_waiter_of_a_process_interrupted_at_any_await_leaves_nothing_behind(
-    moment: str, client: redis.Redis, other: Callable[[], Other], settings: Any
+async def hold() -> None:
+    async with Lock(NAME, ttl=TTL):
+        await asyncio.sleep(GENEROUS)
+
+
+async def by_wait_for(gone: asyncio.Event) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(hold(), 0.3)
+
+
+async def by_cancelling_it(gone: asyncio.Event) -> None:
+    task = asyncio.create_task(hold())
+    await gone.wait()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def by_a_client_that_goes_away(gone: asyncio.Event) -> None:
+    body = [{"type": "http.request"}]
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if body:
+            return body.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
+    await ASGIHandler()(scope, receive, send)
+    assert sent == []
+
+
+@locked_view(NAME, ttl=TTL, blocking_timeout=GENEROUS)
+async def view(request: HttpRequest) -> HttpResponse:
+    await asyncio.sleep(GENEROUS)
+    return HttpResponse()
+
+
+urlpatterns = [path("", view)]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "holds"])
+@pytest.mark.parametrize("way", [by_wait_for, by_cancelling_it, by_a_client_that_goes_away])
+async def test_whoever_is_made_to_give_up_leaves_neither_lock_nor_place(
+    way: Any, waits: bool, client: redis.Redis, other: Any, settings: Any
 ) -> None:
-    async def connect() -> None:
-        settings.CACHES = {**settings.CACHES}  # no connections, no listeners
-
-    first, behind = other(), other()
-    at, over = 0, False
-    while not over:
-        at += 1
-        held, lock = Lock(NAME, ttl=TTL), Lock(NAME, ttl=TTL)
-        first(held.acquire)
-        waiting = asyncio.create_task(lives_on(lock, nothing, connect, interrupted(acquire, lock, at, moment), False))
-        await auntil_done_or(waiting, parked)
-        first(held.release)
-        over = await waiting
-        assert await asyncio.wrap_future(behind.start(got_in_turn))
-        await nothing_left(client)
-    assert at > 10
-
-
-@moments
-@pytest.mark.usefixtures("one_connection", "gates")
-@pytest.mark.parametrize("what", ["acquire", "release"])
-async def test_a_coroutine_interrupted_while_it_waits_for_a_connection_takes_none(
-    what: str, moment: str, network: Proxy, client: redis.Redis
-) -> None:
-    before, operation, keeps = ALONE[what]
-    at, over = 0, False
-    while not over:
-        at += 1
-        lock = Lock(NAME, ttl=TTL)
-        late = network.hold_answer("occupied")
-        occupied: list[asyncio.Task[bool]] = []
-
-        async def occupy(late: Any = late, occupied: list[asyncio.Task[bool]] = occupied) -> None:
-            occupied.append(asyncio.create_task(Lock("occupied").alocked()))
-            await auntil(late.caught.is_set)
-
-        waiting = asyncio.create_task(lives_on(lock, before, occupy, interrupted(operation, lock, at, moment), keeps))
-        await auntil_done_or(waiting, inside.wait_for_connections)
-        late.let_go()
-        over = await waiting
-        await occupied[0]
-        await nothing_left(client)
-    assert at > 2
-
-
-# -- at random ---------------------------------------------------------------------------------------------------------
-
-
-async def test_coroutines_cancelled_at_random_leave_nothing_behind(client: redis.Redis) -> None:
-    print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_ROUNDS={ROUNDS}")
-    dice = random.Random(SEED)
-    busy: set[str] = set()
-    ends = {"cancelled": 0, "done": 0}
-    longest = 0.1  # seconds that a round is let alone; learned, so that a fifth is done on whichever machine
-
-    async def use(name: str, work: float) -> None:
-        async with Lock(name, ttl=TTL) as lock:
-            assert name not in busy
-            busy.add(name)
-            try:
-                if dice.random() < 0.3:
-                    await lock.aextend(1)
-                if work:
-                    await asyncio.sleep(work)
-            finally:
-                busy.remove(name)
-
-    async def play(rounds: int) -> None:
-        nonlocal longest
-        for _ in range(rounds):
-            task = asyncio.create_task(use(dice.choice(["a", "b", "c"]), dice.choice([0, 0.0005])))
-            patience = longest * dice.choice([0.0, dice.random() * 0.03, dice.random() * 0.2, dice.random()])
-            await asyncio.wait([task], timeout=patience)
-            while not task.done():
-                task.cancel()
-                await asyncio.wait([task], timeout=dice.choice([None, 0.0, 0.001]))
-            ends["cancelled" if task.cancelled() else "done"] += 1
-            longest = min(longest * 1.01 if task.cancelled() else longest / 1.04, GENEROUS)
-            if not task.cancelled():
-                task.result()
-
-    players = 20
-    await asyncio.gather(*(play(ROUNDS // players) for _ in range(players)))
-    print(f"ends={ends} longest={longest:.4f}")
-    assert min(ends.values()) > ROUNDS / 20
+    settings.ROOT_URLCONF = __name__
+    thread, held, behind, gone = other(), Lock(NAME, ttl=TTL), other(), asyncio.Event()
+    if waits:
+        thread(held.acquire)
+    ending = asyncio.ensure_future(way(gone))
+    await auntil_done_or(ending, lambda: queued(client) if waits else holder(client))
+    bystander = behind.start(cancelling.got_in_turn)
+    await auntil(lambda: bystander.done() or queued(client))
+    gone.set()
+    await ending
+    if waits:
+        assert not bystander.done()
+        thread(held.release)
+    assert await asyncio.wrap_future(bystander)
+    await cancelling.section(Lock(NAME, ttl=TTL))  # and the task goes on
     await nothing_left(client)
-    assert idle_here() <= most_connections()
-    # besides those of the loop: this one, the listener's, that of the sender and one of threads
-    await auntil(lambda: len(client.client_list()) <= most_connections() + 4)
+
+
+async def test_a_block_closed_inside_another_task_does_not_release_the_lock_of_that_task(
+    network: Proxy, client: redis.Redis
+) -> None:
+    async def hold() -> None:
+        async with lock:
+            await gate
+
+    lock, gate = Lock(NAME, ttl=TTL), asyncio.get_running_loop().create_future()
+    await cancelling.section(Lock("any", ttl=TTL))  # the script is known
+    coroutine = hold()
+    task = asyncio.create_task(coroutine)
+    await auntil(lambda: holder(client))
+    late = network.hold_answer(inside.RELEASE)
+    gate.set_result(None)
+    await auntil(lambda: late.caught.is_set() and not holder(client))
+    async with lock:  # through the same object
+        coroutine.close()
+        assert holder(client) == lock.token
+    late.let_go()
+    task.cancel()
+    with contextlib.suppress(RuntimeError):  # it cannot continue
+        await task
+    await nothing_left(client)

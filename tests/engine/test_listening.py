@@ -1,54 +1,30 @@
-"""Messages: how a process subscribes, who reads, and what waiters and holders see when that is disturbed."""
+"""Messages: how a process subscribes, who reads, and what waiters and holders see when that is disturbed; and
+``poll=True``, for locks without messages."""
 
 from __future__ import annotations
 
-import re
+import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
+from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, force_release
+from django_redislock import Lock, LockNotAcquired, LockPool, force_release, locked
+from redisserver import redis_server
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
-from tests.helpers.interrupts import Interrupt
+from tests.helpers.cancelling import Interrupt
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, QUEUE, put, queued
-from tests.helpers.ways import kill
+from tests.helpers.servers import Twins
+from tests.helpers.state import NAME, QUEUE, WAITERS, count, put, queued
 from tests.inside import hears, limit, listen, own_channel, reads, subscriptions
 
 Eventually = Callable[..., Any]
-
-
-def subscribers(client: redis.Redis, channel: str) -> int:
-    """How many connections are subscribed to a channel."""
-    return int(client.pubsub_numsub(channel)[0][1])
-
-
-class Moody(redis.Connection):
-    """A connection class of the site's own; it raises while it is in this mood."""
-
-    mood: Exception | None = None
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)  # type: ignore[no-untyped-call]
-        if self.mood is not None:
-            raise self.mood
-
-
-@pytest.fixture
-def moody(settings: Any, own_pools: None) -> Iterator[type[Moody]]:
-    """The alias ``moody`` has connections of the site's own class."""
-    moody = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"connection_class": Moody}}}
-    settings.CACHES = {**settings.CACHES, "moody": moody}
-    yield Moody
-    Moody.mood = None
-
-
-# -- subscribing -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("fresh")
@@ -63,50 +39,42 @@ def test_threads_that_wait_at_once_share_one_subscription_which_ends_with_the_se
         eventually(lambda: all(waits(thread) for thread in threads))
     eventually(lambda: queued(client, "held") == 3)
     channel = own_channel()
-    assert subscribers(client, channel) == 1
+    assert client.pubsub_numsub(channel)[0][1] == 1
     eventually(lambda: [force_release("held")] and not any(thread.is_alive() for thread in threads))
     settings.CACHES = {**settings.CACHES}
-    eventually(lambda: not subscribers(client, channel))
+    eventually(lambda: not client.pubsub_numsub(channel)[0][1])
 
 
-def test_a_renewal_for_which_no_connection_can_be_made_is_tried_again(
-    moody: type[Moody], eventually: Eventually, caplog: pytest.LogCaptureFixture
+def test_without_threads_a_connection_that_is_cut_is_made_again_and_an_answer_is_not_lost(
+    network: Proxy, eventually: Eventually, no_threads: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Lock("patient", using="moody", ttl=600):
-        eventually(lambda: hears("moody") and inside.all_seen())  # the renewer has a connection now, for patient ones
-        with Lock(NAME, using="moody", ttl=20) as lock:
-            moody.mood = TypeError("unexpected keyword")
-            end = inside.ends(lock)
-            inside.renew_all("moody")
-            eventually(lambda: re.search('event=renewal-failed .*error="unexpected keyword"', caplog.text))
-            moody.mood = None
-            eventually(lambda: inside.ends(lock) > end)
-
-
-def test_a_connection_that_is_cut_while_no_thread_can_be_started_is_made_again(
-    far: Proxy, eventually: Eventually, no_threads: Callable[[bool], object]
-) -> None:
-    """Whoever holds a lock for long asks for it once only."""
-    listen("far")
-    eventually(lambda: hears("far") and reads("far"))
-    before = subscriptions("far")
+    listen()
+    eventually(lambda: hears() and reads())
+    assert not Lock(NAME).locked()  # it has a connection
+    before = subscriptions()
     no_threads(True)
-    far.cut()
-    eventually(lambda: not hears("far") and far.refused)  # it goes on in place of another
-    no_threads(False)
-    far.mend()
-    eventually(lambda: hears("far") and subscriptions("far") > before)
+    with monkeypatch.context() as patch:
+        inside.subscribe_elsewhere(patch, "default")  # C3: another node answers than the one subscribed to
+        assert not Lock(NAME).locked()
+    with caplog.at_level("ERROR", "django_redislock"):
+        network.cut()
+        eventually(lambda: not hears() and network.refused)  # it goes on in place of another
+        links = len(network.links)
+        network.mend()
+        eventually(lambda: len(network.links) > links + 2)  # it can subscribe, but nobody could receive
+        no_threads(False)
+        eventually(lambda: hears() and subscriptions() > before)
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", ["redislock-subscriber", "redislock-watchdog"])
 def test_the_start_of_a_thread_that_is_interrupted_leaves_one_thread_in_the_end(
-    name: str, late: bool, far: Proxy, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    name: str, late: bool, network: Proxy, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``late``: it runs by then. Otherwise it does so when another one has been started already."""
     before, struck, gate = threading.enumerate(), list[threading.Thread](), threading.Event()
     start = threading.Thread.start
-    probed = far.hold_answer("SHARDNUMSUB")
+    probed = network.hold_answer("SHARDNUMSUB")
 
     def interrupted(thread: threading.Thread) -> None:
         if thread.name != name or struck:
@@ -118,7 +86,7 @@ def test_the_start_of_a_thread_that_is_interrupted_leaves_one_thread_in_the_end(
 
     def use() -> None:
         if name == "redislock-subscriber":
-            listen("far")
+            listen()
         else:
             Lock(NAME, ttl=600).acquire(blocking=False)
 
@@ -136,23 +104,39 @@ def test_the_start_of_a_thread_that_is_interrupted_leaves_one_thread_in_the_end(
     probed.let_go()
 
 
-def test_an_answer_is_kept_if_no_thread_can_be_started_to_follow_it(
-    unused: str, eventually: Eventually, no_threads: Callable[[bool], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """C3: another node has answered than the one subscribed to."""
-    assert not Lock(NAME, using=unused).locked()
-    listen(unused)
-    eventually(lambda: hears(unused) and reads(unused))
-    inside.subscribe_elsewhere(monkeypatch, unused)
-    no_threads(True)
-    assert not Lock(NAME, using=unused).locked()
-
-
 def test_messages_that_come_while_others_subscribe_are_no_confirmations() -> None:
     assert inside.confirmed_amid_messages()
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+def test_a_waiter_that_another_server_does_not_count_is_subscribed_there(
+    network: Proxy,
+    client: redis.Redis,
+    settings: Any,
+    other: Callable[[], Other],
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    retry_for: Callable[[float], None],
+) -> None:
+    """R19: a waiter whose process is subscribed at a former master is dropped by every release at the new one."""
+    limit(monkeypatch, look_every=0.2)
+    retry_for(0)
+    with redis_server() as second, second.client() as there:
+        listen()
+        eventually(lambda: hears())
+        before, network.target = subscriptions(), second.port
+        client.client_kill_filter(_type="normal", skipme=True)
+        with Lock("warm-up"):
+            pass  # the scripts are known there
+        put(there, NAME)
+        unanswered = network.lose_answer("SHARDNUMSUB", times=2)  # it is asked again once
+        waiting = other().start(Lock(NAME).acquire)
+        # it is dropped by one release after the other; the first time, the question whether it is counted fails
+        eventually(lambda: there.delete(QUEUE, WAITERS) is not None and hears() and subscriptions() > before)
+        eventually(lambda: queued(there))
+        assert unanswered.met == 2
+        force_release(NAME)
+        assert waiting.result(GENEROUS)
+        settings.CACHES = {**settings.CACHES}
 
 
 @pytest.fixture
@@ -170,69 +154,9 @@ def waiting(held: Lock, crowd: Crowd, client: redis.Redis, eventually: Eventuall
     return waiting  # type: ignore[no-any-return]
 
 
-def test_a_force_release_is_received_while_others_read(waiting: Future[bool], eventually: Eventually) -> None:
-    forced = Lock("forced", ttl=600)
-    forced.acquire()
-    assert force_release("forced")
-    eventually(lambda: forced.lost)
-    assert not waiting.done()
-    assert force_release(NAME)
-    assert waiting.result(GENEROUS) is True
-
-
-@pytest.mark.usefixtures("no_look_by_the_clock")
-@pytest.mark.parametrize("tasks", [0, 1, 4])
-def test_each_of_several_that_read_for_one_another_hears_its_own_wake(
-    tasks: int, both: tuple[Crowd, Crowd], client: redis.Redis, eventually: Eventually
-) -> None:
-    """Each waits for a lock of its own, so nobody else would wake it. The one that reads is the first to go."""
-    locks = [Lock(f"seat:{number}", ttl=600) for number in range(4)]
-    waiting: list[Future[bool]] = []
-    for number, lock in enumerate(locks):
-        lock.acquire()
-        waiting.append(both[number < tasks]().start(Lock(lock.name), "acquire", blocking_timeout=10 * GENEROUS))
-        eventually(lambda lock=lock: queued(client, lock.name))
-    eventually(lambda: hears() and reads())
-    for number in (0, 3, 1, 2):
-        locks[number].release()
-        assert waiting[number].result(GENEROUS)
-        assert [future.done() for future in waiting] == [lock.token is None for lock in locks]
-
-
-@pytest.fixture
-def both() -> Any:
-    made = Crowd(tasks=False), Crowd(tasks=True)
-    yield made
-    for crowd in made:
-        crowd.close()
-
-
-@pytest.mark.parametrize("how", ["killed", "cut", "the settings change"])
-def test_a_connection_that_is_cut_under_its_reader_is_no_error_of_anybody(
-    how: str, held: Lock, waiting: Future[bool], client: redis.Redis, settings: Any, eventually: Eventually
-) -> None:
-    before = subscriptions()
-    if how == "killed":
-        kill(client)
-    elif how == "cut":
-        inside.reconnect()
-    else:
-        settings.CACHES = {**settings.CACHES}
-    if how != "the settings change":
-        eventually(lambda: hears() and subscriptions() > before)
-    assert not waiting.done()
-    held.release()
-    assert waiting.result(GENEROUS) is True
-
-
 @pytest.mark.parametrize("trouble", inside.TROUBLES)
 def test_trouble_in_the_moment_of_reading_is_no_error_of_whoever_reads(
-    trouble: str,
-    held: Lock,
-    waiting: Future[bool],
-    client: redis.Redis,
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
+    trouble: str, held: Lock, waiting: Any, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, reading_again_within=1000.0)  # so that a waiting thread reads what comes next
     before, met = subscriptions(), None
@@ -263,9 +187,28 @@ def test_who_wants_to_read_when_the_reader_stops_reads(
         assert waiting.result(GENEROUS)
 
 
-# -- grants that cannot be believed ------------------------------------------------------------------------------------
-
 ONE, ANOTHER = "@" + "a" * 40, "@" + "b" * 40
+
+
+def test_a_waiter_that_was_dropped_lets_the_others_of_its_process_look(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, look_every=0.2)
+    me, lock = crowd(), Lock(NAME, ttl=600)
+    me(lock, "acquire")
+    waiting = []
+    for number in range(3):
+        you, another = crowd(), Lock(NAME, blocking_timeout=10 * GENEROUS)
+        waiting.append((you, another, you.start(another, "acquire")))
+        eventually(lambda number=number: queued(client) == number + 1)
+    before = client.zrange(QUEUE, 0, -1)
+    client.delete(QUEUE, WAITERS)
+    eventually(lambda: queued(client) == 3)
+    assert client.zrange(QUEUE, 0, -1) == before
+    me(lock, "release")
+    for you, another, future in waiting:
+        assert future.result(GENEROUS)
+        you(another, "release")
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
@@ -297,3 +240,103 @@ def test_a_grant_of_which_it_is_not_known_whether_it_holds_is_a_reason_to_look(
     monkeypatch.undo()
     held.release()
     assert waiting.result(GENEROUS)
+
+
+# -- poll=True, for a server behind a proxy that knows no pub/sub ------------------------------------------------------
+
+
+def channels(client: Any) -> list[str]:
+    return [client.hget(WAITERS, id).decode().split(" ")[0] for id in client.zrange(QUEUE, 0, -1)]
+
+
+def wait_in_line(
+    person: Any, lock: Any, client: redis.Redis, eventually: Eventually, method: str = "acquire", *args: Any
+) -> Future[Any]:
+    """Let somebody ask for the lock, and wait until they queue."""
+    before = queued(client)
+    waiting: Future[Any] = person.start(lock, method, *args)
+    eventually(lambda: queued(client) == before + 1)
+    return waiting
+
+
+def test_where_nobody_can_subscribe_locks_are_renewed_and_passed_on(
+    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    subscribing = network.lose_answer("SUBSCRIBE", times=1000)
+    me, you, lock, another = crowd(), crowd(), Lock(NAME, poll=True, ttl=1.5), Lock(NAME, poll=True)
+    me(lock, "acquire")
+    end = monotonic() + me.read(lock.remaining)
+    assert me.read(lambda: lock.token)  # nobody takes it for dead, whoever has that
+    waiting = wait_in_line(you, another, client, eventually)
+    eventually(lambda: monotonic() + me.read(lock.remaining) > end + 0.3)
+    assert me(lock, "owned")
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    you(another, "release")
+    assert subscribing.met == subscriptions() == 0
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+@pytest.mark.usefixtures("fresh")
+def test_with_the_setting_everybody_polls(
+    crowd: Crowd, settings: Any, client: redis.Redis, eventually: Eventually
+) -> None:
+    settings.REDISLOCK = {"POLL": True}
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire")
+    waiting = wait_in_line(you, Lock(NAME), client, eventually)
+    assert channels(client) == ["-"]
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    me(pool, "acquire")
+    with pytest.raises(LockNotAcquired) as caught:
+        you(pool, "acquire", blocking_timeout=0.2)
+    assert caught.value.attempts > 1
+    assert subscriptions() == 0
+
+
+def test_polling_and_woken_waiters_share_one_queue_however_often_each_of_them_looks(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    order, waiting = list[int](), []
+    with Lock(NAME):
+        for number in range(9):
+            often: Any = {"poll": True, "backoff": ConstantBackoff(0.2 / number)} if number % 3 else {}
+            section = Twins(locked(NAME, **often), order.append)
+            waiting.append(wait_in_line(crowd(), section, client, eventually, "call", number))
+        assert [channel == "-" for channel in channels(client)] == [number % 3 > 0 for number in range(9)]
+    for future in waiting:
+        future.result(GENEROUS)
+    assert order == list(range(9))
+
+
+@pytest.mark.parametrize(("attempts", "delay", "calls"), [(1, 15, 1), (3, 0.01, 3 + 1)])  # who waits leaves
+def test_the_number_of_attempts_is_the_number_of_calls_and_no_delay_follows_the_last(
+    attempts: int, delay: float, calls: int, crowd: Crowd, client: redis.Redis
+) -> None:
+    with Lock(NAME, poll=True) as lock:
+        lock.info()  # the scripts are known
+    put(client, NAME, ttl=20)
+    client.config_resetstat()
+    began = monotonic()
+    with pytest.raises(LockNotAcquired) as caught:
+        crowd()(Lock(NAME, poll=True, attempts=attempts, backoff=ConstantBackoff(delay)), "enter")
+    assert count(client, "eval") + count(client, "evalsha") == calls
+    assert caught.value.attempts == attempts
+    assert monotonic() - began < 5
+    assert queued(client) == 0
+
+
+def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, lock = crowd(), Lock(NAME, poll=True, backoff=ConstantBackoff(10), blocking_timeout=0.5)
+    with Lock(NAME):
+        with pytest.raises(LockNotAcquired) as caught:
+            me(lock, "enter")
+        assert caught.value.attempts == 2
+        assert 0.5 <= caught.value.waited < 5
+        waiting = wait_in_line(me, lock, client, eventually)
+    assert waiting.result(5)

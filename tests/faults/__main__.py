@@ -1,175 +1,211 @@
 """``python -m tests.faults table``: measures the table "What happens when" of the documentation.
 
 ``python -m tests.faults soak``: measures the documentation's table of what ten minutes of faults leave behind. Exits
-with 1 if anything was wrong or has grown. ``--sections 1000000``: repeats runs until so many critical sections were
-entered.
-``--cluster``: on a cluster, with the faults of a cluster.
+with 1 if anything was wrong or has grown. ``--cluster``: on a cluster, with the faults of a cluster.
 
 ``python -m tests.faults replicas``: how many grants are lost with a master, without and with ``REPLICAS``.
 
 ``python -m tests.faults fencing``: how many updates databases lose, with fences and without. Exits with 1 if any
-update was lost with fences. ``--sections``: how many in all (100,000); ``--only postgres``: only on PostgreSQL.
+update was lost with fences. ``--sections``: how many in all; ``--only postgres``: only on PostgreSQL.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import logging
 import os
 import random
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from pathlib import Path
+from statistics import median
+from time import monotonic
 
 import django
+import redis
 
 sys.path.insert(0, "testproject")
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 django.setup()
 
 from redisserver import redis_server  # noqa: E402
+from tests.helpers.processes import Worker  # noqa: E402
 
-from .faults import ANEW, FAULTS, strike_every_second  # noqa: E402
-from .fencing import Figures, compare  # noqa: E402
-from .growth import BOUNDS, Growth, watching  # noqa: E402
-from .on_cluster import ON_CLUSTER, partitionable, strike_in_turn  # noqa: E402
-from .on_sentinels import ON_SENTINELS  # noqa: E402
-from .replicas import Losses, count_losses  # noqa: E402
-from .trial import INTERRUPTS, Launcher, Trial, trial  # noqa: E402
+from .faults import ANEW, FAULTS, LANES, PROCESSES, ROWS, strike  # noqa: E402
+from .fencing import compare  # noqa: E402
+from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses, partitionable  # noqa: E402
+from .trial import Process, Trial, start_launcher, trial  # noqa: E402
 
-LOSSES = ["``REPLICAS``", "failovers", "that lost any", "grants believed", "lost", "acquiring, ms"]
-UPDATES = ["database", "lock", "sections", "faults", "lost updates", "refused", "told after COMMIT", "longest wait, s"]
-TITLES = {
-    "fenced": "``locked_atomic(fenced=True)``",
-    "unfenced": "``locked_atomic(fenced=False)``",
-    "python_redis_lock": "python-redis-lock",
-    "django_redis": "``cache.lock()`` of django-redis",
-}
-COLUMNS = ["fault", "the holder sees", "waiters", "free, s", "two at once"]
 # long holds, so that a fault hits a holder; short ones, so that it hits a handoff
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
 CLUSTER_TTL = 6.0  # seconds: some leases outlast a failover, and some do not
+LOCKS = [f"lock{number}" for number in range(50)]
 
 
-def rows(launcher: Launcher, times: int, only: str) -> Iterator[list[str]]:
+def show(*lines: list[str]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rule = ["=" * width for width in widths]
+    for line in (rule, lines[0], rule, *lines[1:], rule):
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip(), flush=True)
+
+
+def table(launcher: Worker, times: int, only: str) -> None:
+    lines = [["fault", "the holder sees", "waiters", "free, s", "two at once"]]
     for fault in [*FAULTS, *ON_SENTINELS, *ON_CLUSTER]:
-        if not re.search(only, fault.strike.__name__):
+        if not re.search(only, fault.name):
             continue
         gap = overlap = 0.0
-        seen: Counter[str] = Counter()
         for seed in range(times):
-            place = fault.server() if fault.server else redis_server()
-            with place as server, trial(
-                launcher, server, proxied=[0] if fault.network else [], holds=fault.holds or HOLDS, seed=seed,
-                ttl=fault.ttl, interrupts=0.0 if fault.ttl else INTERRUPTS,
-            ) as run:  # fmt: skip
+            options = {"holds": HOLDS, **fault.options}
+            with (fault.server or redis_server)() as server, trial(launcher, server, seed=seed, **options) as run:
                 run.obtained(5)
                 fault.strike(run)
                 run.obtained(3)
                 for violation in run.finish():
-                    print(f"{fault.strike.__name__}, seed {seed}: {violation}", file=sys.stderr)
-                seen += Counter(section.outcome for section in run.history.sections)
+                    print(f"{fault.name}, seed {seed}: {violation}", file=sys.stderr)
                 gap = max(gap, run.history.longest_gap())
                 overlap = max(overlap, run.history.longest_overlap())
-        print(f"{fault.strike.__name__}: {dict(seen)}", file=sys.stderr)
-        two = f"{fault.two} ({overlap:.2f} s)" if overlap else fault.two
-        yield [fault.title, fault.holder, fault.waiters, f"{gap:.1f}", two]
+        holder, waiters, *_ = ROWS[fault.title]
+        two = "yes, until told" if fault.lets_two_in else "no"
+        lines.append([fault.title, holder, waiters, f"{gap:.1f}", f"{two} ({overlap:.2f} s)" if overlap else two])
+    show(*lines)
 
 
-def show_losses(found: Losses) -> list[str]:
-    return [
-        f"{found.replicas}",
-        f"{found.failovers}",
-        f"{found.struck}",
-        f"{found.believed:,}",
-        f"{found.lost:,}",
-        f"{found.takes * 1000:.1f}",
-    ]
+Sample = dict[str, float]
+Watch = defaultdict[tuple[str, str], list[float]]  # of what, by whom
+
+# How much each may vary. Of the memory of connections that were cut, malloc keeps up to 7 MB; what Python itself has
+# allocated tells better whether something is kept: one block of each section would be 100,000 and more. Keys that end
+# stand for a minute at most (gone:<token>, for requests with an unknown outcome); one for each section would be ten
+# times as many.
+BOUNDS: Sample = {
+    "blocks of Python, 1000": 40,
+    "own memory, MB": 5,
+    "resident memory, MB": 5,
+    "threads": 2,
+    "open files": 5,
+    "used_memory, MB": 1,
+    "used_memory_rss, MB": 3,
+    "keys that end": 10_000,
+    "keys that do not": 0,
+    "connections": 10,
+    "cached scripts": 5,
+}
 
 
-def fencing(sections: int, seed: int, only: str) -> bool:
+def growth(watch: Watch) -> list[tuple[str, float, float]]:
+    """For each measure, what it was early and late in the process in which it grew most: the median of the second and
+    of the last fifth of its samples. In the first, pools and caches fill, and a forked process makes pages its own as
+    it touches them."""
+    grown: dict[str, tuple[str, float, float]] = {}
+    for (what, _), values in watch.items():
+        fifth = len(values) // 5
+        one = what, median(values[fifth : 2 * fifth]), median(values[-fifth:])
+        grown[what] = max(grown.get(what, one), one, key=lambda each: each[2] - each[1])
+    return [*grown.values()]
+
+
+def keep_looking(run: Trial, watch: Watch, begin: float, over: threading.Event) -> None:
+    """Each second, take samples of the processes that are spared, and from then on of the server."""
+    while not over.wait(1):
+        samples = {one.label: of_process(one) for one in run.processes if one.spared}
+        if monotonic() > begin:
+            samples["server"] = of_server(run.client)
+        for who, sample in samples.items():
+            for what, value in sample.items():
+                watch[what, who].append(value)
+
+
+def of_process(process: Process) -> Sample:
+    proc = Path(f"/proc/{process.pid}")
+    sizes = re.findall(r"(\w+): +(\d+) kB", (proc / "smaps_rollup").read_text())
+    memory = {name: int(size) / 1024 for name, size in sizes}
+    return {
+        "blocks of Python, 1000": int(Path(f"{process.log}.blocks").read_text()) / 1000,
+        # not what is private: pages of the launcher become that as others who share them end
+        "own memory, MB": memory["Anonymous"],
+        "resident memory, MB": memory["Rss"],
+        "threads": len(list((proc / "task").iterdir())),
+        "open files": len(list((proc / "fd").iterdir())),
+    }
+
+
+def of_server(client: redis.Redis) -> Sample:
+    try:
+        info = client.info()
+    except redis.RedisError:  # the server may be the one in trouble now
+        return {}
+    database = info.get("db0", {"keys": 0, "expires": 0})
+    return {
+        "used_memory, MB": info["used_memory"] / 2**20,
+        "used_memory_rss, MB": info["used_memory_rss"] / 2**20,
+        "keys that end": database["expires"],
+        "keys that do not": database["keys"] - database["expires"],
+        "connections": info["connected_clients"],
+        "cached scripts": info["number_of_cached_scripts"],
+    }
+
+
+def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool) -> bool:
+    """Return whether all was well."""
+    print(f"seed {seed}", flush=True)
+    half = minutes * 60 / 2
+    lanes, every = ([PROCESSES, ON_CLUSTER], 6) if cluster else (LANES, len(LANES))
+    with (partitionable if cluster else redis_server)() as server, trial(
+        launcher, server, workers=8, proxied=[] if cluster else [0, 4], spared=range(4), seed=seed, names=LOCKS,
+        ttl=CLUSTER_TTL if cluster else None, holds=[0.0] * 999 + [0.3, 4.0][: 1 + cluster],
+    ) as run, ThreadPoolExecutor() as threads:  # fmt: skip
+        watch, over = Watch(list), threading.Event()
+        looking = threads.submit(keep_looking, run, watch, inf if cluster else monotonic() + half, over)
+        try:
+            faults = strike(run, lanes, every, half)
+            if not cluster:  # from now on, the server keeps what it has
+                lanes = [[fault for fault in lane if fault.name not in ANEW] for lane in lanes]
+            faults += strike(run, lanes, every, half)
+        finally:
+            over.set()
+            looking.result()
+        run.obtained(3)
+        violations, history = run.finish(), run.history
+    lost = sum(one.outcome == "lost" for one in history.sections)
+    print(*violations, f"{faults}", sep="\n")
+    print(f"{minutes:g} minutes, 8 processes, {len(LOCKS)} locks, {faults.total()} faults: "
+          f"{len(history.obtained):,} critical sections, {lost:,} of them lost, {len(violations)} "
+          f"violations, two held at once for {history.longest_overlap():.3f} s at most, nobody "
+          f"for {history.longest_gap():.1f} s")  # fmt: skip
+    grown = growth(watch)
+    lines = [[what, f"{early:.1f}", f"{late:.1f}", f"{BOUNDS[what]}"] for what, early, late in grown]
+    show(["", "early", "late", "may grow by"], *lines)
+    leaks = [what for what, early, late in grown if late - early > BOUNDS[what]]
+    print("grows: " + ", ".join(leaks) if leaks else "nothing grows", flush=True)
+    return not violations and not leaks
+
+
+def replicas(failovers: int) -> None:
+    lines = [["``REPLICAS``", "failovers", "that lost any", "grants believed", "lost", "acquiring, ms"]]
+    for number in (0, 1):
+        found, takes = count_losses(number, failovers)
+        counts = [number, failovers, found["struck"], found["believed"], found["lost"]]
+        lines.append([*(f"{count:,}" for count in counts), f"{takes * 1000:.1f}"])
+    show(*lines)
+
+
+def fencing(launcher: Worker, sections: int, seed: int, only: str) -> bool:
     """Show the table. Return whether no update was lost with a fence."""
     print(f"seed {seed}", flush=True)
     logging.getLogger("django_redislock").addHandler(logging.NullHandler())  # each force_release() is logged
-    well, lines = True, [UPDATES]
-    for database, way, found in compare(sections, seed, only):
-        lines.append(show_updates(database, way, found))
+    columns = ["sections", "faults", "lost", "refused", "wrong"]
+    well, lines = True, [["database", "lock", *columns]]
+    for database, way, found in compare(launcher, sections, seed, only):
+        lines.append([database, way, *(f"{found[column]:,}" for column in columns)])
         print("  ".join(lines[-1]), file=sys.stderr, flush=True)
-        for violation in found.violations:
-            print(f"{database}, {way}: {violation}", file=sys.stderr)
-        well = well and not (way == "fenced" and (found.lost or found.violations))
-    show(lines)
+        well = well and not (way == "fenced" and (found["lost"] or found["wrong"]))
+    show(*lines)
     return well
-
-
-def show_updates(database: str, way: str, found: Figures) -> list[str]:
-    counts = [found.sections, found.strikes, found.lost, found.refused, found.told]
-    return [database, TITLES[way], *(f"{count:,}" for count in counts), f"{found.wait:.1f}"]
-
-
-def show(lines: list[list[str]]) -> None:
-    """Print a simple table in reStructuredText."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    rule = "  ".join("=" * width for width in widths)
-    print(rule)
-    for number, line in enumerate(lines):
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
-        if number in (0, len(lines) - 1):
-            print(rule, flush=True)
-
-
-def soak(launcher: Launcher, seed: int, minutes: float, processes: int, locks: int) -> tuple[int, bool]:
-    """One run with a fault each second. Return how many sections were entered, and whether all was well."""
-    print(f"seed {seed}", flush=True)
-    with redis_server() as server, trial(
-        launcher, server, workers=processes, proxied=range(0, processes, 4), spared=range(processes // 2), seed=seed,
-        holds=[0.0] * 999 + [0.3], names=[f"lock{one}" for one in range(locks)],
-    ) as run:  # fmt: skip
-        half = minutes * 60 / 2
-        with watching(run.look_at_spared) as clients:
-            faults = strike_every_second(run, half)
-            with watching(run.look_at_server) as of_server:
-                faults += strike_every_second(run, half, spare=ANEW)
-        begun = f"{minutes:g} minutes, {processes} processes, {locks} locks, {faults} faults"
-        return conclude(run, begun, lambda: clients.growth() + of_server.growth())
-
-
-def show_growth(grown: list[Growth]) -> bool:
-    """Whether nothing has grown."""
-    show([["", "early", "late", "may grow by"],
-          *([one.what, f"{one.early:.1f}", f"{one.late:.1f}", f"{BOUNDS[one.what]}"] for one in grown)])  # fmt: skip
-    leaks = [one.what for one in grown if one.leaks]
-    print("grows: " + ", ".join(leaks) if leaks else "nothing grows", flush=True)
-    return not leaks
-
-
-def conclude(run: Trial, begun: str, grown: Callable[[], list[Growth]]) -> tuple[int, bool]:
-    """End the run and print the result. Return how many sections were entered, and whether all was well."""
-    run.obtained(3)
-    violations, history = run.finish(), run.history
-    for violation in violations:
-        print(violation)
-    entered = len(history.obtained)
-    print(f"{begun}: {entered:,} critical sections, {history.count('lost'):,} of them lost, {len(violations)} "
-          f"violations, two held at once for {history.longest_overlap():.3f} s at most, nobody "
-          f"for {history.longest_gap():.1f} s")  # fmt: skip
-    well = show_growth(grown())
-    return entered, not violations and well
-
-
-def soak_cluster(launcher: Launcher, seed: int, minutes: float, processes: int, locks: int) -> tuple[int, bool]:
-    """The same on a cluster: one fault of its nodes after the other, and at the same time faults of processes."""
-    print(f"seed {seed}", flush=True)
-    with partitionable() as server, trial(
-        launcher, server, workers=processes, spared=range(processes // 2), seed=seed, holds=[0.0] * 999 + [0.3, 4.0],
-        names=[f"lock{one}" for one in range(locks)], ttl=CLUSTER_TTL,
-    ) as run:  # fmt: skip
-        with watching(run.look_at_spared) as clients:
-            faults = strike_in_turn(run, minutes * 60)
-        struck = f"{sum(faults.values())} faults {dict(faults)}"
-        return conclude(run, f"{minutes:g} minutes, {processes} processes, {locks} locks, {struck}", clients.growth)
 
 
 def main() -> None:
@@ -177,35 +213,25 @@ def main() -> None:
     parser.add_argument("what", choices=["table", "soak", "replicas", "fencing"])
     parser.add_argument("--times", type=int, default=3, help="runs of each fault, of which the worst counts")
     parser.add_argument("--failovers", type=int, default=200, help="of ``replicas``, without and with one")
-    parser.add_argument("--only", default="", help="faults whose function is called like this (a regular "
-                        "expression); of ``fencing``, databases whose name begins like this")  # fmt: skip
+    parser.add_argument("--only", default="", help="names of faults (a regular expression), or of databases")
     parser.add_argument("--cluster", action="store_true", help="soak a cluster")
-    parser.add_argument("--sections", type=int, help="so many at least, by more than one run")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of each run")
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--locks", type=int, default=50)
+    parser.add_argument("--sections", type=int, default=100_000, help="of ``fencing``")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of ``soak``")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
-    given = parser.parse_args()
-    if given.what == "replicas":
-        show([LOSSES, *(show_losses(count_losses(replicas, given.failovers)) for replicas in (0, 1))])
-        return
-    if given.what == "fencing":
-        sys.exit(not fencing(given.sections or 100_000, given.seed, given.only))
-    launcher = Launcher()
+    given, well = parser.parse_args(), True
+    launcher = start_launcher()
     try:
         if given.what == "table":
-            show([COLUMNS, *rows(launcher, given.times, given.only)])
-            return
-        so_far, well = 0, True
-        for seed in itertools.count(given.seed):
-            way = soak_cluster if given.cluster else soak
-            entered, fine = way(launcher, seed, given.minutes, given.processes, given.locks)
-            so_far, well = so_far + entered, well and fine
-            print(f"{so_far:,} critical sections so far", flush=True)
-            if so_far >= (given.sections or 1):
-                sys.exit(not well)
+            table(launcher, given.times, given.only)
+        elif given.what == "soak":
+            well = soak(launcher, given.seed, given.minutes, cluster=given.cluster)
+        elif given.what == "replicas":
+            replicas(given.failovers)
+        else:
+            well = fencing(launcher, given.sections, given.seed, given.only)
     finally:
-        launcher.close()
+        launcher.kill()
+    sys.exit(not well)
 
 
 if __name__ == "__main__":

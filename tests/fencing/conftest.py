@@ -22,6 +22,8 @@ LIMITS = {
     "sqlite": ("PRAGMA busy_timeout = 7000", "PRAGMA busy_timeout"),
 }
 
+everywhere = pytest.mark.parametrize("account", LEVELS, indirect=True)
+
 
 def patience(*, set_to_seven: bool = False) -> Any:
     """How long the connection waits for others."""
@@ -33,35 +35,35 @@ def patience(*, set_to_seven: bool = False) -> Any:
         return cursor.fetchone()
 
 
-@pytest.fixture(params=LEVELS)
+def apart(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call, for a thread that leaves no connection."""
+
+    def run() -> Any:
+        try:
+            return call()
+        finally:
+            connections.close_all()
+
+    return run
+
+
+@pytest.fixture(params=["sqlite"])
 def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[Account]:
-    """A row in each kind of database, at each isolation level, and the table of fences."""
+    """A row in a database, or ``everywhere``: at each isolation level of each kind; and the table of fences."""
     kind = request.param.partition(" ")[0]
     options = at_level(request.getfixturevalue(kind), request.param)
     with django_db_blocker.unblock(), one_database("default", options) as made, with_fences("default"):
         yield made
+        connections.close_all()
 
 
 @pytest.fixture
 def ledger(sqlite: dict[str, Any], account: Account) -> Iterator[Account]:
-    """Another database, with fences too."""
-    options = {**sqlite, "NAME": f"{sqlite['NAME']}.ledger"}
-    with one_database("ledger", options) as made, with_fences("ledger"):
+    with one_database("ledger", {**sqlite, "NAME": f"{sqlite['NAME']}.ledger"}) as made, with_fences("ledger"):
         yield made
 
 
 @pytest.fixture
-def forget(client: redis.Redis) -> Callable[[], None]:
+def forget(client: redis.Redis) -> Callable[[], object]:
     """Redis forgets who holds the lock, and the holder does not notice, as after a failover or a flush."""
-
-    def forget() -> None:
-        assert client.delete(LOCK)
-
-    return forget
-
-
-@pytest.fixture(autouse=True)
-def _closed(django_db_blocker: Any) -> Iterator[None]:
-    yield
-    with django_db_blocker.unblock():
-        connections.close_all()
+    return lambda: client.delete(LOCK)

@@ -1,18 +1,24 @@
-"""The actors of tests: threads and tasks that run what they are given, and processes that only queue."""
+"""Threads and tasks that run what they are given, processes that only queue, and what waits for a state of them."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import math
 import queue
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
+from inspect import isawaitable
 from linecache import getline
 from typing import Any, TypeVar
 
+import pytest
 import redis
+from asgiref.sync import sync_to_async
 
 from tests.inside import AcquireReply, Process
 
@@ -38,7 +44,6 @@ class Other:
                 future.set_exception(error)
 
     def start(self, call: Callable[[], T]) -> Future[T]:
-        """Let it begin; the future has the result."""
         future: Future[T] = Future()
         self._jobs.put((future, call))
         return future
@@ -70,7 +75,6 @@ class Actor:
                 raise
 
     def start(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Let it begin; the future has the result."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put_nowait((future, call))
         return future
@@ -83,50 +87,18 @@ class Actor:
         await asyncio.wait([self.task])
 
 
-class ThreadPerson:
-    awaits = False
-
-    def __init__(self) -> None:
-        self._thread = Other()
-
-    def start(self, thing: Any, method: str, *args: Any, **options: Any) -> Future[Any]:
-        # with and async with: dunder methods by their plain names
-        name = method if hasattr(thing, method) else f"__{method}__"
-        return self._thread.start(lambda: getattr(thing, name)(*args, **options))
-
-    def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any:
-        return self.start(thing, method, *args, **options).result(GENEROUS)
-
-    def read(self, look: Callable[[], T]) -> T:
-        return self._thread(look)
+class Person:
+    def __init__(self, start: Callable[..., Future[Any]], end: Callable[[float], object], *, awaits: bool) -> None:
+        self._start, self._end, self.awaits = start, end, awaits
 
     def end(self, within: float = GENEROUS) -> None:
-        self._thread.end(within)
-
-
-class TaskPerson:
-    awaits = True
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._actor = self._in_loop(self._make)
-
-    async def _make(self) -> Actor:
-        return Actor()
-
-    def _in_loop(self, call: Callable[[], Awaitable[T]]) -> T:
-        async def wrapper() -> T:
-            return await call()
-
-        return asyncio.run_coroutine_threadsafe(wrapper(), self._loop).result(GENEROUS)
+        self._end(within)
 
     def start(self, thing: Any, method: str, *args: Any, **options: Any) -> Future[Any]:
-        name = f"a{method}" if hasattr(thing, f"a{method}") else f"__a{method}__"
-
-        async def act() -> Any:
-            return await self._actor.start(lambda: getattr(thing, name)(*args, **options))
-
-        return asyncio.run_coroutine_threadsafe(act(), self._loop)
+        name = f"a{method}" if self.awaits else method
+        # with and async with: dunder methods by their plain names
+        name = name if hasattr(thing, name) else f"__{name}__"
+        return self._start(lambda: getattr(thing, name)(*args, **options))
 
     def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any:
         return self.start(thing, method, *args, **options).result(GENEROUS)
@@ -135,81 +107,58 @@ class TaskPerson:
         async def alook() -> T:
             return look()
 
-        async def act() -> T:
-            return await self._actor.start(alook)
-
-        return asyncio.run_coroutine_threadsafe(act(), self._loop).result(GENEROUS)
-
-    def end(self, within: float = GENEROUS) -> None:  # cancelling takes no time
-        self._in_loop(self._actor.end)
+        return self._start(alook if self.awaits else look).result(GENEROUS)  # type: ignore[no-any-return]
 
 
 class Crowd:
-    """Makes people who use locks: threads, or tasks of one event loop in a thread of its own. The test's own thread
-    tells them what to do.
-
+    """Makes people who use locks: threads, or tasks of one event loop in a thread of its own. On the test's behalf,
     ``person(lock, "acquire", blocking_timeout=1)`` calls the method, or awaits its async version; ``start`` does not
-    wait for the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``).
-    """
+    wait for the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``)."""
 
     def __init__(self, *, tasks: bool) -> None:
         self.awaits = tasks
-        self._people: list[Any] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._people: list[Person] = []
+        self._loop: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), daemon=True)
         if tasks:
-            ready = threading.Event()
-
-            async def live() -> None:
-                self._loop = asyncio.get_running_loop()
-                self._end = asyncio.Event()
-                ready.set()
-                await self._end.wait()
-
-            self._thread = threading.Thread(target=asyncio.run, args=(live(),), daemon=True)
             self._thread.start()
-            assert ready.wait(GENEROUS)
+
+    async def _live(self) -> None:
+        self._over = asyncio.Event()
+        self._loop.set_result(asyncio.get_running_loop())
+        await self._over.wait()
+
+    def _in_loop(self, call: Callable[[], Any]) -> Future[Any]:
+        async def act() -> Any:
+            answer = call()
+            return await answer if isawaitable(answer) else answer
+
+        return asyncio.run_coroutine_threadsafe(act(), self._loop.result(GENEROUS))
 
     def __call__(self) -> Any:
-        """Another person."""
-        person = ThreadPerson() if self._loop is None else TaskPerson(self._loop)
-        self._people.append(person)
-        return person
+        if self.awaits:
+            task = self._in_loop(Actor).result(GENEROUS)
+            start, end = lambda call: self._in_loop(lambda: task.start(call)), lambda within: self._in_loop(task.end)
+            self._people.append(Person(start, end, awaits=True))
+        else:
+            thread = Other()
+            self._people.append(Person(thread.start, thread.end, awaits=False))
+        return self._people[-1]
 
     def close(self) -> None:
         # in all, not for each: when a test has failed, all of them may still be waiting
         until = time.monotonic() + GENEROUS
         for person in self._people:
             person.end(max(0.0, until - time.monotonic()))
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._end.set)
+        if self.awaits:
+            self._in_loop(self._over.set).result(GENEROUS)
             self._thread.join(GENEROUS)
-
-
-def stands_at(thread: threading.Thread, function: str, code: str) -> bool:
-    """Whether a thread is in ``function``, at a line with ``code``."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return (
-        frame is not None
-        and frame.f_code.co_name == function
-        and code in getline(frame.f_code.co_filename, frame.f_lineno)
-    )
-
-
-def stands_in(thread: threading.Thread, function: str, code: str = "") -> bool:
-    """Whether a thread is in ``function``, or in what that has called, at a line of it with ``code``."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if frame.f_code.co_name == function and code in getline(frame.f_code.co_filename, frame.f_lineno):
-            return True
-        frame = frame.f_back
-    return False
 
 
 class Ghost(Process):
     """What looks like another process to Redis: it queues, and does nothing after that. ``alive``: it is subscribed."""
 
-    def __init__(self, client: redis.Redis, *, alive: bool) -> None:
+    def __init__(self, client: redis.Redis, *, alive: bool = True) -> None:
         super().__init__()
         self.client = client
         self.pubsub = client.pubsub()
@@ -223,7 +172,6 @@ class Ghost(Process):
         return self.acquire(self.request(id, name=name, ttl=ttl), ticket=ticket)
 
     def hear(self) -> list[str]:
-        """The next message to this process, split into words."""
         message = self.pubsub.get_message(timeout=GENEROUS)
         assert message
         return str(message["data"].decode()).split()
@@ -234,6 +182,81 @@ class Ghost(Process):
 
 
 def server_time(client: redis.Redis) -> int:
-    """Microseconds by the server's clock."""
     seconds, micros = client.time()
     return int(seconds) * 1_000_000 + int(micros)
+
+
+InThread = Callable[..., Awaitable[Any]]
+
+
+def settled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:
+    """Begins only after the task has begun to wait for it."""
+    loop, waits = asyncio.get_running_loop(), threading.Event()
+
+    def call() -> Any:
+        loop.call_soon_threadsafe(waits.set)
+        assert waits.wait(GENEROUS)
+        return function(*args, **kwargs)
+
+    return call
+
+
+async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await sync_to_async(settled(function, *args, **kwargs))()
+
+
+async def in_any_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await sync_to_async(settled(function, *args, **kwargs), thread_sensitive=False)()
+
+
+async def to_thread(function: Callable[..., Any], *args: Any) -> Any:
+    return await asyncio.to_thread(settled(function, *args))
+
+
+def until(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
+    """Return what the condition returned."""
+    deadline = time.monotonic() + within
+    while not (result := condition()):
+        if time.monotonic() >= deadline:
+            faulthandler.dump_traceback(2)  # what all threads are doing, for the log
+            pytest.fail(f"still not so after {within} s")
+        time.sleep(0.002)
+    return result
+
+
+async def auntil(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
+    """The same for coroutines, and for conditions that must be awaited."""
+    deadline = time.monotonic() + within
+    while True:
+        result = condition()
+        if result := (await result if isawaitable(result) else result):
+            return result
+        assert time.monotonic() < deadline, f"still not so after {within} s"
+        await asyncio.sleep(0.002)
+
+
+def asked_for(condition: Callable[[], Any], ask: Callable[[], object], every: float) -> Callable[[], bool]:
+    """The condition, for ``until``. While it is not met, the server is asked for it every so many seconds."""
+    asked = -math.inf
+
+    def is_met() -> bool:
+        nonlocal asked
+        if condition():
+            return True
+        if time.monotonic() > asked + every:
+            asked = time.monotonic()
+            with suppress(redis.ResponseError):  # it cannot at the moment
+                ask()
+        return False
+
+    return is_met
+
+
+def stands_in(thread: threading.Thread, function: str, code: str = "") -> bool:
+    """Whether a thread is in ``function``, or in what that has called, at a line of it with ``code``."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == function and code in getline(frame.f_code.co_filename, frame.f_lineno):
+            return True
+        frame = frame.f_back
+    return False

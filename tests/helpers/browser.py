@@ -6,119 +6,76 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from .actors import GENEROUS
-from .requirements import MissingError, require
+from .actors import GENEROUS, until
+from .processes import MissingError, require
 
 LIST = "/admin/django_redislock/heldlock/"
-PICTURES = os.environ.get("REDISLOCK_PICTURES")  # a folder for screenshots
-
 Visit = Callable[..., Page]
 Picture = Callable[..., None]
-
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-REMEDY = "apt-get install chromium, or name an executable in CHROMIUM"
-QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 
 def find_chromium() -> str:
     named = os.environ.get("CHROMIUM")
-    for name in [named] if named else NAMES:
-        path = shutil.which(name)
-        if path is not None:
+    for name in [named] if named else ["chromium", "chromium-browser", "google-chrome"]:
+        if path := shutil.which(name):
             return path
-    raise MissingError("Chromium", REMEDY)
-
-
-@contextmanager
-def chromium(executable: str) -> Iterator[Browser]:
-    """A running browser for the time of a block."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=QUIET)
-        try:
-            yield browser
-        finally:
-            browser.close()
+    raise MissingError("Chromium", "apt-get install chromium, or name an executable in CHROMIUM")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     executable = require(find_chromium)
     # Playwright keeps an event loop in this thread, which would make Django and our locks refuse to block it
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-        with chromium(executable) as running:
+        with playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"]) as running:
             yield running
-
-
-def finish_requests() -> None:
-    """Let the live server finish: the last request of a page must not run after the database was emptied."""
-    deadline = monotonic() + GENEROUS
-    while any("process_request_thread" in thread.name for thread in threading.enumerate()):
-        assert monotonic() < deadline, "a request does not end"
-        sleep(0.005)  # not join(), which refuses a thread that is only about to begin
 
 
 @pytest.fixture
 def visit(browser: Browser, live_server: Any) -> Iterator[Visit]:
-    """Open a page as an administrator, or as a staff user with only these permissions."""
-    contexts = []
     errors: list[str] = []
+    with ExitStack() as stack:
 
-    def visit(path: str = LIST, *, permissions: list[str] | None = None, **options: Any) -> Page:
-        if permissions is None:
-            user = User.objects.create_superuser("jo")
-        else:
-            user = User.objects.create_user("sam", is_staff=True)
-            user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-        client = Client()
-        client.force_login(user)
-        context = browser.new_context(base_url=live_server.url, **options)
-        contexts.append(context)
-        context.set_default_timeout(GENEROUS * 1000)
-        context.add_cookies([{"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}])
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(path)
-        return page
+        def visit(path: str = LIST) -> Page:
+            client = Client()
+            client.force_login(User.objects.create_superuser("jo"))
+            session = client.cookies["sessionid"].value
+            context = stack.enter_context(browser.new_context(base_url=live_server.url))
+            context.set_default_timeout(GENEROUS * 1000)
+            context.add_cookies([{"name": "sessionid", "value": session, "url": live_server.url}])
+            page = context.new_page()
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.goto(path)
+            return page
 
-    yield visit
-    for context in contexts:
-        context.close()
-    finish_requests()
+        yield visit
+    # the last request of a page must not run after the database was emptied; not with join(), which refuses a thread
+    # that is only about to begin
+    until(lambda: not any("process_request_thread" in thread.name for thread in threading.enumerate()))
     assert errors == []  # of the scripts on the pages
 
 
 @pytest.fixture
 def picture() -> Picture:
-    """Take screenshots, light and dark, wide and narrow, if REDISLOCK_PICTURES is set."""
+    """Take screenshots, light and dark, narrow and wide, in the folder REDISLOCK_PICTURES if that is set."""
 
     def picture(page: Page, name: str) -> None:
-        if PICTURES:
-            for scheme in ("light", "dark"):
-                for width in (1200, 400):
-                    page.emulate_media(color_scheme=scheme)
-                    page.set_viewport_size({"width": width, "height": 800})
-                    page.screenshot(path=Path(PICTURES) / f"{name}-{scheme}-{width}.png", full_page=True)
-            page.emulate_media(color_scheme="light")
-            page.set_viewport_size({"width": 1200, "height": 800})
+        folder = os.environ.get("REDISLOCK_PICTURES")
+        for scheme, width in product(("dark", "light"), (400, 1200)) if folder else ():
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            page.set_viewport_size({"width": width, "height": 800})
+            page.screenshot(path=Path(folder or "") / f"{name}-{scheme}-{width}.png", full_page=True)
 
     return picture
 

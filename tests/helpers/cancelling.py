@@ -1,13 +1,14 @@
-"""Interrupts coroutines at each of their awaits, and checks that they leave nothing behind."""
+"""Interrupts coroutines at each of their awaits, and threads anywhere; and checks that nothing is left behind."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
+import dis
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from functools import partial
+from functools import cache, partial
 from time import monotonic
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import pytest
@@ -17,7 +18,7 @@ from django_redislock import Lock, locked
 from tests.inside import ASYNC_STEPS, PREFIX, kept_by_callers
 
 from . import state
-from .actors import GENEROUS
+from .actors import GENEROUS, auntil
 from .state import NAME
 
 T = TypeVar("T")
@@ -26,89 +27,50 @@ Operation = Callable[[Lock], Coroutine[Any, Any, None]]
 TTL = 300  # a handoff's lease then lasts 100 s: a waiter that continues sooner does so because the lock was passed on
 
 
-# -- waiting for states ------------------------------------------------------------------------------------------------
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait for a state, in a thread."""
-    deadline = monotonic() + GENEROUS
-    while not condition():
-        assert monotonic() < deadline
-        threading.Event().wait(0.001)
-
-
-async def auntil(condition: Callable[[], Any]) -> None:
-    """Wait for a state, in a coroutine."""
-    deadline = monotonic() + GENEROUS
-    while not condition():
-        assert monotonic() < deadline
-        await asyncio.sleep(0.001)
-
-
 async def auntil_done_or(task: asyncio.Task[Any], condition: Callable[[], Any]) -> None:
     await auntil(lambda: task.done() or condition())
 
 
 def got_in_turn(name: str = NAME) -> bool:
-    """In a thread, wait for the lock and release it."""
     with Lock(name, ttl=TTL, blocking_timeout=GENEROUS):
         return True
 
 
-# -- what may be left over ---------------------------------------------------------------------------------------------
-
-
-def _ends_by_itself(client: redis.Redis, key: str) -> bool:
-    """The trace of a handoff (``!``) expires by itself and delays nobody."""
-    name = f"{PREFIX}{key}"
-    return key.startswith("waiters:") and client.hkeys(name) in ([], [b"!"]) and client.pttl(name) != -1
-
-
-def leftovers(client: redis.Redis) -> dict[str, Any]:
-    """What Redis, the listener, the watchdog and the event loop still keep of callers that have left."""
-    keys = [key for key in state.leftovers(client) if not _ends_by_itself(client, key)]
-    return {**({"keys": keys} if keys else {}), **kept_by_callers()}
-
-
 async def nothing_left(client: redis.Redis) -> None:
+    """Neither in Redis nor in this process is anything kept of callers that have left."""
+
+    def stays(key: str) -> bool:
+        """Not the trace of a handoff (``!``), which expires by itself and delays nobody."""
+        trace = key.startswith("waiters:") and client.hkeys(PREFIX + key) in ([], [b"!"])
+        return not trace or client.pttl(PREFIX + key) == -1
+
     deadline = monotonic() + GENEROUS
-    while (found := leftovers(client)) and monotonic() < deadline:
+    while left := [*filter(stays, state.leftovers(client)), *kept_by_callers().items()]:
+        assert monotonic() < deadline, left
         await asyncio.sleep(0.001)
-    assert found == {}
-
-
-# -- at every await ----------------------------------------------------------------------------------------------------
 
 
 def add_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request lets other callbacks of the loop run before it begins and after it has ended."""
     for step in ASYNC_STEPS:
-        monkeypatch.setattr(step, "arun", _gated(step.arun))
 
+        async def between_gates(request: object, arun: Callable[..., Awaitable[Any]] = step.arun) -> Any:
+            await asyncio.sleep(0)
+            answer = await arun(request)
+            await asyncio.sleep(0)
+            return answer
 
-def _gated(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def between_gates(request: object) -> Any:
-        await asyncio.sleep(0)
-        answer = await arun(request)
-        await asyncio.sleep(0)
-        return answer
-
-    return between_gates
+        monkeypatch.setattr(step, "arun", between_gates)
 
 
 class Interrupted(Awaitable[T]):
-    """Await ``coroutine`` and cancel the task that does so the ``at``-th time that it is suspended.
-
-    ``late``: cancel not while it waits, but when the result is there and the task has not been resumed yet.
-    ``again``: cancel it each time that it is suspended after that, too.
-    """
+    """Await ``coroutine`` and cancel the task that does so the ``at``-th time that it is suspended; ``late``: when the
+    result is there and the task has not been resumed yet; ``again``: each time after that, too."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], at: int, *, late: bool = False, again: bool = False) -> None:
         self.coroutine = coroutine
-        self.at = at
-        self.late = late
-        self.again = again
-        self.suspended = 0
+        self.at, self.suspended = at, 0
+        self.late, self.again = late, again
 
     def __await__(self) -> Generator[Any, Any, T]:
         inner = self.coroutine.__await__()
@@ -121,12 +83,11 @@ class Interrupted(Awaitable[T]):
             self.suspended += 1
             if self.suspended == self.at or (self.again and self.suspended > self.at):
                 self.interrupt(awaited)
+            resume = partial(inner.send, None)
             try:
                 yield awaited
             except BaseException as error:
                 resume = partial(inner.throw, error)
-            else:
-                resume = partial(inner.send, None)
 
     def interrupt(self, awaited: Any) -> None:
         task = asyncio.current_task()
@@ -139,7 +100,7 @@ class Interrupted(Awaitable[T]):
 
 
 class Closed(Exception):
-    """The coroutine was closed before its end."""
+    pass
 
 
 class Closing(Interrupted[T]):
@@ -156,10 +117,8 @@ class Closing(Interrupted[T]):
 async def lives_on(
     lock: Lock, before: Operation, connect: Callable[[], Awaitable[None]], interrupted: Interrupted[None], keeps: bool
 ) -> bool:
-    """In a task of its own, run ``before``, then the operation to interrupt; return whether that finished.
-
-    ``keeps``: the lock is still held after an interruption.
-    """
+    """In a task of its own, run ``before``, then the operation to interrupt; return whether that finished. ``keeps``:
+    the lock is still held after an interruption."""
     still_held: list[bool] = []
 
     async def victim() -> None:
@@ -183,11 +142,8 @@ async def lives_on(
     return True
 
 
-# -- what is done with a lock ------------------------------------------------------------------------------------------
-
-
 async def nothing(lock: Lock) -> None:
-    pass
+    await asyncio.sleep(0)
 
 
 async def acquire(lock: Lock) -> None:
@@ -203,16 +159,64 @@ async def section(lock: Lock) -> None:
         await asyncio.sleep(0)
 
 
-async def failing_section(lock: Lock) -> None:
-    with contextlib.suppress(ZeroDivisionError):
-        async with lock:
-            await asyncio.sleep(0)
-            raise ZeroDivisionError
-
-
 async def decorated(lock: Lock) -> None:
-    @locked(lock.name, ttl=TTL)
-    async def function() -> None:
-        await asyncio.sleep(0)
+    await locked(lock.name, ttl=TTL)(nothing)(lock)
 
-    await function()
+
+class Interrupt(BaseException):
+    """The exception that a signal handler raises."""
+
+
+class Interrupter:
+    """Runs a function and raises Interrupt at the ``place``-th (None: nowhere, only counts) of the places where CPython
+    runs signal handlers, and where an exception of another thread (a time limit of a task queue) arrives: when a
+    function begins, after a call has returned, and when a loop jumps back. Only places in files that ``where`` accepts
+    count, except those in finalizers, whose exceptions Python swallows."""
+
+    def __init__(self, where: Callable[[str], bool], place: int | None = None) -> None:
+        self.places = 0
+        self.struck = ""  # where it raised, for messages
+        self._where = where
+        self._place = place
+        self._before: dict[int, str] = {}  # instructions by ids of frames, since this must not keep the frames alive
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # otherwise Python 3.12 reports no opcodes the first time
+        sys.settrace(self._enter)
+        try:
+            return function()
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+        if not self._where(frame.f_code.co_filename) or _in_finalizer(frame):
+            return None
+        self._before.pop(id(frame), None)
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "opcode":
+            name = _instructions(frame.f_code).get(frame.f_lasti, "")
+            returned = self._before.get(id(frame), "").startswith("CALL")
+            self._before[id(frame)] = name
+            if returned or name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"):
+                self.places += 1
+                if self.places - 1 == self._place:
+                    code = frame.f_code
+                    self.struck = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}, before {name}"
+                    raise Interrupt
+        return self._step
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+@cache
+def _instructions(code: CodeType) -> dict[int, str]:
+    return {instruction.offset: instruction.opname for instruction in dis.get_instructions(code)}

@@ -6,81 +6,120 @@ Nothing is persisted: a master that is started again before a failover comes bac
 
 from __future__ import annotations
 
-import math
 import signal
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
+import pytest
 import redis
 
-from rediscluster import HOST, Seen, join
+import rediscluster
+from rediscluster import HOST, ClusterNode, Seen, join
+from redisserver import NoServerError
 
-from .cluster_node import Node, find_cluster_server
-from .guard import Guard
-from .waiting import GENEROUS, until
+from .actors import asked_for, until
+from .processes import MissingError, require
+from .proxy import Proxy
 
 BY_ITSELF = 20.0  # seconds within which the nodes usually agree again
 
 
+def find_cluster_server() -> str:
+    """The executable that the tests use, or one that is new enough."""
+    try:
+        return rediscluster.find_cluster_server()
+    except NoServerError as error:
+        raise MissingError("Redis 7 or newer", "apt-get install redis-server, or name one in REDIS_SERVER") from error
+
+
+class Node(ClusterNode):
+    """One node. With ``number``, its bus is behind a proxy, and its connections come from an address of its own."""
+
+    def __init__(self, executable: str, number: int | None, **options: Any) -> None:
+        self.address = "" if number is None else f"127.0.0.{number + 2}"
+        self.paused = False
+        self.proxy: Proxy | None = None
+        super().__init__(executable, **options)
+        if self.address:
+            # which does not count as one of this machine
+            self.options |= {"bind-source-addr": self.address, "protected-mode": "no"}
+
+    def take_ports(self) -> None:
+        super().take_ports()
+        if self.address:
+            if self.proxy:
+                self.proxy.close()
+            self.proxy = Proxy(self.bus_port)
+            self.bus_port = self.proxy.port
+            self.options["cluster-announce-bus-port"] = str(self.bus_port)
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.paused = number == signal.SIGSTOP
+
+    def stop(self) -> None:
+        super().stop()
+        self.paused = False
+
+    def close(self) -> None:
+        super().close()
+        if self.proxy:
+            self.proxy.close()
+
+    def ask_all(self, commands: list[tuple[str | int, ...]]) -> None:
+        """Send several commands at once, so that the node writes nodes.conf only once."""
+        with self._asking.pipeline(transaction=False) as pipeline:
+            for words in commands:
+                pipeline.execute_command(*words)
+            pipeline.execute()
+
+    def replication(self) -> dict[str, Any]:
+        return self._asking.info("replication")
+
+    def is_linked(self) -> bool:
+        return bool(self.replication()["master_link_status"] == "up")
+
+
 class Cluster:
-    """``options`` are those of redis.conf, for every node.
+    """``options`` are those of redis.conf. A ``partitionable`` cluster can be split: its nodes speak to each other
+    through proxies in this process."""
 
-    A ``partitionable`` cluster can be split: its nodes speak to each other through proxies in this process.
-    """
-
-    def __init__(
-        self,
-        masters: int = 3,
-        replicas: int = 1,
-        *,
-        executable: str | None = None,
-        node_timeout: int = 2000,
-        partitionable: bool = False,
-        **options: Any,
-    ) -> None:
-        self.executable = executable or find_cluster_server()
+    def __init__(self, *, masters: int = 3, replicas: int = 1, partitionable: bool = False, **options: Any) -> None:
+        self.executable = require(find_cluster_server)
         self.partitionable = partitionable
-        self.options = {"cluster_node_timeout": node_timeout, "repl_diskless_sync_delay": 0, **options}
+        self.options = {"cluster_node_timeout": 2000, "repl_diskless_sync_delay": 0, **options}
         self.nodes: list[Node] = []
-        self._made = 0
-        self._guard = Guard()
         self._cut_off: set[Node] = set()
-        self._deaf: set[Node] = set()  # replicas that are kept from following their master
         self._moves: dict[int, tuple[Node, Node]] = {}
         try:
             for _ in range(masters * (1 + replicas)):
                 self._make()
-            self._form(masters)
+            join(self.nodes, masters)
+            for number, replica in enumerate(self.nodes[masters:]):
+                master = self.nodes[number % masters]
+                until(lambda master=master, replica=replica: master.id in replica.sees())  # type: ignore[misc]
+                replica.ask("CLUSTER", "REPLICATE", master.id)
+            self.wait_until_ok()
         except BaseException:
             self.close()
             raise
 
     def _make(self) -> Node:
-        node = Node(self.executable, self._made if self.partitionable else None, **self.options)
-        self._made += 1
+        node = Node(self.executable, len(self.nodes) if self.partitionable else None, **self.options)
         self.nodes.append(node)
-        self._guard.watch(node.folder)
         return node
-
-    def _form(self, count: int) -> None:
-        join(self.nodes, count)
-        masters, replicas = self.nodes[:count], self.nodes[count:]
-        for number, node in enumerate(replicas):
-            self._follow(node, masters[number % count])
-        self.wait_until_ok()
-
-    def _follow(self, replica: Node, master: Node) -> None:
-        until(lambda: master.id in replica.sees())
-        replica.ask("CLUSTER", "REPLICATE", master.id)
 
     def close(self) -> None:
         for node in self.nodes:
             node.close()
-        self._guard.close()
-
-    # its state
 
     def reachable(self) -> list[Node]:
         """The nodes that run, and are not cut off."""
@@ -111,18 +150,14 @@ class Cluster:
         ids = {node.id for node in nodes}
         try:
             views = [node.sees() for node in nodes]
-            roles = [{id: (seen.master, seen.ranges) for id, seen in view.items()} for view in views]
+            roles, *others = [{id: (seen.master, seen.ranges) for id, seen in view.items()} for view in views]
             return (
-                all(role == roles[0] for role in roles)
-                and roles[0].keys() == {node.id for node in self.nodes}
+                all(other == roles for other in others)
+                and roles.keys() == {node.id for node in self.nodes}
                 and all(view[id].is_up for view in views for id in ids)
-                and all(id in ids for id, seen in views[0].items() if seen.ranges)
+                and all(id in ids for id, (_, ranges) in roles.items() if ranges)
                 and all(b"cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in nodes)
-                and all(
-                    node.replication()["master_link_status"] == "up"
-                    for node in nodes
-                    if views[0][node.id].master in ids
-                )
+                and all(node.is_linked() for node in nodes if roles[node.id][0] in ids)
             )
         except (redis.RedisError, KeyError):  # a node has just gone, is loading, or has just changed its role
             return False
@@ -133,115 +168,59 @@ class Cluster:
     def _until(self, condition: Callable[[], Any]) -> None:
         try:
             until(condition, BY_ITSELF)
-            return
-        except AssertionError:
+        except pytest.fail.Exception:
             self._fix()
-        try:
-            until(condition, GENEROUS - BY_ITSELF)
-        except AssertionError as error:
-            seen = [f"{node.port}: {node.sees()} {node.replication()}" for node in self.reachable()]
-            raise AssertionError("\n".join([str(error), *seen])) from None
+            until(condition)
 
     def _fix(self) -> None:
-        """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner.
-
-        With Redis 7.0, a master that took over just after a slot had moved may believe that for ever.
-        """
+        """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner, as
+        with Redis 7.0 a master that took over just after a slot had moved may for ever."""
         views = {node: node.sees() for node in self.reachable()}
         owned = {slot: id for view in views.values() for id, seen in view.items() for slot in _slots(seen)}
         for node, view in views.items():
-            if "master" not in view[node.id].flags:
-                continue
-            known = {slot for seen in view.values() for slot in _slots(seen)}
-            node.ask_all([("CLUSTER", "SETSLOT", slot, "NODE", owned[slot]) for slot in owned.keys() - known])
+            if "master" in view[node.id].flags:
+                known = {slot for seen in view.values() for slot in _slots(seen)}
+                node.ask_all([("CLUSTER", "SETSLOT", slot, "NODE", owned[slot]) for slot in owned.keys() - known])
 
     # faults: these do not wait
 
-    def kill(self, node: Node) -> None:
-        """Kill the node, as a crash would."""
-        node.stop()
+    kill = staticmethod(Node.stop)
+    start = staticmethod(Node.start)  # with what it knew of the cluster
+    pause, resume = staticmethod(Node.pause), staticmethod(Node.resume)
 
-    def start(self, node: Node) -> None:
-        """Start the node again, with what it knew of the cluster."""
-        node.start()
-        if node in self._deaf:
-            self._deafen(node)
-
-    def pause(self, node: Node) -> None:
-        assert node.process is not None
-        node.process.send_signal(signal.SIGSTOP)
-        node.paused = True
-
-    def resume(self, node: Node) -> None:
-        assert node.process is not None
-        node.process.send_signal(signal.SIGCONT)
-        node.paused = False
-
-    def partition(self, *minority: Node) -> None:
-        """Cut these nodes off from the others; clients still reach all of them. A second partition replaces the
-        first."""
+    def partition(self, cut_off: Node) -> None:
+        """Cut this master off from the others; clients still reach all of them."""
         assert self.partitionable, "make the cluster with partitionable=True"
-        self.heal()
-        sides = {node.id: node in minority for node in self.nodes}
         for node in self.nodes:
             assert node.proxy is not None
-            node.proxy.cut(*[other.address for other in self.nodes if sides[other.id] != sides[node.id]])
-        for node in self.reachable():
-            if sides.get(node.sees()[node.id].master, sides[node.id]) != sides[node.id]:
-                self._deaf.add(node)
-                self._deafen(node)
-        self._cut_off = set(minority)
-
-    def _deafen(self, replica: Node) -> None:
-        """Replication does not go through the proxies, but to the port for clients. A wrong password keeps the replica
-        away."""
-        replica.ask("CONFIG", "SET", "masterauth", "wrong")
-        replica.ask("CLIENT", "KILL", "TYPE", "master")
+            node.proxy.cut(*[other.address for other in self.nodes if (other is cut_off) != (node is cut_off)])
+        # replication does not go through the proxies, but to the port for clients
+        for node in self.replicas_of(cut_off):
+            node.ask("CONFIG", "SET", "masterauth", "wrong")
+            node.ask("CLIENT", "KILL", "TYPE", "master")
+        self._cut_off = {cut_off}
 
     def heal(self) -> None:
+        self._cut_off = set()
         for node in self.nodes:
             if node.proxy:
                 node.proxy.mend()
-        for node in self._deaf:
-            if node.process:
-                node.ask("CONFIG", "SET", "masterauth", "")
-        self._deaf.clear()
-        self._cut_off = set()
-
-    # failovers
+        for node in self.reachable():
+            node.ask("CONFIG", "SET", "masterauth", "")
 
     def wait_for_failover(self, old: Node) -> None:
         """Wait until others own the slots of a master that was killed, paused or cut off."""
         self._until(lambda: self.is_ok() and not self.sees()[old].ranges)
 
     def failover(self, replica: Node) -> None:
-        """Make a replica a master."""
-        asked = -math.inf
-
-        def is_master() -> bool:
-            nonlocal asked
-            if "master" in replica.sees()[replica.id].flags:
-                return True
-            # the replica gives up after five seconds, and reports that only in its log
-            if time.monotonic() > asked + 6:
-                asked = time.monotonic()
-                try:
-                    replica.ask("CLUSTER", "FAILOVER")
-                except redis.ResponseError:
-                    pass  # its link to the master is not up at this moment
-            return False
-
-        self._until(is_master)
+        """Make a replica a master. It gives up after five seconds, and reports that only in its log."""
+        self._until(asked_for(lambda: replica in self.masters(), lambda: replica.ask("CLUSTER", "FAILOVER"), every=6))
         self.wait_until_ok()
 
     # slots that move while clients use them, the way redis-cli moves them
 
     def begin_move(self, *slots: int, to: Node) -> None:
-        """Begin to move slots of one master. From now on, clients ask the new owner for keys that it does not have.
-
-        A failover of that master before the move is finished closes it on its side, and Redis 7.0's new owner then
-        believes that nobody owns the slots, until ``finish_move`` or for ever.
-        """
+        """Begin to move slots of one master. From now on, clients ask the new owner for keys that it does not have."""
         owners = self.owners()
         (source,) = {owners[slot] for slot in slots}
         self._moves |= dict.fromkeys(slots, (source, to))
@@ -249,14 +228,12 @@ class Cluster:
         source.ask_all([("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id) for slot in slots])
 
     def migrate_keys(self, *slots: int) -> None:
-        """Move the keys of slots whose move has begun."""
         for slot in slots:
             source, target = self._moves[slot]
             while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
                 source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, "KEYS", *keys)
 
     def finish_move(self, *slots: int) -> None:
-        """Finish a move."""
         ((source, target),) = {self._moves.pop(slot) for slot in slots}
         others = [node for node in self.masters() if node not in (source, target)]
         # the target first: the other way round, the slots would have no owner if it died in between
@@ -268,23 +245,18 @@ class Cluster:
                 # reply
                 if "only with masters" not in str(error) and "closed by server" not in str(error):
                     raise
-        done = dict.fromkeys(slots, target)
-        self._until(lambda: self.is_ok() and done.items() <= self.owners().items())
+        self._until(lambda: self.is_ok() and dict.fromkeys(slots, target).items() <= self.owners().items())
 
     def move(self, *slots: int, to: Node) -> None:
         self.begin_move(*slots, to=to)
         self.migrate_keys(*slots)
         self.finish_move(*slots)
 
-    # nodes that join and leave
-
     def add_master(self) -> Node:
-        """Add a master, which owns no slots yet."""
-        node = self._make()
+        known, node = self.reachable(), self._make()
         node.start()
-        for other in self.reachable():
-            if other is not node:
-                node.ask("CLUSTER", "MEET", HOST, other.port, other.bus_port)
+        for other in known:
+            node.ask("CLUSTER", "MEET", HOST, other.port, other.bus_port)
         self.wait_until_ok()
         return node
 
@@ -292,9 +264,9 @@ class Cluster:
         """Remove a node; before that, its slots go to the other masters."""
         slots = [slot for slot, owner in self.owners().items() if owner is node]
         others = [other for other in self.masters() if other is not node]
-        share = math.ceil(len(slots) / len(others))
+        share = -(-len(slots) // len(others))
         for number, other in enumerate(others):
-            if some := slots[number * share : (number + 1) * share]:
+            if some := slots[number * share : (number + 1) * share]:  # in one piece, for short lists of ranges
                 self.move(*some, to=other)
         # the replicas follow the slots; a replica cannot forget its master
         self._until(lambda: not self.replicas_of(node))
@@ -309,11 +281,5 @@ def _slots(seen: Seen) -> Iterator[int]:
     return (slot for first, last in seen.ranges for slot in range(first, last + 1))
 
 
-@contextmanager
-def redis_cluster(**options: Any) -> Iterator[Cluster]:
-    """Run a cluster for the duration of a block."""
-    cluster = Cluster(**options)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+def redis_cluster(**options: Any) -> AbstractContextManager[Cluster]:
+    return closing(Cluster(**options))

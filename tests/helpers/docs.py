@@ -13,7 +13,6 @@ PAGES = sorted((ROOT / "docs").glob("*.rst"))
 
 
 def page(name: str) -> str:
-    """The text of a page of the documentation, such as "settings"."""
     return (ROOT / "docs" / f"{name}.rst").read_text("utf-8")
 
 
@@ -23,12 +22,10 @@ def blocks(text: str, language: str = "python") -> list[str]:
     return [dedent(block) for _, block in found]
 
 
-def redis_user() -> tuple[list[str], list[str]]:
+def redis_user() -> list[list[str]]:
     """The rules of the Redis user that locks need, and those that pools need as well."""
-    locks, pools = (
-        line.split() for line in re.findall(r"^    ACL SETUSER locks (.*(?:\n        .*)*)", page("redis-user"), re.M)
-    )
-    return locks, pools
+    lines = re.findall(r"^    ACL SETUSER locks (.*(?:\n        .*)*)", page("redis-user"), re.M)
+    return [line.split() for line in lines]
 
 
 class Undocumented(logging.Handler):

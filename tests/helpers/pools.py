@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -20,7 +19,7 @@ from .state import leftovers as all_leftovers
 POOL = "accounts"
 ANY = pool_name(POOL)
 TTL = 600  # seconds: longer than any test
-MEMBERS, FRESH, FREE, HELD, BUSY, TOOK, WANTED, LINE, LINE_WAITERS = pool_keys(POOL)
+MEMBERS, FRESH, FREE, HELD, BUSY, _, WANTED, LINE, _ = pool_keys(POOL)
 
 # A process with threads that wait for a member each, keep it until they are told, or give it back at once.
 WAITS = """
@@ -46,18 +45,15 @@ Wait = Callable[..., Future[PoolMember]]
 
 
 def got(request: Future[PoolMember]) -> str:
-    """The key of the member that somebody who waited has got."""
     return request.result(GENEROUS).key
 
 
 def refuses(person: Any, pool: LockPool) -> None:
-    """Whoever asks for any member finds none free."""
     with pytest.raises(LockNotAcquired):
         person(pool, "acquire", blocking_timeout=0)
 
 
 def lock_of(key: str, pool: str = POOL) -> str:
-    """The name of a member's lock, as the documentation tells users to make it."""
     return lock_name("pool", pool, key)
 
 
@@ -66,8 +62,7 @@ def raw(using: str, *command: Any) -> Any:
     return inside.command(*command, using=using)
 
 
-@dataclass
-class Audit:
+class Audit(NamedTuple):
     """What Redis has of a pool at one moment."""
 
     members: set[str]
@@ -80,16 +75,15 @@ def audit(client: redis.Redis, pool: str = POOL, prefix: str = PREFIX) -> Audit:
     """What there is of a pool, if it fits together."""
     members, fresh, free, held, busy, took, *_ = pool_keys(pool, prefix)
     with client.pipeline() as moment:
-        for key in (members, fresh, free, busy):
+        for key in (members, fresh, free, busy, f"{prefix}index"):
             moment.zrange(key, 0, -1)
         moment.hgetall(held)
         moment.hgetall(took)
-        moment.zrange(f"{prefix}index", 0, -1)
-        *sets, values, taken, index = moment.execute()
-    every, unused, used, leased = (_texts(found) for found in sets)
+        *sets, values, taken = moment.execute()
+    every, unused, used, leased, index = ({member.decode() for member in found} for found in sets)
     holders = {member.decode(): value.decode().split() for member, value in values.items() if member[:1] != b":"}
     assert holders.keys() <= leased, "a lease without an end"
-    assert {pool_name(pool) + member for member in holders} <= _texts(index), "held, and not in the list of locks"
+    assert {pool_name(pool) + member for member in holders} <= index, "held, and not in the list of locks"
     for id, member in taken.items():
         words = holders.get(member.decode(), ["nobody"] * 6)
         assert id.decode() in (words[0], words[5]), f"{member.decode()} was given to an attempt that does not hold it"
@@ -104,7 +98,6 @@ def leases_end(client: redis.Redis, *keys: str) -> None:
 
 
 def leave(ghost: Ghost, id: str) -> None:
-    """A waiter of this process leaves the line, or gives back what it was granted."""
     ghost.release(ghost.request(id, name=ANY))
 
 
@@ -115,31 +108,23 @@ def poll(ghost: Ghost, id: str, patience: float = 50) -> inside.AcquireReply:
 
 def holder(client: redis.Redis, key: str) -> str:
     """The id of the attempt that holds a member; empty when nobody does."""
-    value = client.hget(HELD, key)
-    return value.decode().split()[0] if isinstance(value, bytes) else ""
+    value: Any = client.hget(HELD, key) or b""
+    return str(value.decode().partition(" ")[0])
 
 
 def in_line(client: redis.Redis) -> list[str]:
-    """The ids of those who want any member, in order."""
     found: list[Any] = client.zrange(LINE, 0, -1)
     return [id.decode() for id in found]
 
 
 def leftovers(client: redis.Redis) -> list[str]:
-    """Keys beside a pool's members, but for the last fence and what ends by itself within a minute or so."""
-    return [
-        key
-        for key in all_leftovers(client)
-        if not key.startswith(("members:", "fresh:", "free:", "pools")) and not _ends(client, key)
-    ]
+    """Keys beside a pool's members, but for the last fence and what ends by itself within a minute or so: the trace of
+    a handoff, which holds up nobody, or members that were sent in part."""
 
+    def passes(key: str) -> bool:
+        fields: Any = client.hkeys(f"{PREFIX}{key}") if key.startswith("waiters:") else [key.encode()]
+        ends = all(field.startswith((b"!", b"?", b"next_")) for field in fields)
+        return ends and 0 < int(client.pttl(f"{PREFIX}{key}")) <= 70_000
 
-def _ends(client: redis.Redis, key: str) -> bool:
-    """Whether it holds up nobody, and ends by itself: the trace of a handoff, or members that were sent in part."""
-    fields: list[Any] = client.hkeys(f"{PREFIX}{key}") if key.startswith("waiters:") else [b"none"]
-    trace = all(field.startswith((b"!", b"?")) for field in fields)
-    return (trace or key.startswith("next_")) and 0 < int(client.pttl(f"{PREFIX}{key}")) <= 70_000
-
-
-def _texts(found: list[bytes]) -> set[str]:
-    return {member.decode() for member in found}
+    kept = ("members:", "fresh:", "free:", "pools")
+    return [key for key in all_leftovers(client) if not key.startswith(kept) and not passes(key)]

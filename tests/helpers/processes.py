@@ -1,15 +1,22 @@
-"""Real worker processes for the tests."""
+"""Real worker processes for the tests, and what the machine must have. What it lacks, the end of the run says."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -30,57 +37,85 @@ def hear():
 
 
 class Worker:
-    """A process that runs ``code`` after the prelude; values become its global names. It says lines and hears lines.
-
-    ``first`` comes before the prelude and whatever that imports.
-    """
+    """A process that runs ``first``, the prelude and ``code``, in which ``values`` are global names. It says lines and
+    hears lines."""
 
     def __init__(self, code: str, *, first: str = "", **values: Any) -> None:
         source = first + PRELUDE + "".join(f"{key} = {value!r}\n" for key, value in values.items()) + code
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "testproject")])}
-        self.process = subprocess.Popen(
+        self.process: Any = subprocess.Popen(
             [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=ROOT
         )
         self.buffer = b""
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+        self.pid = self.process.pid
+        self.signal = self.process.send_signal
 
     def expect(self, word: str, within: float = 30) -> list[str]:
         """Read lines until one starts with ``word``; answers the words behind it."""
         deadline = time.monotonic() + within
-        assert self.process.stdout is not None
         handle = self.process.stdout.fileno()
         while True:
             while b"\n" in self.buffer:
                 line, _, self.buffer = self.buffer.partition(b"\n")
-                words = line.decode().split()
-                if words and words[0] == word:
-                    return words[1:]
-            left = deadline - time.monotonic()
-            ready, _, _ = select.select([handle], [], [], max(left, 0))
+                said, *words = line.decode().split() or [""]
+                if said == word:
+                    return words
+            ready, _, _ = select.select([handle], [], [], max(deadline - time.monotonic(), 0))
             assert ready, f"the worker did not say {word!r} within {within} s"
             chunk = os.read(handle, 65536)
             assert chunk, f"the worker ended ({self.process.wait()}) before it said {word!r}"
             self.buffer += chunk
 
     def tell(self, line: str = "") -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
 
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    pass
+        self.process.stdout.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+
+Found = TypeVar("Found")
+
+_MARK = "the machine lacks "
+
+
+class MissingError(RuntimeError):
+    """``what`` is not on this machine; ``remedy`` says how to get it."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what} ({remedy})")
+
+
+def require(find: Callable[[], Found]) -> Found:
+    """What ``find`` finds; if it finds nothing, skip the test, or fail it if the environment variable CI is set."""
+    try:
+        return find()
+    except MissingError as missing:
+        message = f"{_MARK}{missing}"
+    if os.environ.get("CI"):
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
+
+
+def left_out(reasons: Iterable[str]) -> str:
+    """The last line of a run whose tests were skipped for these reasons; empty if nothing was missing."""
+    missing = Counter(reason.partition(_MARK)[2] for reason in reasons if _MARK in reason)
+    parts = [f"{count} test{'s that need' if count > 1 else ' that needs'} {what}" for what, count in missing.items()]
+    return f"Left out: {'; '.join(parts)}." if parts else ""
+
+
+def wheel_folder(package: str) -> Path | None:
+    """The folder of an installed package, which is not imported."""
+    spec = find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+class Full(io.StringIO):
+    """Like a file on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")

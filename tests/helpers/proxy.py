@@ -5,52 +5,29 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, suppress
+from functools import partialmethod
+from itertools import chain
 
 
 class Trouble:
-    """What happens to the next ``times`` messages that contain ``matching`` (each ``every``-th), in one direction.
+    """What happens to the next ``times`` messages that contain ``matching`` (each ``every``-th), in one direction: they
+    come late, are "held", or "lost" (and the connection is cut), "torn" (the same, but the first half arrives), or
+    "swallowed" (nothing tells that). ``caught`` is set when the first has met it, ``over`` when the last one's fate is
+    sealed: a held or late request was answered by the server, a reply was passed on or thrown away."""
 
-    ``caught`` is set when the first has met it, ``over`` when the last one's fate is sealed: a held or late request was
-    answered by the server, a reply was passed on or thrown away.
-    """
-
-    def __init__(
-        self,
-        matching: bytes,
-        *,
-        times: int,
-        every: int = 1,
-        delay: float = 0.0,
-        held: bool = False,
-        lost: bool = False,
-        torn: bool = False,
-        swallowed: bool = False,
-    ) -> None:
-        self.matching = matching
-        self.times = times
-        self.every = every
-        self.seen = 0
-        self.met = 0
-        self.delay = delay
-        self.lost = lost
-        self.torn = torn
-        self.swallowed = swallowed
-        self.caught = threading.Event()
-        self.over = threading.Event()
-        self._gate = threading.Event()
-        if not held:
-            self._gate.set()
-
-    def let_go(self) -> None:
-        """Let held messages pass."""
-        self._gate.set()
+    def __init__(self, how: str, matching: str, times: int, every: int, delay: float) -> None:
+        self.how, self.matching = how, matching.encode()
+        self.times, self.every, self.delay = times, every, delay
+        self.seen = self.met = 0
+        self.caught, self.over, self._gate = threading.Event(), threading.Event(), threading.Event()
+        self.let_go = self._gate.set  # lets held messages pass
+        if how != "held":
+            self.let_go()
 
     def end(self) -> None:
-        """No more messages meet it."""
         self.times = 0
-        self._gate.set()
+        self.let_go()
 
     def suffer(self) -> None:
         self.caught.set()
@@ -66,147 +43,109 @@ class _Link:
     """One connection through the proxy, with a thread for each direction."""
 
     def __init__(self, proxy: Proxy, down: socket.socket, up: socket.socket, source: str) -> None:
-        self.proxy = proxy
-        self.source = source
+        self.proxy, self.source = proxy, source
         self.down, self.up = down, up
         self.asked: list[Trouble] = []  # requests whose answer somebody waits for
         self.answers: list[Trouble] = []  # troubles of the answer to the request just sent
-        ways = (self._requests, self._replies)
-        self.threads = [threading.Thread(target=self._carry, args=(way,), daemon=True) for way in ways]
-        self._mutex = threading.Lock()
-        self._open = len(ways)
+        self.threads = [threading.Thread(target=way, daemon=True) for way in (self._replies, self._requests)]
         for thread in self.threads:
             thread.start()
-
-    def _carry(self, way: Callable[[], None]) -> None:
-        """In one direction, to the end; whoever comes to it last closes both ends: minutes of faults cut thousands."""
-        way()
-        with self._mutex:
-            self._open -= 1
-            over = self._open == 0
-        if over:
-            self.down.close()
-            self.up.close()
 
     def _requests(self) -> None:
         try:
             while data := self.down.recv(1 << 20):
-                trouble = self.proxy.find(self.proxy.requests, data)
-                if trouble is not None:
+                asked = self.proxy.find("requests", data)
+                for trouble in asked:
                     trouble.suffer()
-                    self.asked.append(trouble)
-                answer = self.proxy.find(self.proxy.answers, data)
-                if answer is not None:
-                    self.answers.append(answer)
+                self.asked += asked
+                self.answers += self.proxy.find("answers", data)
                 self.proxy.road.wait()
                 self.up.sendall(data)
-            if self.asked:
-                return  # its sender gave up, but the network still carries it, and the server answers
-            self.up.shutdown(socket.SHUT_WR)
+            if not self.asked:  # else its sender gave up, but the network still carries it, and the server answers
+                self.up.shutdown(socket.SHUT_WR)
         except OSError:
             self.cut()
+        self.threads[0].join()
+        self.down.close()  # minutes of faults cut thousands
+        self.up.close()
 
     def _replies(self) -> None:
-        try:
-            while data := self.up.recv(1 << 20):
+        fates: set[str] = set()
+        with suppress(OSError):
+            while not fates & {"lost", "torn"} and (data := self.up.recv(1 << 20)):
                 for trouble in self.asked:
                     trouble.done()
                 troubles, self.answers = self.answers, []
-                message = self.proxy.find(self.proxy.messages, data)
-                if message is not None:
-                    troubles.append(message)
+                troubles += self.proxy.find("messages", data)
                 for trouble in troubles:
                     trouble.suffer()
                 self.proxy.road.wait()
-                torn = any(trouble.torn for trouble in troubles)
-                lost = torn or any(trouble.lost for trouble in troubles)
-                if torn:
+                fates = {trouble.how for trouble in troubles}
+                if "torn" in fates:
                     self.down.sendall(data[: len(data) // 2])
-                if lost or any(trouble.swallowed for trouble in troubles):
-                    # before its sender can know: who has asked again, with an answer by now, finds it over
-                    for trouble in troubles:
-                        trouble.done()
-                if lost:
-                    self.cut()
-                    return
-                if not any(trouble.swallowed for trouble in troubles):
+                if fates <= {"late", "held"}:
                     self.down.sendall(data)
-                    for trouble in troubles:
-                        trouble.done()
-            self.cut()
-        except OSError:
-            self.cut()
+                for trouble in troubles:  # before a cut tells its sender: who has asked again by then finds it over
+                    trouble.done()
+        self.cut()
 
     def cut(self) -> None:
         for end in (self.down, self.up):
-            try:
+            with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
 
 class Proxy:
-    """Forwards connections to ``port``; see the methods for what it does to them."""
+    """Forwards connections to the port ``target``; see the methods for what it does to them."""
 
-    def __init__(self, port: int) -> None:
-        self.target = port
-        self.requests: list[Trouble] = []
-        self.answers: list[Trouble] = []
-        self.messages: list[Trouble] = []
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.troubles: dict[str, list[Trouble]] = {"requests": [], "answers": [], "messages": []}
         self.refusing = False
         self.banned: set[str] = set()  # addresses
         self.refused = 0  # connections
-        self.road = threading.Event()
-        self.road.set()
         self.links: list[_Link] = []
+        self.road = threading.Event()
+        # nothing comes through any more, and nobody is told, until heal(); then all of it arrives
+        self.partition, self.heal = self.road.clear, self.road.set
+        self.heal()
         self._mutex = threading.Lock()
         self._door = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = int(self._door.getsockname()[1])
+        self.url = f"redis://127.0.0.1:{self.port}/0"
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+    def _add(
+        self, where: str, how: str, matching: str, delay: float = 0.0, *, times: int = 1, every: int = 1
+    ) -> Trouble:
+        trouble = Trouble(how, matching, times, every, delay)
+        with self._mutex:
+            self.troubles[where].append(trouble)
+        return trouble
 
-    def hold_request(self, matching: str, times: int = 1) -> Trouble:
-        """Keep requests back until ``let_go()``; they reach the server even when their sender has given up by then."""
-        return self._add(self.requests, Trouble(matching.encode(), times=times, held=True))
+    # they reach the server even when their sender has given up by then
+    hold_request = partialmethod(_add, "requests", "held")
+    # the request passes and is executed
+    hold_answer = partialmethod(_add, "answers", "held")
+    delay_answer = partialmethod(_add, "answers", "late")
+    lose_answer = partialmethod(_add, "answers", "lost")
+    tear_answer = partialmethod(_add, "answers", "torn")
+    # whatever the server sends
+    delay_message = partialmethod(_add, "messages", "late")
+    hold_message = partialmethod(_add, "messages", "held")
+    swallow_message = partialmethod(_add, "messages", "swallowed")
 
-    def hold_answer(self, matching: str, times: int = 1) -> Trouble:
-        """The request passes and is executed; its answer is kept back until ``let_go()``."""
-        return self._add(self.answers, Trouble(matching.encode(), times=times, held=True))
-
-    def delay_answer(self, matching: str, delay: float, times: int = 1, every: int = 1) -> Trouble:
-        """The same for ``delay`` seconds."""
-        return self._add(self.answers, Trouble(matching.encode(), times=times, every=every, delay=delay))
-
-    def lose_answer(self, matching: str, times: int = 1, every: int = 1) -> Trouble:
-        """The request passes and is executed; its answer is lost and the connection cut."""
-        return self._add(self.answers, Trouble(matching.encode(), times=times, every=every, lost=True))
-
-    def tear_answer(self, matching: str, times: int = 1, every: int = 1) -> Trouble:
-        """The same, but the first half of the answer arrives."""
-        return self._add(self.answers, Trouble(matching.encode(), times=times, every=every, torn=True))
-
-    def delay_message(self, matching: str, delay: float, times: int = 1) -> Trouble:
-        """What the server sends and contains ``matching`` comes late by ``delay`` seconds."""
-        return self._add(self.messages, Trouble(matching.encode(), times=times, delay=delay))
-
-    def hold_message(self, matching: str, times: int = 1) -> Trouble:
-        """What the server sends and contains ``matching`` is kept back until ``let_go()``."""
-        return self._add(self.messages, Trouble(matching.encode(), times=times, held=True))
-
-    def swallow_message(self, matching: str, times: int = 1) -> Trouble:
-        """What the server sends and contains ``matching`` never arrives, and nothing tells that."""
-        return self._add(self.messages, Trouble(matching.encode(), times=times, swallowed=True))
-
-    def partition(self) -> None:
-        """Nothing comes through any more, and nobody is told, until :meth:`heal`; then all of it arrives."""
-        self.road.clear()
-
-    def heal(self) -> None:
-        self.road.set()
+    def find(self, where: str, data: bytes) -> list[Trouble]:
+        """The first that this message meets, if any."""
+        with self._mutex:
+            for trouble in self.troubles[where]:
+                if trouble.met < trouble.times and trouble.matching in data:
+                    trouble.seen += 1
+                    if trouble.seen % trouble.every == 0:
+                        trouble.met += 1
+                        return [trouble]
+        return []
 
     def cut(self, *sources: str) -> None:
         """Cut every connection, or only those from these addresses, and take no new ones until :meth:`mend`."""
@@ -225,62 +164,37 @@ class Proxy:
     def _refuses(self, source: str) -> bool:
         return self.refusing or source in self.banned
 
-    def find(self, troubles: list[Trouble], data: bytes) -> Trouble | None:
-        with self._mutex:
-            for trouble in troubles:
-                if trouble.met < trouble.times and trouble.matching in data:
-                    trouble.seen += 1
-                    if trouble.seen % trouble.every == 0:
-                        trouble.met += 1
-                        return trouble
-        return None
-
     def close(self) -> None:
-        for trouble in (*self.requests, *self.answers, *self.messages):
+        for trouble in chain(*self.troubles.values()):
             trouble.let_go()
         self.heal()
         self._door.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._door.close()
         self.cut()
-        for link in self.links:
-            for thread in link.threads:
-                thread.join()
-
-    def _add(self, troubles: list[Trouble], trouble: Trouble) -> Trouble:
-        with self._mutex:
-            troubles.append(trouble)
-        return trouble
+        for thread in chain(*(link.threads for link in self.links)):
+            thread.join()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with suppress(OSError):  # closed
+            while True:
                 down, (source, _) = self._door.accept()
-            except OSError:
-                return
-            if self._refuses(source):
-                self.refused += 1
-                down.close()
-                continue
-            try:
-                up = socket.create_connection(("127.0.0.1", self.target))
-            except OSError:
-                down.close()
-                continue
-            for end in (down, up):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._mutex:  # before it carries anything, or a cut would miss it
-                link = _Link(self, down, up, source)
-                self.links.append(link)
-            if self._refuses(source):
-                link.cut()
+                try:
+                    if self._refuses(source):
+                        self.refused += 1
+                        raise ConnectionRefusedError
+                    up = socket.create_connection(("127.0.0.1", self.target))
+                    for end in (down, up):
+                        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                except OSError:
+                    down.close()
+                    continue
+                with self._mutex:  # before it carries anything, or a cut would miss it
+                    link = _Link(self, down, up, source)
+                    self.links.append(link)
+                if self._refuses(source):
+                    link.cut()
 
 
-@contextmanager
-def proxy(port: int) -> Iterator[Proxy]:
-    """A proxy before the server on ``port``, for the time of a block."""
-    running = Proxy(port)
-    try:
-        yield running
-    finally:
-        running.close()
+def proxy(port: int) -> AbstractContextManager[Proxy]:
+    return closing(Proxy(port))

@@ -1,22 +1,33 @@
-"""Servers that run views for real: a WSGI server with a thread per request, uvicorn, and Django's two test clients."""
+"""Servers that run views for real, Django's two test clients, and functions and views in two versions for them."""
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import wraps
+from http.client import HTTPConnection
+from time import sleep
 from typing import Any, NamedTuple
 
 import pytest
+import redis
 import uvicorn
 from asgiref.sync import async_to_sync
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
-from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
+from django.core.servers.basehttp import ThreadedWSGIServer
+from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
+from django.test.testcases import QuietWSGIRequestHandler
+from django.urls import URLPattern, path
+from django.views import View
 
+from django_redislock import locked_view
 from tests.helpers.actors import GENEROUS
+from tests.inside import PREFIX
 
 # what Django leaves open when a client disconnects or a stream raises, and its async test client always
 LEFT_OPEN = pytest.mark.filterwarnings(
@@ -31,36 +42,18 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class _Server(ThreadedWSGIServer):
-    request_queue_size = 1024
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # the client has disconnected, or the test wants this error
-
-
-class _QuietHandler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 class Web:
-    """Something that responds to requests."""
+    """Something that responds to requests. ``is_idle``: whether the server has noticed that no client is connected any
+    more (a WSGI server does not notice)."""
 
-    port = 0
-
-    def is_idle(self) -> bool:
-        """Whether the server has noticed that no client is connected any more (a WSGI server does not notice)."""
-        return True
+    def __init__(self, port: int = 0, is_idle: Callable[[], bool] = lambda: True) -> None:
+        self.port, self.is_idle = port, is_idle
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
-        """Over HTTP."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GENEROUS)
-        try:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=GENEROUS)) as connection:
             connection.request(method, path, headers=headers)
             response = connection.getresponse()
             return Reply(response.status, dict(response.getheaders()), response.read())
-        finally:
-            connection.close()
 
 
 class SyncTestClient(Web):
@@ -71,30 +64,31 @@ class SyncTestClient(Web):
 
 
 class AsyncTestClient(Web):
-    def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
-        @async_to_sync
-        async def ask() -> Reply:
-            response: Any = await AsyncClient(raise_request_exception=False).generic(method, path, headers=headers)
-            body = b"".join([part async for part in response]) if response.streaming else response.content
-            return Reply(response.status_code, response.headers, body)
+    @async_to_sync
+    async def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
+        response: Any = await AsyncClient(raise_request_exception=False).generic(method, path, headers=headers)
+        body = b"".join([part async for part in response]) if response.streaming else response.content
+        return Reply(response.status_code, response.headers, body)
 
-        return ask()
+
+class _Server(ThreadedWSGIServer):
+    request_queue_size = 1024
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # the client has disconnected, or the test wants this error
 
 
 @contextmanager
 def wsgi_server() -> Iterator[Web]:
-    server = _Server(("127.0.0.1", 0), _QuietHandler)
-    server.set_app(WSGIHandler())
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    web = Web()
-    web.port = server.server_port
-    try:
-        yield web
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with _Server(("127.0.0.1", 0), QuietWSGIRequestHandler) as server:
+        server.set_app(WSGIHandler())
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield Web(server.server_port)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager
@@ -109,11 +103,96 @@ def asgi_server() -> Iterator[Web]:
     while not server.started:
         thread.join(0.005)
         assert thread.is_alive()
-    web = Web()
-    web.is_idle = lambda: not server.server_state.connections  # type: ignore[method-assign]
-    web.port = server.servers[0].sockets[0].getsockname()[1]
+    port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield web
+        yield Web(port, lambda: not server.server_state.connections)
     finally:
         server.should_exit = True
         thread.join()
+
+
+def lock_names(client: redis.Redis) -> list[str]:
+    prefix = f"{PREFIX}lock:"
+    return sorted(key.decode().removeprefix(prefix) for key in client.scan_iter(f"{prefix}*"))
+
+
+class Twins:
+    """``person(twins, "call", ...)`` calls the function, or awaits the coroutine function; both are decorated. ``body``
+    is a function, or a generator function that lets others run where it yields; ``finish`` gets what it returns."""
+
+    def __init__(
+        self,
+        decorator: Callable[[Callable[..., Any]], Callable[..., Any]],
+        body: Callable[..., Any],
+        finish: Callable[[Any], Any] = lambda x: x,
+    ) -> None:
+        def play(answers: list[Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+            result = body(*args, **kwargs)
+            answers.append(finish((yield from result) if isinstance(result, Generator) else result))
+
+        @wraps(body)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            answers: list[Any] = []
+            for _ in play(answers, *args, **kwargs):
+                sleep(0.001)
+            return answers.pop()
+
+        @wraps(body)
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0)
+            answers: list[Any] = []
+            for _ in play(answers, *args, **kwargs):
+                await asyncio.sleep(0.001)
+            return answers.pop()
+
+        self.call, self.acall = decorator(call), decorator(acall)
+
+
+class Pages:
+    """A site of sync or async views: ``person(pages, "get", "/order/1/")`` sends a request through Django's own
+    handler."""
+
+    def __init__(self, *, awaits: bool) -> None:
+        self.awaits = awaits
+        self.urlpatterns: list[URLPattern] = []
+
+    def add(self, route: str, name: Any, body: Callable[..., Any], **options: Any) -> None:
+        """Add a view with ``locked_view(name, **options)`` that responds with what ``body(request, ...)`` returns."""
+        twins = Twins(locked_view(name=name, **options), body, HttpResponse)
+        self.add_view(route, twins.acall if self.awaits else twins.call)
+
+    def add_view(self, route: str, view: Any) -> None:
+        self.urlpatterns.append(path(route, view))
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> Any:
+        return Client().generic(method, path, headers=headers)
+
+    async def aget(self, path: str, method: str = "GET", **headers: str) -> Any:
+        return await AsyncClient().generic(method, path, headers=headers)
+
+
+@types.coroutine
+def abandon(coroutine: Coroutine[Any, Any, Any], when: Callable[[], Any]) -> Generator[Any, None, None]:
+    """Run a coroutine until ``when``, then close it, as the end of its loop or a garbage collection would."""
+    future = coroutine.send(None)
+    while not when():
+        try:
+            yield future
+        except BaseException as error:  # a time limit inside the coroutine cancels the task, and must see this
+            future = coroutine.throw(error)
+        else:
+            future = coroutine.send(None)
+    coroutine.close()
+
+
+def respond(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+async def arespond(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+class Page(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()

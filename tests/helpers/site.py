@@ -6,12 +6,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import wraps
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import sync_to_async
 from django.core.cache import caches
-from django.db import transaction
+from django.db.transaction import atomic, non_atomic_requests
 from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -23,14 +22,12 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_redislock import alist_locks, force_release, list_locks, lock_lost, locked_view
+from django_redislock import alist_locks, force_release, list_locks, locked_view
 from tests.helpers.actors import GENEROUS
 from tests.helpers.databases import Account
 
 
 class Gate:
-    """A place where a view waits until the test lets it continue."""
-
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.go_on = threading.Event()
@@ -49,12 +46,10 @@ def wait_at(gate: str, request: Any) -> None:
 
 
 def names() -> str:
-    """The names of the held locks."""
     return ",".join(lock.name for lock in list_locks())
 
 
 async def anames() -> str:
-    """See names()."""
     return ",".join([lock.name for lock in await alist_locks()])
 
 
@@ -69,153 +64,88 @@ def work(request: Any) -> str:
     return held
 
 
-def respond(request: Any) -> HttpResponseBase:
+lock = locked_view("account:{pk}", blocking_timeout=GENEROUS, methods=["GET", "POST"])
+outer = locked_view("outer:{pk}")
+new_class: Any = type
+
+
+def respond(request: HttpRequest, pk: int) -> HttpResponseBase:
     return HttpResponse(work(request))
 
 
-lock = locked_view("account:{pk}", blocking_timeout=GENEROUS, methods=["GET", "POST"])
+def rest_respond(request: Any, pk: int) -> Response:
+    return Response(work(request))
 
 
-@lock
-def function(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return respond(request)
-
-
-@method_decorator(lock, name="dispatch")
-class OnDispatch(View):
+class Page(View):
     def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        return respond(request)
+        return respond(request, pk)
 
     put = get
 
 
+class RestPage(APIView):
+    def get(self, request: Any, pk: int) -> Response:
+        held = work(request)
+        if "invalid" in request.GET:
+            raise ValidationError("no")
+        return Response(held)
+
+
+class Actions(ViewSet):
+    @lock
+    @action(detail=True)
+    def above(self, request: Any, pk: int) -> Response:
+        return Response(work(request))
+
+    @action(detail=True)
+    @method_decorator(lock)
+    def below(self, request: Any, pk: int) -> Response:
+        return Response(work(request))
+
+
+def decorated(page: Any, *decorators: Any, name: str = "dispatch") -> Any:
+    """A subclass of which one method is decorated."""
+    return method_decorator(decorators, name=name)(type("Decorated", (page,), {}))
+
+
+function: Any = lock(respond)
+OnDispatch: Any = decorated(Page, lock)
+one_method = decorated(Page, lock, name="get").as_view()
+rest_one_method = decorated(RestPage, lock, name="get").as_view()
+
+
 class MarkLost(OnDispatch):
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         return super().dispatch(request, *args, **kwargs)
 
 
-class OneMethod(View):
-    @method_decorator(lock)
-    def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        return respond(request)
-
-
-@method_decorator(lock, name="dispatch")
-class RestOnDispatch(APIView):
-    def get(self, request: Any, pk: int) -> Response:
-        held = work(request)
-        if "invalid" in request.GET:
-            raise ValidationError("no")
-        return Response(held)
-
-
-class RestOneMethod(APIView):
-    @method_decorator(lock)
-    def get(self, request: Any, pk: int) -> Response:
-        held = work(request)
-        if "invalid" in request.GET:
-            raise ValidationError("no")
-        return Response(held)
-
-
-@method_decorator(lock, name="dispatch")
-class SetOnDispatch(ViewSet):
-    def retrieve(self, request: Any, pk: int) -> Response:
-        return Response(work(request))
-
-
-class SetAction(ViewSet):
-    @action(detail=True)
-    @method_decorator(lock)
-    def book(self, request: Any, pk: int) -> Response:
-        return Response(work(request))
-
-
-@lock
-@api_view(["GET"])
-def above_api_view(request: Any, pk: int) -> Response:
-    return Response(work(request))
-
-
-@api_view(["GET"])
-@lock
-def below_api_view(request: Any, pk: int) -> Response:
-    return Response(work(request))
-
-
-@transaction.atomic
-@lock
-def in_a_block(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return respond(request)
-
-
-@locked_view("outer:{pk}")
-@lock
-def two_locks(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return respond(request)
-
-
-@transaction.non_atomic_requests
-@lock
-def excluded_above(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return respond(request)
-
-
-@lock
-@transaction.non_atomic_requests
-def excluded_below(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return respond(request)
-
-
-@transaction.non_atomic_requests
-@locked_view("outer:{pk}")
-@lock
-def excluded_above_two(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return respond(request)
-
-
-@method_decorator([transaction.non_atomic_requests, lock], name="dispatch")
-class ExcludedAboveClass(View):
-    def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        return respond(request)
-
-
-@method_decorator(transaction.non_atomic_requests, name="dispatch")
-class ExcludedMethod(View):
-    @method_decorator(lock)
-    def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        return respond(request)
-
-
-class AlsoOnDispatch(OnDispatch):
-    pass
-
-
-@locked_view("account:{pk}", blocking_timeout=2 * GENEROUS)
-def twice(request: HttpRequest, pk: int) -> HttpResponseBase:
-    """Responds with the balance that it has written."""
+def book(request: HttpRequest, pk: int) -> HttpResponseBase:
     return HttpResponse(str(Account("default").book()))
 
 
-class TwiceLate(View):
-    get = method_decorator(locked_view("account:{pk}", blocking_timeout=2 * GENEROUS))(
-        lambda self, request, pk: HttpResponse(str(Account("default").book()))
-    )
-
-
-def read_with_cache_lock(request: HttpRequest, pk: int) -> HttpResponseBase:
-    with caches["cache-lock"].lock(f"account:{pk}", timeout=GENEROUS):  # type: ignore[attr-defined]
-        return HttpResponse(str(Account("default").balance))
+patient = locked_view("account:{pk}", blocking_timeout=2 * GENEROUS)
 
 
 def with_cache_lock(request: HttpRequest, pk: int) -> HttpResponseBase:
     """What sites do without this package."""
     with caches["cache-lock"].lock(f"account:{pk}", timeout=GENEROUS):  # type: ignore[attr-defined]
-        balance = Account("default").book()
-    return HttpResponse(str(balance))
+        return book(request, pk)
 
 
-# -- streams --------------------------------------------------------------------------------------------------------
+told = threading.Event()
+told_lock = locked_view("account:{pk}", on_lost=lambda loss: told.set())
+
+
+def lose(request: HttpRequest, pk: int) -> HttpResponseBase:
+    Account("default").book()
+    told.clear()
+    force_release(f"account:{pk}")
+    assert told.wait(GENEROUS)
+    return HttpResponse("not seen")
+
+
+ends: list[str] = []  # which locks were held when a stream ended
 
 
 def parts(request: Any) -> Iterator[str]:
@@ -242,9 +172,6 @@ async def aparts(request: Any) -> AsyncIterator[str]:
         ends.append(await anames())
 
 
-ends: list[str] = []  # which locks were held when a stream ended
-
-
 def unlocked_stream(request: HttpRequest, pk: int) -> HttpResponseBase:
     wait_at("gate-before", request)
     return StreamingHttpResponse(parts(request))
@@ -252,12 +179,7 @@ def unlocked_stream(request: HttpRequest, pk: int) -> HttpResponseBase:
 
 plainly = locked_view("account:{pk}")
 stream = plainly(unlocked_stream)
-short_stream = locked_view("account:{pk}", ttl=2)(unlocked_stream)
-
-
-@plainly
-def stream_of_a_list(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return StreamingHttpResponse([b"a", b"b"])
+short_stream = locked_view("account:{pk}", ttl=1)(unlocked_stream)
 
 
 @plainly
@@ -266,114 +188,33 @@ def file(request: HttpRequest, pk: int) -> HttpResponseBase:
 
 
 @plainly
-def stream_of_coroutine(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return StreamingHttpResponse(aparts(request))
-
-
-@plainly
 async def async_stream(request: HttpRequest, pk: int) -> HttpResponseBase:
     await sync_to_async(wait_at)("gate-before", request)
     return StreamingHttpResponse(aparts(request))
 
 
-@api_view(["GET"])
-@plainly
-def stream_below_api_view(request: Any, pk: int) -> HttpResponseBase:
-    Account("default").book()
-    return StreamingHttpResponse(parts(request))
-
-
-def lose(request: HttpRequest, pk: int) -> HttpResponseBase:
-    """Force-release the lock while the view runs."""
-    Account("default").book()
-    told = threading.Event()
-
-    def tell(**facts: Any) -> None:
-        told.set()
-
-    lock_lost.connect(tell)
-    force_release(f"account:{pk}")
-    assert told.wait(GENEROUS)
-    return HttpResponse("not seen")
-
-
-lost = lock(lose)
-lost_late = transaction.atomic(lost)
-
-
-# -- coroutines -----------------------------------------------------------------------------------------------------
-
-
-@lock
-async def coroutine(request: HttpRequest, pk: int) -> HttpResponseBase:
+async def arespond(request: HttpRequest, pk: int) -> HttpResponseBase:
     return HttpResponse(await anames())
 
 
-class AsyncMethod(View):
-    @method_decorator(lock)
+class AsyncPage(View):
     async def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
         return HttpResponse(await anames())
 
+    put = get
 
-@method_decorator(lock, name="dispatch")
-class AsyncOnDispatch(View):
+
+class SyncMethod(View):
     async def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        return HttpResponse(await anames())
-
-    async def put(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        return HttpResponse(await anames())
-
-
-def plain(view: Callable[..., Any]) -> Callable[..., Any]:
-    return wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))
-
-
-@method_decorator([lock, plain], name="dispatch")
-class AsyncBelowAnother(AsyncOnDispatch):
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return View.dispatch(self, request, *args, **kwargs)
-
-
-# -- sync views that coroutines run ---------------------------------------------------------------------------------
-
-
-@lock
-def held_names(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return HttpResponse(names())
-
-
-async def by_sync_to_async(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return await sync_to_async(held_names)(request, pk=pk)
-
-
-async def by_to_thread(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return await asyncio.to_thread(held_names, request, pk=pk)
-
-
-class OperationsOfOnePath(View):
-    """Sync and async operations of one path, as django-ninja has them."""
-
-    operations: dict[str, Callable[..., Any]] = {"GET": held_names, "POST": coroutine}
-
-    async def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        operation = self.operations[str(request.method)]
-        if iscoroutinefunction(operation):
-            return await operation(request, pk=pk)  # type: ignore[no-any-return]
-        return await sync_to_async(operation)(request, pk=pk)  # type: ignore[no-any-return]
-
-    post = get
-
-
-class SyncMethodOfAsync(View):
-    async def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        return await sync_to_async(self.book)(request, pk=pk)
+        return await sync_to_async(self.look)(request, pk=pk)
 
     @method_decorator(lock)
-    def book(self, request: HttpRequest, pk: int) -> HttpResponseBase:
+    def look(self, request: HttpRequest, pk: int) -> HttpResponseBase:
         return HttpResponse(names())
 
 
-# -- the site -------------------------------------------------------------------------------------------------------
+async def sync_view(request: HttpRequest, pk: int) -> HttpResponseBase:
+    return await sync_to_async(lock(lambda request, pk: HttpResponse(names())))(request, pk=pk)
 
 
 def middleware(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
@@ -393,57 +234,46 @@ def middleware(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[
 LOCKED_INSIDE = {  # the lock begins before the transaction
     "function": function,
     "dispatch": OnDispatch.as_view(),
-    "rest-dispatch": RestOnDispatch.as_view(),
-    "set-dispatch": SetOnDispatch.as_view({"get": "retrieve"}),
-    "above-api-view": above_api_view,
+    "whole-class": lock(Page.as_view()),
+    "rest-dispatch": decorated(RestPage, lock).as_view(),
+    "above-api-view": lock(api_view(["GET"])(rest_respond)),
 }
 LOCKED_LATE = {  # Django began the transaction before the lock
     "mark-lost": MarkLost.as_view(),
-    "one-method": OneMethod.as_view(),
-    "rest-one-method": RestOneMethod.as_view(),
-    "set-action": SetAction.as_view({"get": "book"}),
-    "below-api-view": below_api_view,
-    "in-a-block": in_a_block,
+    "one-method": one_method,
+    "rest-one-method": rest_one_method,
+    "above-action": Actions.as_view({"get": "above"}),
+    "below-action": Actions.as_view({"get": "below"}),
+    "self": new_class("Self", (View,), {"get": lock(Page.get)}).as_view(),  # as by method_decorator
+    "below-api-view": api_view(["GET"])(lock(rest_respond)),
+    "in-a-block": atomic(function),
 }
 EXCLUDED = {
-    "excluded-above": excluded_above,
-    "excluded-below": excluded_below,
-    "excluded-above-two": excluded_above_two,
-    "excluded-above-class": ExcludedAboveClass.as_view(),
-    "excluded-method": ExcludedMethod.as_view(),
-    "excluded-as-view": transaction.non_atomic_requests(AlsoOnDispatch.as_view()),
+    "excluded-above": non_atomic_requests(lock(respond)),
+    "excluded-below": lock(non_atomic_requests(lambda request, pk: respond(request, pk))),
+    "excluded-above-two": non_atomic_requests(outer(lock(respond))),
+    "excluded-above-class": decorated(Page, non_atomic_requests, lock).as_view(),
+    "excluded-method": decorated(decorated(Page, lock, name="get"), non_atomic_requests).as_view(),
+    "excluded-as-view": non_atomic_requests(decorated(Page, lock).as_view()),
 }
-STREAMS = {
-    "stream": stream,
-    "stream-of-coroutine": stream_of_coroutine,
-    "async-stream": async_stream,
-    "stream-below-api-view": stream_below_api_view,
-}
+STREAMS = {"stream": stream, "async-stream": async_stream}
 ASYNC = {
-    "coroutine": coroutine,
-    "async-method": AsyncMethod.as_view(),
-    "async-dispatch": AsyncOnDispatch.as_view(),
-    "async-below-another": AsyncBelowAnother.as_view(),
+    "coroutine": lock(arespond),
+    "async-dispatch": decorated(AsyncPage, lock).as_view(),
+    "async-self": new_class("AsyncSelf", (View,), {"get": lock(AsyncPage.get)}).as_view(),
 }
-SYNC_IN_ASYNC = {
-    "by-sync-to-async": by_sync_to_async,
-    "by-to-thread": by_to_thread,
-    "operations": OperationsOfOnePath.as_view(),
-    "sync-method-of-async": SyncMethodOfAsync.as_view(),
-}
+SYNC_IN_ASYNC = {"sync-view": sync_view, "sync-method": SyncMethod.as_view()}
 OTHERS = {
     "short-stream": short_stream,
-    "two-locks": two_locks,
-    "cached": cache_page(60)(OneMethod.as_view()),
-    "cached-rest": cache_page(60)(RestOneMethod.as_view()),
-    "twice": twice,
-    "twice-late": TwiceLate.as_view(),
+    "two-locks": outer(lock(respond)),
+    "cached": cache_page(60)(one_method),
+    "twice": patient(book),
+    "twice-late": atomic(patient(book)),
     "cache-lock": with_cache_lock,
-    "cache-lock-read": read_with_cache_lock,
     "file": file,
-    "list": stream_of_a_list,
-    "lost": lost,
-    "lost-late": lost_late,
+    "list": plainly(lambda request, pk: StreamingHttpResponse([b"a", b"b"])),
+    "lost": told_lock(lose),
+    "lost-late": atomic(told_lock(lose)),
 }
 
 urlpatterns = [

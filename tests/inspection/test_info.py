@@ -1,23 +1,70 @@
-"""The state of one lock in Redis: ``get_lock()``, ``Lock.info()``, foreign values in its keys, suspensions."""
+"""The state of one lock in Redis, foreign values, suspensions, ``force_release()``; and lists of locks and pools."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
+from django.core.management import call_command
+from django.test import Client
 
 import django_redislock
-from django_redislock import Lock, LockInfo, LockPool, LockStatus, LockUnavailable, force_release, get_lock, list_locks
+from django_redislock import (
+    Lock,
+    LockInfo,
+    LockPool,
+    LockStatus,
+    LockUnavailable,
+    PoolSummary,
+    force_release,
+    get_lock,
+    list_locks,
+    list_pools,
+)
 from redisserver import RedisServer
-from tests.helpers.actors import Crowd, Ghost, server_time
-from tests.helpers.ways import DJANGO_REDIS, alias, caches
-from tests.inside import PREFIX, page
-from tests.inspection.conftest import Queue, hold
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from tests.helpers.proxy import proxy
+from tests.helpers.state import INDEX, put
+from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias, caches
+from tests.inside import FORCE, PREFIX, limit, page
+
+HOUR = 3600
+FOREIGN = [
+    b"",
+    b"\xff\xfe\x00",
+    b"id channel c 1 1 -",
+    b"id channel c one two - owner",
+    b"id channel c -1 -1 - owner",
+    b"id channel c \xc2\xb2 \xc2\xb2 - owner",
+    b"id channel c 1 " + b"9" * 18 + b" - owner",
+    b"id channel c " + b"9" * 5000 + b" 1 - owner",
+]
+Eventually = Callable[..., Any]
+COLUMNS = ["name", "owner", "held_for", "lease_left", "fence", "waiters"]
+FAR = 4e15  # microseconds
+each_way = pytest.mark.parametrize("way", ["list_locks", "name", "lease_left", "owner"])
+both_ways = pytest.mark.parametrize("way", ["list_locks", "name"])
+
+
+def hold(name: str, **options: Any) -> str:
+    """Acquire the lock and detach it, so that it stays held; return the token."""
+    lock = Lock(name, **options)
+    assert lock.acquire(blocking=False)
+    return lock.detach()
+
+
+def queue_up(there: Ghost, count: int) -> list[str]:
+    """Let so many waiters queue for the lock "a", one after the other; return their owners in order."""
+    owners = [f"waiter-{number}" for number in range(count)]
+    for number, owner in enumerate(owners):
+        there.acquire(there.request(f"a-{number:022}", name="a", owner=owner))
+    return owners
 
 
 def known(name: str) -> LockInfo:
@@ -26,69 +73,22 @@ def known(name: str) -> LockInfo:
     return info
 
 
-# -- a lock of ours -------------------------------------------------------------------------------------------------
-
-
-def test_of_a_free_lock_there_is_nothing_to_tell(crowd: Crowd) -> None:
-    me = crowd()
-    assert me(django_redislock, "get_lock", "a") is None
-    assert me(Lock("a"), "info") is None
-    assert me(Lock("a"), "status") is LockStatus.FREE
-
-
-def test_info_tells_who_since_when_and_until_when(crowd: Crowd) -> None:
-    me, you = crowd(), crowd()
-    lock = Lock("a", ttl=60, note="of the holder", purpose="/orders/42/")
-    before = datetime.now(timezone.utc)
-    me(lock, "acquire")
-    info = me(lock, "info")
-    after = datetime.now(timezone.utc)
-    fence, token = me.read(lambda: (lock.fence, lock.token))
-    assert (info.name, info.fence, info.note, info.status) == ("a", fence, "of the holder", LockStatus.UNAVAILABLE)
-    assert (info.waiters, info.queue, info.pool_waiters, info.pool_queue) == (0, (), 0, ())
-    assert info.owner.endswith(" /orders/42/")
-    assert before <= info.since <= after
-    # Redis counts a lease in whole milliseconds
-    assert abs(info.expires - info.since - timedelta(seconds=60)) < timedelta(milliseconds=5)
-    assert 0 <= info.held_for <= (after - before).total_seconds()
-    assert 0 < info.lease_left <= 60
-    assert info.token_hint == f"{token[:4]}…"
-    assert token not in repr(info)
-    with Lock("b", token="known" * 5):
-        assert known("b").token_hint == "know…"
-    assert you(django_redislock, "get_lock", "a").since == info.since
-
-
-def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(queue_up: Queue, crowd: Crowd) -> None:
+def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(
+    ghost: Callable[..., Ghost], crowd: Crowd, client: redis.Redis
+) -> None:
     hold("a")
-    owners = queue_up("a", 130)
+    owners = queue_up(ghost(), 130)
     info = crowd()(django_redislock, "get_lock", "a")
     assert info.waiters == 130
     assert [waiter.owner for waiter in info.queue] == owners[:100]
     waited = [waiter.waited for waiter in info.queue]
     assert waited == sorted(waited, reverse=True)
     assert waited[-1] >= 0
-
-
-def test_a_waiter_tells_who_it_is_and_its_note(crowd: Crowd, eventually: Callable[..., Any]) -> None:
-    token = hold("a")
-    waiting = crowd().start(Lock("a", note="two\nlines", purpose="/pay/"), "acquire")
-    (waiter,) = eventually(lambda: known("a").queue)
-    assert waiter.owner.endswith(" /pay/")
-    assert waiter.note == "two\nlines"
-    Lock("a", token=token).release()
-    assert waiting.result(30)
-
-
-def test_a_queue_without_a_holder_is_no_lock(client: redis.Redis, queue_up: Queue) -> None:
-    hold("a")
-    queue_up("a", 2)
-    client.delete(f"{PREFIX}lock:a")
+    client.delete(f"{PREFIX}lock:a")  # a queue without a holder
     assert get_lock("a") is None
 
 
 def test_it_tells_which_waiters_redis_cannot_reach(ghost: Callable[..., Ghost], client: redis.Redis) -> None:
-    """They still count, because they may come back."""
     hold("a", ttl=600)
     killed, there = ghost(alive=False), ghost()
     killed.queue("1" * 22, name="a")
@@ -122,48 +122,31 @@ def test_of_a_pools_member_it_tells_who_wants_this_one_and_who_wants_any(ghost: 
     assert alice.pool_queue[0].waited == pytest.approx(198, abs=30)
 
 
-def test_the_memory_mode_has_locks_to_tell_of_too() -> None:
-    with Lock("a", using="memory") as lock:
-        info = get_lock("a", using="memory")
-        assert info is not None
-        assert info.fence == lock.fence
-        assert get_lock("a") is None
-    assert get_lock("a", using="memory") is None
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    call_command("redislocks", *arguments)
+    return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["", "a\n", "x" * 513, "pool:accounts:"])
-@pytest.mark.parametrize("ask", ["get_lock", "force_release"])
-def test_what_cannot_be_a_name_is_refused(ask: str, name: str, crowd: Crowd) -> None:
-    with pytest.raises(ValueError, match=r"name|pool") as caught:
-        crowd()(django_redislock, ask, name)
-    assert not isinstance(caught.value, LockUnavailable)
-
-
-@pytest.mark.parametrize("ask", ["get_lock", "list_locks", "force_release", "list_pools"])
-def test_redis_out_of_reach_is_lock_unavailable(ask: str, crowd: Crowd) -> None:
-    nowhere = alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")
-    with caches(nowhere):
-        with pytest.raises(LockUnavailable, match=r"cannot be reached.*alias 'default'"):
-            crowd()(django_redislock, ask, "a")
-        with pytest.raises(LockUnavailable, match="alias 'default'"):
-            page()
-
-
-# -- what somebody else may have written ----------------------------------------------------------------------------
-
-FOREIGN = [
-    b"",
-    b"x",
-    b"\xff\xfe\x00",
-    b"id channel c 1",
-    b"id channel c 1 1 -",
-    b"id channel c one two - owner",
-    b"id channel c -1 -1 - owner",
-    b"id channel c \xc2\xb2 \xc2\xb2 - owner",
-    b"id channel c 1 " + b"9" * 18 + b" - owner",
-    b"id channel c 1 " + b"9" * 400 + b" - owner",
-    b"id channel c " + b"9" * 5000 + b" 1 - owner",
-]
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
+def test_all_who_show_a_lock_say_that_it_is_being_handed_over(
+    name: str, ghost: Callable[..., Ghost], capsys: pytest.CaptureFixture[str], admin_client: Client
+) -> None:
+    there, pool, of_pool = ghost(), LockPool("accounts"), name.startswith("pool:")
+    pool.assign(["alice"])
+    with pool.acquire() if of_pool else Lock(name):
+        assert not known(name).handed_over
+        there.queue("a" * 22, name="pool:accounts:" if of_pool else name, ttl=30)
+    for info in (known(name), *list_locks()):
+        assert (info.owner, info.handed_over) == ("ghost", True)
+        assert info.lease_left <= 10
+    assert [lock.handed_over for lock in pool.info().locks] == [True] * of_pool
+    assert " s (being handed over)  " in printed(capsys, "list")
+    assert " s (being handed over)\n" in printed(capsys, "show", name)
+    assert json.loads(printed(capsys, "show", name, "--format=json"))["handed_over"] is True
+    for part in ("", f"{name}/change/"):
+        path = f"/admin/django_redislock/heldlock/{part}".replace(":", "_3A")
+        assert " s (being handed over)" in admin_client.get(path).content.decode()
 
 
 @pytest.mark.parametrize("value", FOREIGN, ids=lambda value: repr(value[:40]))
@@ -183,111 +166,32 @@ def test_a_foreign_value_keeps_the_lock_from_everybody_until_it_is_forced_away(
             pass
 
 
-@pytest.mark.parametrize("entry", [None, b"", b"channel", b"channel x y z w", b"c 1 0 -", b"\xff \xff \xff \xff \xff"])
-def test_a_foreign_entry_in_the_queue_hides_no_lock(entry: bytes | None, client: redis.Redis) -> None:
-    hold("a")
-    client.zadd(f"{PREFIX}queue:a", {"stranger": "-inf", "other": "inf"})
-    if entry is not None:
-        client.hset(f"{PREFIX}waiters:a", "stranger", entry)
-    info = known("a")
-    assert (info.waiters, [waiter.owner for waiter in info.queue]) == (2, ["?", "?"])
-    assert [waiter.waited for waiter in info.queue] == [pytest.approx(10 * 365 * 86400), 0.0]
-    assert [lock.waiters for lock in list_locks()] == [2]
+# -- suspensions; for their effects, see tests/protocol/test_r2_r15_r20_scripts.py -------------------------------
 
 
-@pytest.mark.parametrize("key", ["lock:a", "queue:a"])
-def test_a_lock_behind_a_key_of_the_wrong_type_is_a_clear_error(key: str, client: redis.Redis) -> None:
-    hold("a")
-    client.delete(f"{PREFIX}{key}")
-    client.rpush(f"{PREFIX}{key}", "some", "list")
-    with pytest.raises(LockUnavailable, match=r"alias 'default'.*(WRONGTYPE|wrong kind)") as caught:
-        get_lock("a")
-    assert caught.value.name == "a"
-
-
-# -- locks that never end -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("endless")
-def test_a_lock_of_ours_that_never_ends_says_so() -> None:
-    info = known("persisted")
-    assert (info.status, info.lease_left, info.expires.year) == (LockStatus.ERROR, math.inf, 9999)
-    assert info.owner == "web-1"
-    assert force_release("persisted")
-    assert known("sound").status is LockStatus.UNAVAILABLE
-    with Lock("persisted", blocking=False):
-        pass
-
-
-def test_a_pools_member_whose_end_was_taken_away_has_it_again_from_the_index(client: redis.Redis) -> None:
-    pool = LockPool("accounts")
-    pool.extend(["alice"])
-    with pool.acquire(ttl=600) as alice:
-        client.zrem(f"{PREFIX}busy:pool:accounts:", "alice")
-        info = known(alice.name)
-        assert (info.status, info.fence) == (LockStatus.UNAVAILABLE, alice.fence)
-        assert 500 < info.lease_left <= 600
-        assert alice.status() is LockStatus.LOCKED
-
-
-def test_a_pools_member_that_somebody_else_holds_without_end_says_so_until_it_is_forced_away(
-    client: redis.Redis,
-) -> None:
-    pool = LockPool("accounts")
-    pool.extend(["alice"])
-    client.hset(f"{PREFIX}held:pool:accounts:", "alice", "somebody's")
-    info = known("pool:accounts:alice")
-    assert (info.status, info.lease_left) == (LockStatus.ERROR, math.inf)
-    assert Lock("pool:accounts:alice").status() is LockStatus.ERROR
-    force_release("pool:accounts:alice")
-    with pool.acquire(blocking_timeout=0) as alice:
-        assert alice.key == "alice"
-
-
-# -- suspensions; for their effects, see tests/protocol/test_r20_suspensions.py ---------------------------------------
-
-HOUR = 3600
-
-
-@pytest.fixture
-def me() -> str:
-    """How lists name this thread."""
-    with Lock("another") as lock:
-        info = lock.info()
-        assert info is not None
-        return info.owner
-
-
-def test_it_says_who_suspended_the_lock_until_when_and_why(me: str) -> None:
+def test_it_says_who_suspended_the_lock_until_when_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "django_redislock")
+    hold("another")
+    me = known("another").owner
+    force_release("another")
+    caplog.clear()
+    token = hold("a", note="of the holder")
     Lock("a").suspend(timedelta(hours=1), note="rate\nlimited")
-    (listed,), shown = list_locks(), get_lock("a")
-    for info in (listed, shown):
-        assert info is not None
+    info = known("a")
+    assert info.suspension is not None
+    assert (info.held, info.owner, info.note) == (True, me, "of the holder")
+    assert info.suspension.note == "rate\nlimited"
+    assert info.lease_left < HOUR - 100 < info.suspension.left
+    Lock("a", token=token).release()
+    for info in (*list_locks(), known("a")):
         assert (info.held, info.owner, info.note) == (False, f"nobody (suspended by {me})", "rate\nlimited")
         assert info.suspension is not None
         assert (info.suspension.owner, info.suspension.note) == (me, "rate\nlimited")
         assert HOUR - 100 < info.suspension.left == info.lease_left <= HOUR
-
-
-def test_of_a_held_lock_it_tells_the_holder_and_the_suspension_to_come(me: str) -> None:
-    hold("a", note="of the holder")
-    Lock("a").suspend(HOUR, note="rate limited")
-    info = get_lock("a")
-    assert info is not None
-    assert info.suspension is not None
-    assert (info.held, info.owner, info.note) == (True, me, "of the holder")
-    assert info.suspension.note == "rate limited"
-    assert info.lease_left < HOUR - 100 < info.suspension.left
-
-
-def test_the_log_says_who_suspends_and_resumes(me: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "django_redislock")
-    lock = Lock("a")
-    lock.suspend(60, note="rate limited")
-    lock.resume()
-    lock.resume()
+    for _ in range(2):
+        Lock("a").resume()
     assert caplog.messages == [
-        f'event=suspended name=a seconds=60.000000 by={me} note="rate limited"',
+        rf'event=suspended name=a seconds=3600.000000 by={me} note="rate\nlimited"',
         f"event=resumed name=a by={me}",
     ]
 
@@ -296,23 +200,340 @@ def test_the_log_says_who_suspends_and_resumes(me: str, caplog: pytest.LogCaptur
     ("arguments", "error", "says"),
     [
         ((0,), ValueError, "seconds must be at least 0.001 seconds and finite, not 0"),
-        ((float("inf"),), ValueError, "seconds must be at least"),
         (("60",), TypeError, "seconds must be seconds"),
         ((60, 7), TypeError, "note must be a str, not 7"),
         ((60, "x" * 1001), ValueError, "note must have at most 1000 bytes, not 1001"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_sent(
-    arguments: tuple[Any, ...], error: type[Exception], says: str, own: RedisServer
+def test_bad_input_is_refused_before_anything_is_sent_and_then_redis_is_missed(
+    arguments: tuple[Any, ...], error: type[Exception], says: str, own: RedisServer, retry_for: Any
 ) -> None:
+    retry_for(0.0)
     own.stop()
     with pytest.raises(error, match=says):
         Lock("a").suspend(*arguments)
-
-
-def test_where_redis_cannot_be_reached_it_says_so(own: RedisServer, retry_for: Any) -> None:
-    retry_for(0.0)
-    own.stop()
     for call in (lambda: Lock("a").suspend(60), Lock("a").resume):
         with pytest.raises(LockUnavailable):
             call()
+
+
+def test_it_returns_what_was_released_and_tells_by_whom(
+    crowd: Crowd, ghost: Callable[..., Ghost], heard: list[tuple[str, dict[str, Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    me = crowd()
+    assert me(django_redislock, "force_release", "a") is None
+    assert (heard, caplog.messages) == ([], [])
+    token = hold("a", note="for people")
+    queue_up(ghost(), 2)
+    before = known("a")
+    heard.clear()
+    released = me(django_redislock, "force_release", "a", by="jo")
+    facts = ("name", "owner", "fence", "since", "waiters", "note")
+    assert [getattr(released, fact) for fact in facts] == [getattr(before, fact) for fact in facts]
+    assert released.waiters == 2
+    assert [(which, facts["name"], facts["by"]) for which, facts in heard if which == "force"] == [("force", "a", "jo")]
+    assert f"event=force-released name=a by=jo owner={before.owner}" in caplog.text
+    assert token not in caplog.text
+
+
+def test_the_next_waiter_gets_the_lock_at_once_past_any_number_of_dead_ones(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, look_every=1000.0)  # it is told
+    me, you = crowd(), crowd()
+    hold("a", ttl=600)
+    waiting = me.start(Lock("a"), "acquire")
+    eventually(lambda: (info := get_lock("a")) and info.waiters)
+    dead = {f"dead-{number:017}": number for number in range(1, 11_001)}
+    client.zadd(f"{PREFIX}queue:a", dead)
+    client.hset(f"{PREFIX}waiters:a", mapping=dict.fromkeys(dead, "no-such-channel 30000 0 - dead"))
+    assert you(django_redislock, "force_release", "a")
+    assert waiting.result(GENEROUS)
+    assert client.zcard(f"{PREFIX}queue:a") == 0
+
+
+def test_a_fence_spares_whoever_came_later(
+    crowd: Crowd, caplog: pytest.LogCaptureFixture, eventually: Eventually
+) -> None:
+    me, you = crowd(), crowd()
+    lock = Lock("a")
+    me(lock, "acquire")
+    seen = me.read(lambda: lock.fence)
+    assert you(django_redislock, "force_release", "a", fence=seen - 1) is None
+    assert you(django_redislock, "force_release", "a", fence=seen)
+    hold("a", ttl=600)
+    eventually(lambda: "event=lost" in caplog.text)  # of the first holder, told by a thread
+    caplog.clear()
+    assert you(django_redislock, "force_release", "a", fence=seen) is None
+    assert not caplog.records
+    for fence in (True, "abc", 3.5, math.nan, -1):
+        with pytest.raises((TypeError, ValueError), match=r"^fence must be "):
+            force_release("a", fence=fence)  # type: ignore[arg-type]
+    assert get_lock("a")
+
+
+def test_it_tells_whom_it_has_released_and_not_whom_it_saw_before(
+    server: RedisServer, own_pools: None, crowd: Crowd, caplog: pytest.LogCaptureFixture
+) -> None:
+    me, before, after = crowd(), Lock("a", token=hold("a")), Lock("a", purpose="the later one", using="straight")
+    force_release("another")  # the script is known
+    with proxy(server.port) as network, caches(alias(DJANGO, network.url), straight=alias(DJANGO, server.url)):
+        late = network.hold_request(FORCE)
+        forced = me.start(django_redislock, "force_release", "a")
+        assert late.caught.wait(GENEROUS)
+        Lock("a", token=before.token, using="straight").release()
+        assert after.acquire()
+        late.let_go()
+        released = forced.result(GENEROUS)
+    assert released.owner.endswith(" the later one")
+    assert "the later one" in caplog.text
+
+
+def listed(way: str) -> list[LockInfo]:
+    """The held locks by ``list_locks()``, or those of a page with this order."""
+    return list_locks() if way == "list_locks" else page(way).locks
+
+
+def names(locks: list[LockInfo]) -> list[str]:
+    return [lock.name for lock in locks]
+
+
+def statuses(way: str) -> dict[str, LockStatus]:
+    return {lock.name: lock.status for lock in listed(way)}
+
+
+def test_every_held_lock_is_listed_by_name_until_it_is_released(crowd: Crowd) -> None:
+    me, you = crowd(), crowd()
+    assert you(django_redislock, "list_locks") == page("owner").locks == []
+    locks = [Lock(name) for name in ("seat:2", "order:42", "seat:1")]
+    for lock in locks:
+        me(lock, "acquire")
+    assert names(you(django_redislock, "list_locks")) == ["order:42", "seat:1", "seat:2"]
+    for lock in locks:
+        me(lock, "release")
+    assert you(django_redislock, "list_locks") == []
+
+
+@both_ways
+def test_members_of_pools_are_listed_among_the_others_with_those_who_want_any(way: str, client: redis.Redis) -> None:
+    pool = LockPool("accounts")
+    pool.extend(["alice", "bob"])
+    with pool.acquire(ttl=600) as alice, pool.acquire(ttl=300), Lock("a"):
+        client.zadd(f"{PREFIX}queue:pool:accounts:", {"any": 1})
+        client.zadd(f"{PREFIX}queue:pool:accounts:bob", {"first": 1, "second": 2})
+        found = {lock.name: (lock.waiters, lock.pool_waiters) for lock in listed(way)}
+        assert found == {"a": (0, 0), "pool:accounts:alice": (0, 1), "pool:accounts:bob": (2, 1)}
+        _, first, second = listed(way)
+        assert first.fence == alice.fence
+        assert 270 < second.lease_left <= 300 < 570 < first.lease_left <= 600
+        assert names(page("-waiters", "name").locks) == ["pool:accounts:bob", "pool:accounts:alice", "a"]
+        assert names(page("lease_left").locks)[1:] == ["pool:accounts:bob", "pool:accounts:alice"]
+    assert listed(way) == []
+
+
+def test_other_prefixes_and_aliases_have_locks_of_their_own(server: RedisServer, settings: Any) -> None:
+    entry = alias(DJANGO_REDIS, server.url)
+    settings.CACHES = {**settings.CACHES, "default": entry, "other": {**entry, "KEY_PREFIX": "other"}}
+    for using in ("default", "other", "memory"):
+        hold(using, using=using)
+    for using in ("default", "other", "memory"):
+        assert names(list_locks(using=using)) == names(page(using=using).locks) == [using]
+    settings.REDISLOCK = {"KEY_PREFIX": "elsewhere"}
+    assert list_locks() == []
+
+
+def test_more_locks_than_one_batch_are_all_listed_without_a_scan(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, list_batch=7)
+    held = [f"a:{number:02}" for number in range(30)]
+    for name in held:
+        hold(name)
+    pool = LockPool("accounts")
+    pool.extend([f"{number:02}" for number in range(20)])
+    for _ in range(20):
+        pool.acquire()
+    client.config_resetstat()
+    assert names(list_locks()) == [*held, *(f"pool:accounts:{number:02}" for number in range(20))]
+    assert not [command for command in client.info("commandstats") if "scan" in command or "keys" in command]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*", ["Order:1", "a[1]*", "order:1", "order:12", "order:2"]),
+        ("order:?", ["order:1", "order:2"]),
+        ("order:[13]", ["order:1"]),
+        ("order:[!1]", ["order:2"]),
+        ("a[[]1][*]", ["a[1]*"]),
+        *((text, []) for text in ("order", "", "[", "[z-a]", "\\", "(", "^order:1$", ".*", "order:1\n", "?" * 600)),
+    ],
+)
+def test_patterns_are_shell_style_and_match_the_whole_name_case_sensitively(pattern: str, found: list[str]) -> None:
+    for name in ("order:1", "order:12", "order:2", "Order:1", "a[1]*"):
+        hold(name)
+    assert names(list_locks(pattern)) == found
+
+
+@pytest.mark.parametrize("ask", [list_locks, list_pools])
+def test_a_pattern_that_is_no_text_is_refused(ask: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"^A pattern of names must be a str, not None\.$"):
+        ask(None)
+
+
+def test_expired_locks_are_not_listed_and_their_entries_vanish_as_others_are_taken(
+    client: redis.Redis, eventually: Eventually
+) -> None:
+    for number in range(40):
+        hold(f"expired:{number}", ttl=0.05)
+    hold("held", ttl=600)
+    eventually(lambda: len(list(client.scan_iter(f"{PREFIX}lock:*"))) == 1)
+    assert client.zcard(INDEX) > 1
+    assert names(list_locks()) == names(page().locks) == ["held"]
+
+    def vanished() -> bool:
+        with Lock("other"):
+            pass
+        return bool(client.zcard(INDEX) == 1)
+
+    eventually(vanished)
+    assert names(list_locks()) == ["held"]
+
+
+@each_way
+def test_what_others_wrote_under_our_keys_hides_no_lock(way: str, client: redis.Redis) -> None:
+    put(client, "ours", waiters=1)
+    client.zadd(INDEX, {b"\x1b[2J": FAR, b"\xff\xfe": FAR, b"no such lock": FAR, b"": FAR, b"pool:a:": FAR})
+    client.set(f"{PREFIX}lock:\x1b[2J", f"{'t' * 22} channel c 5 1700000000000000 - owner")
+    foreign = {f"foreign:{value!r}": value for value in (b"", b"x", b"\xff\xfe\x00", b"id channel c 1 1 -")}
+    for name, value in foreign.items():
+        put(client, name)
+        client.set(f"{PREFIX}lock:{name}", value, px=60_000)
+    for name in ("list", "queue"):
+        put(client, name)
+    client.delete(f"{PREFIX}lock:list")
+    client.lpush(f"{PREFIX}lock:list", "x")
+    client.set(f"{PREFIX}queue:queue", "no queue")
+    for score in ("1e300", "inf"):
+        client.zadd(INDEX, {"ours": score})
+        ours = {"ours": LockStatus.UNAVAILABLE, "queue": LockStatus.UNAVAILABLE}
+        assert statuses(way) == {**ours, **dict.fromkeys(foreign, LockStatus.ERROR)}
+        assert {lock.name: lock.waiters for lock in listed(way) if lock.name in ours} == {"ours": 1, "queue": 0}
+        assert all(0 < lock.lease_left <= 60 for lock in listed(way) if lock.name == "ours")
+
+
+@both_ways
+@pytest.mark.parametrize("denied", ["mget", "zrange"])
+def test_a_user_that_may_not_read_locks_is_lock_unavailable(
+    way: str, denied: str, client: redis.Redis, server: RedisServer
+) -> None:
+    hold("a")
+    client.acl_setuser("blind", enabled=True, nopass=True, keys=["*"], commands=["+@all", f"-{denied}"])
+    blind = alias(DJANGO_REDIS, server.url.replace("//", "//blind:any@"))
+    with caches(blind), pytest.raises(LockUnavailable, match=r"refuses .*'default'"):
+        listed(way)
+    client.acl_deluser("blind")
+
+
+@pytest.mark.usefixtures("endless")
+@each_way
+def test_locks_that_never_end_are_listed_and_found(way: str, trips: list[int]) -> None:
+    everyone = {"persisted": LockStatus.ERROR, "foreign": LockStatus.ERROR, "sound": LockStatus.UNAVAILABLE}
+    assert statuses(way) == everyone
+    assert len(trips) <= 3
+    if way != "list_locks":
+        assert (page(way).matching, page(way).total) == (3, 3)
+        searched = page(way, words=["WEB"])
+        assert (names(searched.locks), searched.matching, searched.total) == (["persisted"], 1, 3)
+        found = page(way, names={"persisted", "foreign"}).locks
+        assert {lock.name: lock.owner for lock in found} == {"foreign": "?", "persisted": "web-1"}
+    info = known("persisted")
+    assert (info.lease_left, info.expires.year) == (math.inf, 9999)
+    assert names(page("lease_left").locks)[0] == names(page("-lease_left").locks)[-1] == "sound"
+
+
+def test_pages_are_sorted_cut_and_searched(client: redis.Redis) -> None:
+    put(client, "a", owner="web-2", since=10, ttl=300, waiters=2)
+    put(client, "b", owner="web-1", since=30, ttl=100)
+    put(client, "c", owner="Web-2", since=20, ttl=200, waiters=5)
+    told: list[int] = []
+
+    def cut(count: int) -> slice:
+        told.append(count)
+        return slice(1, 2)
+
+    orders = zip(COLUMNS, ["abc", "cba", "acb", "bca", "bca", "bac"], strict=True)
+    for column, ascending in (each for each in orders if each[0] != "owner"):
+        assert "".join(names(page(column).locks)) == ascending
+        assert "".join(names(page(f"-{column}").locks)) == ascending[::-1]
+    found = page(cut=cut, words=["WEB"])
+    assert told == [3]
+    assert (names(found.locks), found.matching, found.total) == (["b"], 3, 3)
+    for words, matching in ((["web-2"], ["a", "c"]), (["WEB", "c"], ["c"]), (["*"], []), (["["], [])):
+        found = page(words=words)
+        assert (names(found.locks), found.matching, found.total) == (matching, len(matching), 3)
+    found = page(names={"a", "c", "free"})
+    assert (names(found.locks), found.matching, found.total) == (["a", "c"], 2, 3)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("words", [[], ["a"]])
+def test_the_number_of_round_trips_does_not_grow_with_the_locks(
+    column: str, words: list[str], client: redis.Redis, trips: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(client, "a:0")
+    page(column, words=words)
+    few = len(trips)
+    for number in range(1, 25):
+        put(client, f"a:{number}", waiters=number % 3)
+    trips.clear()
+    limit(monkeypatch, list_batch=7)
+    assert len(page(column, words=words, last=10).locks) == 10
+    assert len(trips) == few <= 3
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_a_page_has_the_locks_of_every_alias_sorted_and_cut_together(trips: list[int]) -> None:
+    for number, using in enumerate(["locks", "default", "again", "locks"]):
+        assert Lock(f"order:{number}", using=using).acquire()
+    found = page("-fence", cut=lambda count: slice(1, count))
+    pairs = [("order:2", "default"), ("order:1", "default"), ("order:0", "locks")]
+    assert [(lock.name, lock.alias) for lock in found.locks] == pairs
+    assert (found.matching, found.total) == (4, 4)
+    trips.clear()
+    assert names(page(using="default").locks) == ["order:1", "order:2"]
+    assert len(trips) == 2
+
+
+def summary(name: str, members: int, held: int = 0, waiters: int = 0) -> PoolSummary:
+    return PoolSummary(name, "default", members, held, waiters)
+
+
+def test_every_pool_is_listed_by_name_as_long_as_it_has_members(crowd: Crowd, client: redis.Redis) -> None:
+    me, you = crowd(), crowd()
+    assert you(django_redislock, "list_pools") == []
+    for name, members in (("b", "xyz"), ("a:ä", "x"), ("c", "x")):
+        me(LockPool(name), "assign", list(members))
+    assert you(django_redislock, "list_pools") == [summary("a:ä", 1), summary("b", 3), summary("c", 1)]
+    assert you(django_redislock, "list_pools", "?") == [summary("b", 3), summary("c", 1)]
+    me(LockPool("b"), "shrink", ["x", "y"])
+    me(LockPool("c"), "clear")
+    me(LockPool("a:ä"), "shrink", ["x"])
+    assert you(django_redislock, "list_pools") == [summary("b", 1)]
+    client.set(f"{PREFIX}pools", "a text")
+    with pytest.raises(LockUnavailable, match="pools"):
+        you(django_redislock, "list_pools")
+
+
+def test_members_that_are_held_suspended_or_waited_for_are_counted(crowd: Crowd, eventually: Eventually) -> None:
+    me, you, pool = crowd(), crowd(), LockPool("accounts")
+    me(pool, "extend", ["alice", "bob", "carol"])
+    member = me(pool, "acquire")
+    me(pool, "suspend", "carol", 600)
+    assert list_pools() == [summary("accounts", 3, held=2)]
+    me(pool, "acquire")
+    waiting = you.start(pool, "acquire")
+    eventually(lambda: list_pools() == [summary("accounts", 3, held=3, waiters=1)])
+    me(member, "release")
+    waiting.result(30)
+    assert list_pools() == [summary("accounts", 3, held=3)]

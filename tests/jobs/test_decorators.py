@@ -1,49 +1,46 @@
-"""What ``locked``, ``locked_atomic`` and ``locked_view`` have in common: names, options, ends and refusals."""
+"""What ``locked``, ``locked_atomic`` and ``locked_view`` have in common, and what other tools see of a function."""
 # mypy: disable-error-code="untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NamedTuple, get_type_hints
 
 import pytest
 import redis
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from celery import Celery  # type: ignore[import-untyped]
 from django.core.exceptions import SynchronousOnlyOperation
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
+from django.utils.decorators import method_decorator
 
 from django_redislock import LockLost, lock_digest, locked, locked_atomic, locked_view
 from tests.helpers.actors import GENEROUS
-from tests.helpers.databases import Account
+from tests.helpers.docs import blocks, page
+from tests.helpers.processes import Worker
+from tests.helpers.servers import abandon, lock_names
 from tests.helpers.state import NAME, value
-from tests.helpers.twins import abandon, lock_names
 
-Eventually = Callable[..., Any]
-AEventually = Callable[..., Awaitable[Any]]
-
-pytestmark = pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+pytestmark = [pytest.mark.parametrize("account", ["sqlite"], indirect=True), pytest.mark.usefixtures("account")]
 
 
 class Kind(NamedTuple):
-    """A decorator, on functions or on coroutine functions."""
-
     decorator: Any
     awaits: bool
 
     def __call__(self, body: Callable[..., Any], *args: Any, given: tuple[Any, ...] = (), **options: Any) -> Any:
         """Call ``body``, decorated with these options, with a request and these arguments."""
-        function = body
-        if self.awaits:
 
-            @functools.wraps(body)
-            async def function(*args: Any, **kwargs: Any) -> Any:
-                await asyncio.sleep(0)
-                return body(*args, **kwargs)
+        @functools.wraps(body)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0)
+            return body(*args, **kwargs)
 
-        decorated = self.decorator(*given, **options)(function)
+        decorated = self.decorator(*given, **options)(coroutine if self.awaits else body)
         keywords = args[-1] if args and isinstance(args[-1], dict) else {}
         call = functools.partial(decorated, RequestFactory().get("/"), *(args[:-1] if keywords else args), **keywords)
         return async_to_sync(call)() if self.awaits else call()
@@ -60,7 +57,7 @@ DECORATORS = pytest.mark.parametrize("decorator", [locked, locked_atomic, locked
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, account: Account) -> Kind:
+def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
@@ -68,40 +65,22 @@ def never(request: HttpRequest, year: int = 0, *rest: int, kind: str = "a") -> N
     raise AssertionError("not reached")
 
 
-# -- the name -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ((2026,), "report:2026:a%20b"),
-        (({"year": 2026},), "report:2026:a%20b"),
-        ((2026, 1, {"kind": "x:y", "other": 2}), "report:2026:x%3Ay"),
-    ],
-)
-def test_a_function_runs_under_the_lock_of_its_arguments(
-    arguments: tuple[Any, ...], expected: str, kind: Kind, client: redis.Redis
-) -> None:
+def test_a_function_runs_under_the_lock_of_its_arguments(kind: Kind, client: redis.Redis) -> None:
     def report(request: HttpRequest, year: int, *rest: int, kind: str = "a b", **more: int) -> list[str]:
         return lock_names(client)
 
-    assert kind(report, *arguments, name="report:{year}:{kind}") == [expected]
-    assert lock_names(client) == []
-
-
-def test_keyword_arguments_lie_flat_in_the_template(kind: Kind, client: redis.Redis) -> None:
-    for name in ("queue", "view", "self", "args", "lease", "name"):
-        body = lambda request, **options: lock_names(client)  # noqa: E731
-        assert kind(body, {name: "mail"}, name=f"job:{{{name}}}") == ["job:mail"]
-
-
-def test_a_callable_makes_the_name(kind: Kind, client: redis.Redis) -> None:
     def name(request: HttpRequest, year: int) -> str:
         return f"{request.method}-{year}"
 
-    ways: list[dict[str, Any]] = [{"name": name}, {"given": (lambda request, year: name(request, year),)}]
-    for way in ways:
-        assert kind(lambda request, year: lock_names(client), 7, **way) == ["GET-7"]
+    template = "report:{year}:{kind}"
+    assert kind(report, 2026, name=template) == ["report:2026:a%20b"]
+    assert kind(report, {"year": 2026}, name=template) == ["report:2026:a%20b"]
+    assert kind(report, 2026, 1, {"kind": "x:y", "other": 2}, name=template) == ["report:2026:x%3Ay"]
+    for word in ("queue", "view", "self", "args", "name"):
+        assert kind(lambda request, **options: lock_names(client), {word: "7"}, name=f"job:{{{word}}}") == ["job:7"]
+    assert kind(lambda request, year: lock_names(client), 7, name=name) == ["GET-7"]
+    assert kind(lambda request, year: lock_names(client), 7, given=(lambda request, year: f"x{year}",)) == ["x7"]
+    assert lock_names(client) == []
 
 
 def test_note_and_token_are_templates_too(kind: Kind, client: redis.Redis) -> None:
@@ -115,42 +94,25 @@ def test_note_and_token_are_templates_too(kind: Kind, client: redis.Redis) -> No
         assert lock_digest(7) in holder
 
 
-def test_a_token_that_is_none_is_an_error_that_does_not_repeat_it(kind: Kind) -> None:
-    def late(request: HttpRequest, text: str) -> None:
-        raise AssertionError("not reached")
-
-    for call in (
-        lambda: kind(never, name=NAME, token="too short"),
-        lambda: kind(late, "too short", name=NAME, token="{text}"),
-    ):
-        with pytest.raises(ValueError, match=r"^A token must be a str of 22") as caught:
-            call()
-        assert "short" not in str(caught.value)
+@pytest.mark.parametrize("token", ["too short", "{kind}"])
+def test_a_token_that_is_none_is_an_error_that_does_not_repeat_it(token: str, kind: Kind) -> None:
+    with pytest.raises(ValueError, match=r"^A token must be a str of 22") as caught:
+        kind(never, {"kind": "too short"}, name=NAME, token=token)
+    assert "short" not in str(caught.value)
 
 
 @DECORATORS
-@pytest.mark.parametrize(
-    ("options", "trouble"),
-    [
+def test_wrong_arguments_are_errors_where_it_decorates(decorator: Any) -> None:
+    name = decorator.__name__
+    for options, trouble in [
         ({"name": "report:{yaer}"}, r"lock name 'report:\{yaer\}'"),
         ({"name": "x", "note": "of {yaer}"}, r"note 'of \{yaer\}'"),
         ({"name": "x", "token": "{yaer:digest}"}, "token .+"),
-    ],
-)
-def test_a_field_that_no_call_can_fill_is_an_error_where_it_decorates(
-    options: dict[str, Any], trouble: str, decorator: Any, account: Account
-) -> None:
-    available = "kind, request, rest, year"
-    with pytest.raises(
-        ValueError, match=rf"^Cannot fill the {trouble}: never\(\) has no argument 'yaer'\. .*: {available}"
-    ):
-        decorator(**options)(never)
-
-
-@DECORATORS
-def test_wrong_arguments_are_errors_at_once(decorator: Any, account: Account) -> None:
-    name = decorator.__name__
-    for template in ("x:{}", "x:{0}", "x:{y", ""):
+    ]:
+        text = rf"^Cannot fill the {trouble}: never\(\) has no argument 'yaer'\. .*: kind, request, rest, year"
+        with pytest.raises(ValueError, match=text):
+            decorator(**options)(never)
+    for template in ("x:{}", "x:{y", ""):
         with pytest.raises(ValueError, match=r"lock name|lock's name"):
             decorator(template)(never)
     with pytest.raises(ValueError, match="ttl must be at least"):
@@ -161,9 +123,6 @@ def test_wrong_arguments_are_errors_at_once(decorator: Any, account: Account) ->
         decorator(never, ttl=5)
     with pytest.raises(TypeError, match="A lock's name must be a str or a callable, not 7"):
         decorator(7)(never)
-
-
-# -- what cannot be decorated ---------------------------------------------------------------------------------------
 
 
 def generator(request: HttpRequest) -> Iterator[int]:
@@ -183,45 +142,31 @@ class Called:
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that hides what the function is."""
+    """Hides what the function is."""
     return functools.wraps(function)(lambda *args: function(*args))
 
 
 @DECORATORS
-def test_what_runs_after_its_call_has_returned_is_refused(decorator: Any, account: Account) -> None:
+def test_what_runs_after_its_call_or_has_no_signature_is_refused(decorator: Any, client: redis.Redis) -> None:
     for function in (generator, agenerator):
         with pytest.raises(TypeError, match=rf"{decorator.__name__} cannot decorate .* is free again"):
             decorator("x")(function)
-
-
-@pytest.mark.parametrize("decorator", [locked, locked_atomic])
-@pytest.mark.parametrize("hidden", [plain(generator), plain(agenerator), plain(coroutine), Called()])
-def test_also_where_that_is_hidden_until_it_is_called(
-    hidden: Any, decorator: Any, account: Account, client: redis.Redis
-) -> None:
-    with pytest.raises(TypeError, match=r"cannot decorate .* is free again"):
-        decorator("x")(hidden)(None)
+    with pytest.raises(TypeError, match=rf"{decorator.__name__} cannot decorate the class .*Called: "):
+        decorator("x")(Called)
+    if decorator is locked_view:
+        return
+    with pytest.raises(TypeError, match="cannot decorate <built-in function max>: no signature found"):
+        decorator("x")(max)
+    for hidden in (plain(generator), plain(agenerator), plain(coroutine), Called()):
+        with pytest.raises(TypeError, match=r"cannot decorate .* is free again"):
+            decorator("x")(hidden)(None)
     assert lock_names(client) == []
     others: Any = generator(HttpRequest())  # which are not the function's own body
     assert decorator("x")(lambda: others)() is others
 
 
-@DECORATORS
-def test_classes_and_functions_without_a_signature_are_refused(decorator: Any, account: Account) -> None:
-    with pytest.raises(TypeError, match=rf"{decorator.__name__} cannot decorate the class .*Called: "):
-        decorator("x")(Called)
-    if decorator is not locked_view:
-        with pytest.raises(TypeError, match="cannot decorate <built-in function max>: no signature found"):
-            decorator("x")(max)
-
-
-# -- the end of the call --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [ValueError, RuntimeError, SystemExit, KeyboardInterrupt, StopIteration])
-def test_an_error_of_the_function_propagates_and_the_lock_is_free(
-    error: type[BaseException], kind: Kind, client: redis.Redis, eventually: Eventually
-) -> None:
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopIteration])
+def test_an_error_propagates_and_the_lock_is_free(error: Any, kind: Kind, client: redis.Redis, eventually: Any) -> None:
     def fail(request: HttpRequest) -> None:
         assert lock_names(client) == [NAME]
         raise error("mine")
@@ -234,9 +179,7 @@ def test_an_error_of_the_function_propagates_and_the_lock_is_free(
 
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])
-def test_a_lock_that_was_lost_is_told_but_not_over_an_error_of_the_function(
-    error: type[Exception] | None, kind: Kind, client: redis.Redis
-) -> None:
+def test_a_lock_that_was_lost_is_told_but_not_over_an_error(error: Any, kind: Kind, client: redis.Redis) -> None:
     def lose(request: HttpRequest) -> None:
         client.flushall()
         if error:
@@ -247,20 +190,17 @@ def test_a_lock_that_was_lost_is_told_but_not_over_an_error_of_the_function(
 
 
 @pytest.mark.parametrize("decorator", [locked, locked_view])
-@pytest.mark.parametrize("ends", ["is cancelled", "is closed"])
-async def test_a_coroutine_that_is_interrupted_releases(
-    ends: str, decorator: Any, account: Account, client: redis.Redis, aeventually: AEventually
-) -> None:
+@pytest.mark.parametrize("closed", [False, True], ids=["is cancelled", "is closed"])
+async def test_an_interrupted_coroutine_releases(closed: bool, decorator: Any, client: Any, aeventually: Any) -> None:
     inside = asyncio.Event()
 
     @decorator(NAME)
     async def section(request: HttpRequest) -> None:
         inside.set()
         await asyncio.sleep(GENEROUS)
-        raise AssertionError("not reached")
 
     call = section(RequestFactory().get("/"))
-    if ends == "is closed":
+    if closed:
         await abandon(call, inside.is_set)
     else:
         task = asyncio.ensure_future(call)
@@ -272,9 +212,6 @@ async def test_a_coroutine_that_is_interrupted_releases(
     await aeventually(lambda: not lock_names(client))
 
 
-# -- event loops ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("decorator", "instead"),
     [
@@ -283,13 +220,133 @@ async def test_a_coroutine_that_is_interrupted_releases(
         (locked_atomic, r"thread\. Call it through sync_to_async\.$"),
     ],
 )
-async def test_a_sync_function_called_in_a_coroutine_is_told_what_to_do(
-    decorator: Any, instead: str, account: Account, client: redis.Redis
-) -> None:
+async def test_a_sync_function_in_a_coroutine_is_told_what_to_do(decorator: Any, instead: str, client: Any) -> None:
     section = decorator(NAME)(lambda request: lock_names(client))
-    assert not iscoroutinefunction(section)
     with pytest.raises(SynchronousOnlyOperation, match=instead):
         section(RequestFactory().get("/"))
     assert lock_names(client) == []
     if decorator is not locked_atomic:
         assert await sync_to_async(section)(RequestFactory().get("/")) == [NAME]
+
+
+def report(request: HttpRequest, year: int, /, *rest: str, kind: str = "a", **more: int) -> HttpResponse:
+    return HttpResponse(f"{year} {kind}")
+
+
+async def areport(request: HttpRequest, year: int = 7, *, kind: str) -> HttpResponse:
+    return HttpResponse(f"{year} {kind}")
+
+
+def celerys_check(function: Any) -> Any:
+    """The arguments that ``.delay()`` refuses."""
+    task = Celery("site", broker="memory://", set_as_current=False).task(function, name="report")
+    refused = []
+    for args in ((), (1,), (1, 2), (1, 2, 3, 4)):
+        try:
+            task.delay(*args)
+        except TypeError as error:
+            refused.append(str(error))
+    return refused
+
+
+def shown(signature: inspect.Signature) -> list[tuple[Any, ...]]:
+    return [(each.name, each.kind, each.default) for each in signature.parameters.values()]
+
+
+TOOLS: dict[str, Callable[[Any], Any]] = {
+    "inspect.signature": lambda function: shown(inspect.signature(function)),
+    "its annotations": lambda function: inspect.signature(function, eval_str=True),
+    "get_type_hints": get_type_hints,
+    "iscoroutinefunction": iscoroutinefunction,
+    "celery": celerys_check,
+}
+
+
+def three(function: Any) -> Any:
+    return locked("a:{year}")(locked_view("b:{year}")(locked_view("c")(function)))
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+@pytest.mark.parametrize(
+    ("function", "decorator"),
+    [
+        *[(report, decorator("report:{year}")) for decorator in (locked, locked_atomic, locked_view)],
+        *[(areport, decorator("report:{year}")) for decorator in (locked, locked_view)],
+        (report, three),
+    ],
+)
+def test_a_tool_sees_the_function(function: Any, decorator: Any, tool: Callable[[Any], Any]) -> None:
+    assert tool(decorator(function)) == tool(function)
+
+
+def test_where_a_decorator_below_supplies_arguments_a_caller_need_not_give_them() -> None:
+    def supplied(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(HttpRequest(), *args, **kwargs)
+
+        return wrapper
+
+    assert celerys_check(locked("report")(supplied(report))) == celerys_check(supplied(report)) == []
+
+    @locked_view("order:{pk}")
+    @supplied
+    @locked("user:{request.user}")
+    def view(request: HttpRequest, order: HttpRequest) -> None: ...
+
+
+async def test_a_method_below_method_decorator_runs_under_the_lock(client: redis.Redis) -> None:
+    class Build:
+        @method_decorator([locked("report:{kind}"), locked("report:{year}")])
+        def build(self, year: int, kind: str = "a") -> list[str]:
+            return lock_names(client)
+
+        @method_decorator(locked("report:{year}"))
+        async def abuild(self, year: int, kind: str = "a") -> list[str]:
+            return lock_names(client)
+
+    assert await sync_to_async(Build().build)(7) == ["report:7", "report:a"]
+    assert await Build().abuild(7) == ["report:7"]
+
+
+def test_annotations_may_name_what_is_not_there_yet() -> None:
+    @locked("report:{year}")
+    def early(year: Later) -> None: ...
+
+    class Later: ...
+
+    with pytest.raises(TypeError, match="missing 1 required"):
+        Celery("site", broker="memory://", set_as_current=False).task(early, name="early").delay()
+
+
+RETRIES = """
+from celery import Celery, shared_task
+from celery.contrib.testing.worker import start_worker
+
+app = Celery("site", broker="memory://", backend="cache+memory://")
+fences = []
+
+def build_export(pk):
+    fences.append(get_lock(lock_name("export", pk)).fence)
+    if len(fences) < 3:
+        raise ConnectionError
+
+mail_export = build_export
+exec(block)
+with start_worker(app, perform_ping_check=False, pool="solo", loglevel="CRITICAL"):
+    for task in (export, mail):
+        fences.clear()
+        lock = Lock("export:7")
+        lock.acquire()
+        fence = lock.fence
+        task.delay(7, token=lock.detach(ttl=600)).get(timeout=30)
+        say("fences", fences == [fence] * 3, lock.locked())
+"""
+
+
+def test_a_retried_job_of_the_documentation_goes_on_under_its_lock(start: Callable[..., Worker]) -> None:
+    (block,) = (block for block in blocks(page("functions")) if "self.retry" in block)
+    assert "retry_backoff=True" in block
+    worker = start(RETRIES, block=block.replace("retry_backoff=True", "default_retry_delay=0").replace("=60)", "=0)"))
+    for _ in range(2):
+        assert worker.expect("fences") == ["True", "False"]

@@ -1,17 +1,48 @@
-"""Fixtures for the tests of locks."""
+"""What several tests of locks use."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 from django.core.cache import caches
+from django.dispatch import Signal
 
 from django_redislock import Lock
 from redisserver import RedisServer
 from tests.helpers.proxy import Proxy, proxy
 from tests.inside import command, will_hear_of
+
+Eventually = Callable[..., Any]
+Heard = list[tuple[str, dict[str, Any]]]
+
+
+class Block:
+    """``with`` and ``async with`` through one interface: ``me(Block(lock, body), "run")``."""
+
+    def __init__(self, lock: Lock, body: Callable[[], Any] = lambda: None) -> None:
+        self.lock, self.body = lock, body
+
+    def run(self) -> None:
+        with self.lock:
+            self.body()
+
+    async def arun(self) -> None:
+        async with self.lock:
+            await asyncio.sleep(0)  # others run
+            self.body()
+
+
+@contextmanager
+def receiving(receiver: Callable[..., Any], *signals: Signal) -> Iterator[None]:
+    with ExitStack() as stack:
+        for signal in signals:
+            signal.connect(receiver, weak=False)
+            stack.callback(signal.disconnect, receiver)
+        yield
 
 
 @pytest.fixture(params=["default", "memory"])
@@ -25,7 +56,6 @@ def using(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """A proxy between the alias "far" and the server."""
     with proxy(server.port) as between:
         far = {**settings.CACHES["default"], "LOCATION": between.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
         settings.CACHES = {**settings.CACHES, "far": far}
@@ -34,12 +64,9 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 
 @pytest.fixture
 def hears(eventually: Callable[..., Any]) -> Callable[[Any, Lock], None]:
-    """Wait until this process is told at once what happens to a lock that is held here. See ``listens``."""
+    """Wait until this process is told at once what happens to a lock that is held here."""
 
-    def hears(person: Any, lock: Lock) -> None:
-        eventually(lambda: person.read(lambda: will_hear_of(lock)))
-
-    return hears
+    return lambda person, lock: eventually(lambda: person.read(lambda: will_hear_of(lock)))
 
 
 @pytest.fixture
@@ -51,11 +78,6 @@ def nowhere(settings: Any) -> None:
 
 @pytest.fixture
 def cache_lock(settings: Any) -> Callable[..., Any]:
-    """Makes locks with ``cache.lock()``, on the server of the default alias."""
-    default = settings.CACHES["default"]
-    settings.CACHES = {**settings.CACHES, "ours": {**default, "BACKEND": "django_redislock.cache.RedisCache"}}
-
-    def cache_lock(name: str, **options: Any) -> Any:
-        return caches["ours"].lock(name, **options)  # type: ignore[attr-defined]
-
-    return cache_lock
+    ours = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}
+    settings.CACHES = {**settings.CACHES, "ours": ours}
+    return lambda name, **options: caches["ours"].lock(name, **options)  # type: ignore[attr-defined]

@@ -6,9 +6,10 @@ A body is a coroutine function that is given a :class:`Kin`. As sync code, it ne
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from functools import wraps
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 
-from django_redislock import Lock, LockInfo, aget_lock, force_release, get_lock
+from django_redislock import LockInfo, aget_lock, force_release, get_lock
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import NAME
 
@@ -31,50 +32,25 @@ RUNS: dict[str, Callable[..., Awaitable[Any]]] = {
     "to_thread": asyncio.to_thread,
 }
 
+
+def wrapping(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+    """A factory of tasks as the integrations of Sentry, OpenTelemetry and ddtrace install it."""
+
+    async def with_a_span() -> Any:
+        return await coroutine
+
+    return asyncio.Task(with_a_span(), loop=loop, **options)
+
+
+FACTORIES: dict[str, Any] = {"plain": None, "wrapping": wrapping}
+if sys.version_info >= (3, 12):
+    FACTORIES |= {
+        "eager": asyncio.eager_task_factory,
+        "eager and wrapping": lambda *args, **options: wrapping(*args, **{"eager_start": True, **options}),
+    }
+
 # what the rule of today does not do; strict, so that whoever changes the rule removes the mark
 owner_rule = pytest.mark.filterwarnings("default::FutureWarning")
-
-
-class Child:
-    """A task or thread that was started here. Its context is a copy, or empty (``stranger``)."""
-
-    def __init__(self, kin: Kin, body: Body, *, stranger: bool) -> None:
-        self._kin = kin
-        self._future: Future[Any] = Future()
-        context = Context() if stranger else copy_context()
-        if kin.tasks:
-            self._task = context.run(asyncio.ensure_future, self._live(body))
-        else:
-            self._thread = threading.Thread(target=context.run, args=(_drive, self._live(body)), daemon=True)
-            self._thread.start()
-
-    async def _live(self, body: Body) -> None:
-        try:
-            self._future.set_result(await body())
-        except BaseException as error:
-            self._future.set_exception(error)
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    async def result(self) -> Any:
-        """What its body returned or raised, once it has ended."""
-        await self._kin.until(self._ended)
-        return self._future.result()
-
-    def _ended(self) -> bool:
-        return self._task.done() if self._kin.tasks else self._future.done() and not self._thread.is_alive()
-
-    def end(self) -> None:
-        """The test is over."""
-        if self._kin.tasks:
-            self._task.cancel()
-        else:
-            for _ in range(500):
-                if not self._thread.is_alive():
-                    break
-                force_release(NAME)  # it may wait for the lock
-                self._thread.join(0.02)
 
 
 class Kin:
@@ -82,48 +58,43 @@ class Kin:
 
     def __init__(self, *, tasks: bool) -> None:
         self.tasks = tasks
-        self._children: list[Child] = []
+        self._children: list[Any] = []
         self._over = False
 
-    async def __call__(self, lock: Lock, method: str, *args: Any, **options: Any) -> Any:
-        if self.tasks:
-            return await getattr(lock, f"a{method}")(*args, **options)
-        return getattr(lock, method)(*args, **options)
+    async def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any:
+        prefix = "a" if self.tasks else ""
+        # with and async with: dunder methods by their plain names
+        name = f"{prefix}{method}" if hasattr(thing, method) else f"__{prefix}{method}__"
+        result = getattr(thing, name)(*args, **options)
+        return await result if self.tasks else result
 
-    def child(self, body: Body) -> Child:
-        """Start a task, or a thread that inherits the context, as the threads of newer interpreters do."""
-        return self._start(body, stranger=False)
-
-    def stranger(self, body: Body) -> Child:
-        """The same in an empty context."""
-        return self._start(body, stranger=True)
-
-    def _start(self, body: Body, *, stranger: bool) -> Child:
-        child = Child(self, body, stranger=stranger)
+    def child(self, body: Body, *, stranger: bool = False) -> Any:
+        """Start a task, or a thread that inherits the context, as newer interpreters do; a stranger's is empty."""
+        context = Context() if stranger else copy_context()
+        child: Any = context.run(lambda: asyncio.ensure_future(body())) if self.tasks else _start(context, body)
         self._children.append(child)
         return child
 
-    async def until(self, condition: Callable[[], Any], within: float = GENEROUS) -> Any:
+    async def end(self, child: Any) -> Any:
+        """What a child returned or raised, once it has ended."""
+        await self.until(child.done)
+        return child.result()
+
+    async def until(self, condition: Callable[[], Any]) -> Any:
         """Wait for a state; return what the condition returned."""
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + GENEROUS
         while True:
             result = condition()
             if result := (await result if isawaitable(result) else result):
                 return result
             assert not self._over, "the test is over"
-            assert time.monotonic() < deadline, f"still not so after {within} s"
-            if self.tasks:
-                await asyncio.sleep(0.002)
-            else:
-                time.sleep(0.002)
+            assert time.monotonic() < deadline, f"still not so after {GENEROUS} s"
+            await asyncio.sleep(0.002) if self.tasks else time.sleep(0.002)
 
     async def info(self, name: str = NAME) -> LockInfo | None:
-        """What Redis says."""
         return await aget_lock(name) if self.tasks else get_lock(name)
 
     async def queued(self, waiters: int = 1) -> None:
-        """Wait until so many wait for the lock."""
-
         async def are_there() -> bool:
             info = await self.info()
             return info is not None and info.waiters == waiters
@@ -132,36 +103,24 @@ class Kin:
 
     async def renewed(self, ttl: float, name: str = NAME) -> bool:
         """Whether the lease of this TTL is renewed, and not left to end."""
-        seen: list[LockInfo | None] = [await self.info(name)]
+        first = now = await self.info(name)
 
         async def known() -> bool:
-            seen.append(await self.info(name))
-            first, now = seen[0], seen[-1]
+            nonlocal now
+            now = await self.info(name)
             if first is None or now is None or now.fence != first.fence:
                 return True
             return (now.expires - first.expires).total_seconds() > ttl / 6
 
         await self.until(known)
-        return seen[0] is not None and seen[-1] is not None and seen[-1].fence == seen[0].fence
+        return first is not None and now is not None and now.fence == first.fence
 
     def live(self, body: Coroutine[Any, Any, Any]) -> None:
         """Run the body in a task or thread, in an empty context; and end what it leaves behind."""
         if self.tasks:
             Context().run(asyncio.run, self._with_end(body))
-            return
-        failed: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                _drive(self._with_end(body))
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=Context().run, args=(run,), daemon=True)
-        thread.start()
-        thread.join()
-        if failed:
-            raise failed[0]
+        else:
+            _start(Context(), lambda: self._with_end(body)).result()
 
     async def _with_end(self, body: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -169,25 +128,33 @@ class Kin:
         finally:
             self._over = True
             for child in self._children:
-                child.end()
+                if self.tasks:
+                    child.cancel()
+                while not (self.tasks or child.done()):
+                    force_release(NAME)  # it may wait for the lock
+                    time.sleep(0.02)
             if self.tasks:
-                await asyncio.gather(*(child._task for child in self._children), return_exceptions=True)
+                await asyncio.gather(*self._children, return_exceptions=True)
 
 
-def _drive(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Run a coroutine that never suspends, in this thread."""
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        return
-    raise AssertionError("sync code does not suspend")
+def _start(context: Context, body: Body) -> Future[Any]:
+    """Run in a thread a coroutine that never suspends."""
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            body().send(None)
+        except StopIteration as end:
+            done.set_result(end.value)
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=context.run, args=(run,), daemon=True).start()
+    return done
 
 
-def both(*, fails: Iterable[str] = ()) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Run the body, whose argument ``kin`` this fills, as a test: with threads and with tasks.
-
-    ``fails``: in which of them it does not hold today.
-    """
+def lives(*kinds: str) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run the body, whose argument ``kin`` this fills, as a test in a thread or a task of its own, or in each."""
 
     def decorate(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         @wraps(body)
@@ -195,12 +162,10 @@ def both(*, fails: Iterable[str] = ()) -> Callable[[Callable[..., Coroutine[Any,
             people = Kin(tasks=kin == "tasks")
             people.live(body(kin=people, **fixtures))
 
-        marked: Callable[..., None] = pytest.mark.parametrize(
-            "kin", [pytest.param(way, marks=owner_rule if way in fails else ()) for way in ("threads", "tasks")]
-        )(test)
+        marked: Callable[..., None] = pytest.mark.parametrize("kin", kinds)(test)
         return marked
 
     return decorate
 
 
-BOTH = ("threads", "tasks")
+both, in_a_thread, in_a_task = lives("threads", "tasks"), lives("threads"), lives("tasks")

@@ -1,8 +1,9 @@
-"""Acquiring: at once, in time, or not at all; and the token, fence and TTL of an acquisition."""
+"""Acquiring, at once, in time, or not at all; tokens and fences; seizing; releasing, and what a block raises."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 import signal
 from collections.abc import Callable
@@ -13,14 +14,15 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import FairLock, Lock, LockNotOwned, get_lock
-from tests.helpers.actors import GENEROUS, Crowd, server_time
-from tests.helpers.state import FENCE, LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
-from tests.inside import own_process
+from django_redislock import FairLock, Lock, LockError, LockLost, LockNotOwned, get_lock
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, fence_of, flag, holder, leftovers, queued
+from tests.inside import WAS_FORCED, inherit, limit
 
-from .blocks import Block
+from .conftest import Block, Eventually, Heard
 
-# -- in time ----------------------------------------------------------------------------------------------------------
+FAILING = (ZeroDivisionError, ZeroDivisionError(), None)
 
 
 def test_a_free_lock_is_acquired_at_once_and_by_nobody_else(crowd: Crowd, using: str) -> None:
@@ -29,8 +31,7 @@ def test_a_free_lock_is_acquired_at_once_and_by_nobody_else(crowd: Crowd, using:
     for once in ({"blocking": False}, {"blocking_timeout": 0}):
         assert you(Lock(NAME, using=using, **once), "acquire") is False
         assert you(Lock(NAME, using=using), "acquire", **once) is False
-    assert (info := get_lock(NAME, using=using)) is not None
-    assert info.waiters == 0
+    assert get_lock(NAME, using=using).waiters == 0  # type: ignore[union-attr]
     assert you(Lock("order:43", using=using), "acquire", blocking=False) is True
 
 
@@ -38,37 +39,24 @@ def test_a_free_lock_is_acquired_at_once_and_by_nobody_else(crowd: Crowd, using:
     ("made", "asked", "least"),
     [
         ({"blocking_timeout": timedelta(milliseconds=250)}, {}, 0.25),
-        ({}, {"blocking_timeout": 0.25}, 0.25),
         ({"blocking": False}, {"blocking": True, "blocking_timeout": 0.2}, 0.2),
         ({"blocking": False}, {"blocking_timeout": 0.2}, 0.2),
         ({"blocking_timeout": GENEROUS * 2}, {"blocking_timeout": 0.01}, 0.01),
         ({"blocking_timeout": GENEROUS * 2}, {"blocking": False}, 0.0),
+        ({}, {}, 0.1),
     ],
 )
 def test_a_bounded_wait_ends_in_time_and_leaves_the_queue(
-    crowd: Crowd, using: str, made: dict[str, Any], asked: dict[str, Any], least: float
+    crowd: Crowd, using: str, made: dict[str, Any], asked: dict[str, Any], least: float, settings: Any
 ) -> None:
-    """The arguments of acquire() override those of the constructor."""
+    """The arguments of acquire() override those of the constructor, and those the setting."""
+    settings.REDISLOCK = {"BLOCKING_TIMEOUT": 0.1}
     me, you = crowd(), crowd()
     me(Lock(NAME, using=using), "acquire")
     begin = monotonic()
     assert you(Lock(NAME, using=using, **made), "acquire", **asked) is False
     assert monotonic() - begin >= least
-    assert (info := get_lock(NAME, using=using)) is not None
-    assert info.waiters == 0
-
-
-@pytest.mark.usefixtures("nowhere")
-def test_whether_to_wait_is_true_or_false(crowd: Crowd) -> None:
-    with pytest.raises(TypeError, match=r"^blocking must be True, False or None, not 5"):
-        crowd()(Lock(NAME), "acquire", blocking=5)
-
-
-def test_without_a_timeout_the_setting_bounds_the_wait(crowd: Crowd, settings: Any) -> None:
-    settings.REDISLOCK = {"BLOCKING_TIMEOUT": 0.1}
-    me, you = crowd(), crowd()
-    me(Lock(NAME), "acquire")
-    assert not you(Lock(NAME), "acquire")
+    assert get_lock(NAME, using=using).waiters == 0  # type: ignore[union-attr]
 
 
 INTERRUPTED = """
@@ -89,7 +77,7 @@ hear()
 
 
 def test_what_a_signal_handler_raises_ends_a_wait_and_leaves_no_place_in_the_queue(
-    start: Callable[..., Any], client: redis.Redis, eventually: Callable[..., Any]
+    start: Callable[..., Any], client: redis.Redis, eventually: Eventually
 ) -> None:
     """Ctrl-C, and the time limit of a task queue."""
     lock = Lock(NAME)
@@ -109,14 +97,6 @@ def test_what_a_signal_handler_raises_ends_a_wait_and_leaves_no_place_in_the_que
     assert worker.expect("acquired") == ["True"]
 
 
-# -- what is acquired -------------------------------------------------------------------------------------------------
-
-
-def test_every_lock_is_fair_and_shows_its_name_but_not_its_token() -> None:
-    assert FairLock is Lock
-    assert repr(Lock(NAME, token=TOKEN)) == f"<Lock {NAME!r}>"
-
-
 def test_each_acquisition_has_a_token_and_a_higher_fence_of_its_own(crowd: Crowd, client: redis.Redis) -> None:
     """Across names, people, and a Redis that forgets everything."""
     me, you = crowd(), crowd()
@@ -130,39 +110,168 @@ def test_each_acquisition_has_a_token_and_a_higher_fence_of_its_own(crowd: Crowd
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{22,}", token) for token, _ in seen)
     assert len({token for token, _ in seen}) == 15
     assert all(one < two for (_, one), (_, two) in itertools.pairwise(seen))
-    with pytest.raises(LockNotOwned, match=rf"^Cannot read the fence of the lock '{NAME}': this thread or task does"):
-        me.read(lambda: Lock(NAME).fence)
 
 
-def test_fences_grow_even_when_redis_forgets_them_and_its_clock_is_behind(client: redis.Redis) -> None:
-    process = own_process()
-    known, future = process.known_fence, server_time(client) + 10**9
-    try:
-        client.set(FENCE, future)
-        for _ in range(2):
-            future += 1
-            with Lock(NAME) as lock:
-                assert lock.fence == future
-            client.flushall()
-    finally:
-        process.know_fence(known)  # so that the next test has the real time
-
-
-def test_a_lock_keeps_the_ttl_that_it_was_acquired_with(settings: Any, client: redis.Redis) -> None:
+def test_a_lock_keeps_the_ttl_that_it_was_acquired_with(settings: Any) -> None:
     settings.REDISLOCK = {"TTL": 40, "TTLS": {"order:4?": 50, "order:*": 60}}
-    lock = Lock(NAME)
-    lock.acquire()
-    assert 40_000 < int(client.pttl(LOCK)) <= 50_000
-    settings.REDISLOCK = {}
-    assert lock.ttl == 50
-    lock.release()
+    with Lock(NAME) as lock:
+        assert 40 < lock.remaining() <= 50
+        settings.REDISLOCK = {}
+        assert lock.ttl == 50
     assert lock.ttl == 30
 
 
 def test_a_token_can_be_given_to_the_constructor_or_to_acquire(crowd: Crowd, client: redis.Redis) -> None:
+    assert FairLock is Lock
     me = crowd()
     for lock, given in ((Lock(NAME, token=TOKEN), {}), (Lock(NAME), {"token": TOKEN})):
+        assert repr(lock) == f"<Lock {NAME!r}>"
         me(lock, "acquire", **given)
-        assert me.read(lambda lock=lock: lock.token) == TOKEN
+        assert me.read(lambda lock=lock: (lock.token, type(lock.token))) == (TOKEN, str)
         assert holder(client) != TOKEN  # each attempt also has an id
-        me(lock, "release")
+        assert type(me(lock, "detach")) is str  # which can be pickled and compared like any other
+        me(Lock(NAME, token=TOKEN), "release")
+
+
+# -- seize() takes a lock from whoever holds it, at once and ahead of the queue ---------------------------------------
+
+
+FIRST, SECOND = "id-of-the-first-waiter", "id-of-the-second-waiter"
+
+
+def test_a_seized_lock_has_a_higher_fence_and_its_old_holder_is_told(
+    crowd: Crowd, using: str, hears: Callable[[Any, Lock], None], eventually: Eventually,
+    caplog: pytest.LogCaptureFixture, heard: Heard, client: redis.Redis,
+) -> None:  # fmt: skip
+    losses: list[LockLost] = []
+    me, you = crowd(), crowd()
+    old, lock = Lock(NAME, on_lost=losses.append, using=using, note="no owner"), Lock(NAME, using=using)
+    you(old, "acquire")
+    hears(you, old)
+    before, fence = server_time(client), you.read(lambda: old.fence)
+    heard.clear()
+    me(lock, "seize")
+    eventually(lambda: losses)
+    assert losses[0].reason == WAS_FORCED  # long before its next renewal
+    assert me.read(lambda: lock.fence) > fence
+    assert you.read(lambda: old.lost)
+    with pytest.raises(LockLost):
+        you(old, "release")
+    assert me(lock, "owned")
+    assert me(lock, "info").since.timestamp() * 1e6 >= before - 1
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    (line,) = [message for message in warnings if message.startswith("event=seized ")]
+    assert f"name={NAME} fence={me.read(lambda: lock.fence)} by=" in line
+    assert "no owner" not in line
+    seized, acquired = (facts for which, facts in heard if which in ("force", "acquired"))
+    assert seized["name"] == acquired["name"] == NAME
+    assert seized["by"] in line
+    me(lock, "release")
+    assert not me(lock, "locked")
+
+
+def test_a_lock_is_seized_ahead_of_its_waiters_who_keep_their_places(
+    crowd: Crowd, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    """And a process that has not come for the lock that it was handed does not become suspect."""
+    me, you, old, lock, elsewhere = crowd(), crowd(), Lock(NAME), Lock(NAME), ghost()
+    you(old, "acquire")
+    elsewhere.queue(FIRST, name=NAME, age=5)
+    elsewhere.queue(SECOND, name=NAME, age=4)
+    you(old, "release")
+    assert (holder(client), flag(client)) == (FIRST, "h")
+    queue = client.zrange(QUEUE, 0, -1, withscores=True)
+    me(lock, "seize")
+    assert client.zrange(QUEUE, 0, -1, withscores=True) == queue
+    assert [elsewhere.hear()[0] for _ in range(2)] == ["g", "f"]
+    me(lock, "release")
+    assert holder(client) == SECOND
+
+
+def test_a_holder_seizes_its_own_lock_only_if_it_is_reentrant_or_lost(crowd: Crowd) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire")
+    for again in (lock, Lock(NAME)):
+        with pytest.raises(LockError, match=f"Cannot seize the lock '{NAME}': .* holds it itself") as caught:
+            me(again, "seize")
+        assert caught.value.name == NAME
+    again, fence = Lock(NAME, reentrant=True), me.read(lambda: lock.fence)
+    me(again, "seize")
+    assert me.read(lambda: again.fence) == fence
+    me(again, "release")
+    assert me(lock, "owned")
+    you(second := Lock(NAME), "seize")
+    me(lock, "seize")
+    assert (me(lock, "owned"), you(second, "owned")) == (True, False)
+
+
+@pytest.mark.parametrize("forged", ["a beginning", "the id"])
+def test_what_is_not_the_whole_token_releases_nothing(forged: str, crowd: Crowd, client: redis.Redis) -> None:
+    """Ids of attempts travel in messages, so reading a message must not allow anybody to release the lock."""
+    me, you, lock = crowd(), crowd(), Lock(NAME, token=f"{TOKEN}-and-more")
+    me(lock, "acquire")
+    forgery = Lock(NAME, token=TOKEN if forged == "a beginning" else holder(client))
+    with pytest.raises(LockNotOwned, match=r"Cannot release the lock .* does not hold it"):
+        you(forgery, "release")
+    assert not you(forgery, "owned")
+    assert me(lock, "owned")
+
+
+def test_an_answer_that_is_lost_makes_a_release_neither_fail_nor_report_a_loss(
+    crowd: Crowd, network: Proxy, client: redis.Redis
+) -> None:
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, using="far", on_lost=losses.append)
+    me(lock, "acquire")
+    lost = network.lose_answer(LOCK)
+    me(lock, "release")
+    assert lost.over.is_set()
+    assert (holder(client), losses) == ("", [])
+
+
+def test_a_child_that_was_forked_inside_a_block_does_not_release_its_lock(client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    with pytest.raises(LockNotOwned, match="Cannot release"), lock:
+        inherit(lock)
+    assert holder(client)
+
+
+def test_an_exception_in_the_block_matters_more_than_the_loss(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    me, lock = crowd(), Lock(NAME)
+    me(lock, "enter")
+    client.delete(LOCK)
+    assert not me(lock, "exit", *FAILING)
+    eventually(lambda: caplog.text.count("event=lost") == 1)
+    assert "event=not-released" not in caplog.text  # which would tell the same again
+
+
+def test_every_block_of_a_reentrant_lock_tells_of_the_loss(crowd: Crowd, client: redis.Redis) -> None:
+    me, outer, inner = crowd(), Lock(NAME, reentrant=True), Lock(NAME, reentrant=True)
+    me(outer, "enter")
+    me(inner, "enter")
+    client.delete(LOCK)
+    with pytest.raises(LockLost):
+        me(inner, "extend", 1)
+    assert me.read(inner.remaining) == 0.0
+    for lock in (inner, outer):
+        with pytest.raises(LockLost):
+            me(lock, "exit", None, None, None)
+
+
+def test_what_a_block_that_raised_could_not_release_is_released_in_the_background(
+    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As long as the lease may last: what is given up sooner is what was abandoned in a queue."""
+    limit(monkeypatch, remember_for=0.0)
+    me, lock = crowd(), Lock(NAME, ttl=600, using="far")
+    me(lock, "enter")
+    network.cut()
+    assert not me(lock, "exit", *FAILING)
+    assert holder(client)
+    assert f"event=not-released name={NAME} error=" in caplog.text
+    eventually(lambda: "event=renewal-failed" in caplog.text)
+    network.mend()
+    eventually(lambda: not holder(client))

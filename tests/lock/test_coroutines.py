@@ -1,135 +1,75 @@
-"""What only coroutines meet: blocking calls are refused, and an event loop may be blocked or end."""
+"""What coroutines meet: sync calls are refused, an event loop may end, and whose the lock is that a call acquires."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
-from collections.abc import Callable
+import sys
+import threading
+import unittest
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from typing import Any
 
 import pytest
 import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_redislock import Lock, force_release, get_lock, list_locks
-from tests.helpers.actors import GENEROUS, Other, server_time
-from tests.helpers.state import LOCK, NAME, holder, queued
-from tests.inside import drop_idle
+from django_redislock import Lock, LockNotOwned, LockPool, force_release, get_lock, list_locks
+from tests.helpers.actors import GENEROUS
+from tests.helpers.state import NAME, holder, queued
+from tests.inside import hang_up_idle, hears, listen, watch_connections
 
-Eventually = Callable[..., Any]
+from .conftest import Eventually
+from .kin import FACTORIES, Kin, owner_rule
 
-# -- sync calls in a coroutine ----------------------------------------------------------------------------------------
-
-SYNC_CALLS: list[tuple[str, Callable[[Lock], object]]] = [
-    (r"Await aacquire\(\)", lambda lock: lock.acquire()),
-    (r"Await aseize\(\)", lambda lock: lock.seize()),
-    ("Use async with", lambda lock: lock.__enter__()),
-    (r"Await arelease\(\)", lambda lock: lock.release()),
-    ("Use async with", lambda lock: lock.__exit__(None, None, None)),
-    (r"Await aextend\(\)", lambda lock: lock.extend(1)),
-    (r"Await areacquire\(\)", lambda lock: lock.reacquire()),
-    (r"Await adetach\(\)", lambda lock: lock.detach()),
-    (r"Await alocked\(\)", lambda lock: lock.locked()),
-    (r"Await aowned\(\)", lambda lock: lock.owned()),
-    (r"Await astatus\(\)", lambda lock: lock.status()),
-    (r"Await ainfo\(\)", lambda lock: lock.info()),
-    (r"Await alist_locks\(\)", lambda lock: list_locks()),
-    (r"Await aget_lock\(\)", lambda lock: get_lock(NAME)),
-    (r"Await aforce_release\(\)", lambda lock: force_release(NAME)),
-]
+TTL = 1.5
+Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 
-@pytest.mark.parametrize(("what", "call"), SYNC_CALLS)
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        (r"Await aacquire\(\)", lambda lock: lock.acquire()),
+        ("Use async with", lambda lock: lock.__enter__()),
+        (r"Await arelease\(\)", lambda lock: lock.release()),
+        ("Use async with", lambda lock: lock.__exit__(None, None, None)),
+        (r"Await aextend\(\)", lambda lock: lock.extend(1)),
+        (r"Await aowned\(\)", lambda lock: lock.owned()),
+        (r"Await alist_locks\(\)", lambda lock: list_locks()),
+        (r"Await aget_lock\(\)", lambda lock: get_lock(NAME)),
+        (r"Await aforce_release\(\)", lambda lock: force_release(NAME)),
+    ],
+)
 async def test_a_sync_call_in_a_coroutine_names_the_async_one_and_does_nothing(
-    what: str, call: Callable[[Lock], object]
+    what: str, call: Callable[[Lock], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = Lock(NAME)
-    with pytest.raises(SynchronousOnlyOperation, match=f"{what} instead"):
-        call(lock)
-    assert not await lock.alocked()
     await lock.aacquire()
     with pytest.raises(SynchronousOnlyOperation, match=f"{what} instead"):
         call(lock)
     assert await lock.aowned()
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # as in a notebook, whose cells run in an event loop
+    threading.Timer(0.2, lambda: force_release(NAME)).start()
+    with Lock(NAME, blocking_timeout=GENEROUS) as second:  # waits
+        assert second.owned()
+        assert [info.name for info in list_locks()] == [NAME]
 
 
-async def test_sync_calls_in_a_coroutine_are_allowed_where_django_allows_its_own_and_may_wait(
-    using: str, other: Callable[[], Other], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a notebook, say, whose cells run in an event loop."""
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-    lock, held, holder = Lock(NAME, using=using, blocking_timeout=GENEROUS), Lock(NAME, using=using), other()
-    holder(held.acquire)
-
-    def release_for_a_waiter() -> None:
-        eventually(lambda: (info := get_lock(NAME, using=using)) and info.waiters)
-        held.release()
-
-    released = holder.start(release_for_a_waiter)
-    with lock:
-        released.result(GENEROUS)
-        assert lock.owned()
-        assert lock.extend(1)
-        assert [info.name for info in list_locks(using=using)] == [NAME]
-    assert not lock.locked()
-    assert lock.acquire()
-    await lock.arelease()
-    assert get_lock(NAME, using=using) is None
+async def hold(held: asyncio.Event, **options: Any) -> None:
+    async with Lock(NAME, **options):
+        held.set()
+        await asyncio.get_running_loop().create_future()
 
 
-# -- event loops that stand still, or end -----------------------------------------------------------------------------
-
-
-async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis.Redis, eventually: Eventually) -> None:
-    async with Lock(NAME, ttl=3) as lock:
-        end = server_time(client) / 1000 + int(client.pttl(LOCK))
-        eventually(lambda: server_time(client) / 1000 + int(client.pttl(LOCK)) > end + 500)  # blocks
-        assert not lock.lost
-
-
-def test_waiters_whose_event_loop_was_closed_delay_nobody_however_many_they_are(client: redis.Redis) -> None:
-    async def wait() -> None:
-        async with Lock(NAME, ttl=300):
-            pytest.fail("it had ended")
-
-    held, lost = Lock(NAME, ttl=300), 150
-    held.acquire()
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *args: None)
-    try:
-        tasks = [loop.create_task(wait()) for _ in range(lost)]
-
-        async def all_wait() -> None:
-            while queued(client) < lost:
-                await asyncio.sleep(0.01)
-
-        loop.run_until_complete(all_wait())
-        drop_idle(loop)
-    finally:
-        loop.close()
-    held.release()
-    assert Lock(NAME, ttl=300).acquire(blocking_timeout=GENEROUS)  # the lease of a single handoff is 100 s
-    assert not any(task.done() for task in tasks)
-
-
-@pytest.mark.parametrize(
-    ("ends", "on_lost"), [("inside its block", None), ("inside its block", "cancel"), ("finished", None)]
-)
-async def test_the_lock_of_a_task_that_was_collected_is_not_renewed(
-    ends: str, on_lost: Any, client: redis.Redis, aeventually: Callable[..., Any]
+@pytest.mark.parametrize("on_lost", [None, "cancel"])
+async def test_the_lock_of_a_task_that_was_collected_inside_its_block_is_not_renewed(
+    on_lost: Any, client: redis.Redis, aeventually: Eventually
 ) -> None:
     held = asyncio.Event()
-
-    async def hold() -> None:
-        if ends == "finished":
-            await Lock(NAME, ttl=1.5).aacquire()
-            held.set()
-            return
-        async with Lock(NAME, ttl=1.5, on_lost=on_lost):
-            held.set()
-            await asyncio.get_running_loop().create_future()
-
-    asyncio.create_task(hold())  # noqa: RUF006
+    asyncio.create_task(hold(held, ttl=0.6, on_lost=on_lost))  # noqa: RUF006
     await asyncio.wait_for(held.wait(), GENEROUS)
     gc.collect()
     await aeventually(lambda: holder(client) == "")
@@ -140,16 +80,226 @@ def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(
 ) -> None:
     async def main() -> None:
         held = asyncio.Event()
-
-        async def hold() -> None:
-            async with Lock(NAME, ttl=600):
-                held.set()
-                await asyncio.get_running_loop().create_future()
-
-        task = asyncio.create_task(hold())
+        task = asyncio.create_task(hold(held, ttl=600))
         await held.wait()
         assert holder(client)
         assert not task.done()
 
     asyncio.run(main())  # cancels the tasks that still run
     eventually(lambda: holder(client) == "")
+
+
+def test_waiters_whose_event_loop_was_closed_delay_nobody(
+    client: redis.Redis, eventually: Eventually, aeventually: Callable[..., Any]
+) -> None:
+    async def wait() -> None:
+        await Lock(NAME, ttl=600).aacquire()
+
+    listen()
+    eventually(hears)  # else they look again while their connections are closed
+    held, loop = Lock(NAME, ttl=600), asyncio.new_event_loop()
+    held.acquire()
+    loop.set_exception_handler(lambda *args: None)  # it reports abandoned tasks, as it should
+    tasks = [loop.create_task(wait()) for _ in range(3)]
+    loop.run_until_complete(aeventually(lambda: queued(client) == 3 and not watch_connections()()[0]))
+    hang_up_idle(loop)
+    loop.close()
+    held.release()
+    assert Lock(NAME).acquire(blocking_timeout=GENEROUS)  # the lease of a single handoff is 200 s
+    assert not any(task.done() for task in tasks)
+
+
+async def gathered(call: Coroutine[Any, Any, Any]) -> Any:
+    return (await asyncio.gather(call))[0]
+
+
+async def in_a_helper(call: Coroutine[Any, Any, Any]) -> Any:
+    """As a library does that adds something around what it is given."""
+
+    async def helper() -> Any:
+        return await call
+
+    return await asyncio.create_task(helper())
+
+
+AROUND: dict[str, Around] = {
+    "await": lambda call: call,
+    "wait_for": lambda call: asyncio.wait_for(call, GENEROUS),
+    "gather": gathered,
+    "create_task": asyncio.create_task,
+    "shield": asyncio.shield,
+    "helper": in_a_helper,
+}
+
+if sys.version_info >= (3, 11):
+
+    async def grouped(call: Coroutine[Any, Any, Any]) -> Any:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call)
+        return task.result()
+
+    AROUND["TaskGroup"] = grouped
+
+
+def fails_today(around: str, factory: str) -> bool:
+    in_one_task = around == "await" or (around == "wait_for" and sys.version_info >= (3, 12))
+    return not in_one_task and (around == "helper" or "wrapping" in factory)
+
+
+def live(factory: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def begin() -> None:
+        asyncio.get_running_loop().set_task_factory(FACTORIES[factory])
+        await asyncio.create_task(body())
+
+    Kin(tasks=True).live(begin())
+
+
+@pytest.mark.parametrize(
+    ("around", "factory"),
+    [
+        pytest.param(around, factory, marks=owner_rule if fails_today(around, factory) else ())
+        for around in AROUND
+        for factory in FACTORIES
+    ],
+)
+def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around: str, factory: str) -> None:
+    run = AROUND[around]
+
+    async def task() -> None:
+        lock, pool = Lock(NAME, ttl=TTL, reentrant=True), LockPool("seats")
+        assert await run(lock.aacquire())
+        assert lock.token is not None
+        if around in ("create_task", "gather"):
+            assert await Kin(tasks=True).renewed(TTL)
+        lock.check()
+        async with Lock(NAME, reentrant=True, blocking_timeout=0) as again:
+            assert again.fence == lock.fence
+        assert await lock.aowned()
+        for call in (lock.aowned(), lock.aextend(1), lock.areacquire()):
+            assert await run(call) is True
+        await run(lock.arelease())
+        assert not await lock.alocked()
+        assert await lock.aacquire()
+        token = await run(lock.adetach())
+        assert lock.token is None
+        await Lock(NAME, token=token).arelease()
+        await pool.aextend(["a"])
+        member = await run(pool.aacquire())
+        assert await member.aowned()
+        await run(member.arelease())
+        assert not await member.alocked()
+
+    live(factory, task)
+
+
+@pytest.mark.parametrize(
+    "factory", [pytest.param(name, marks=owner_rule if "wrapping" in name else ()) for name in FACTORIES]
+)
+def test_calls_that_wait_at_once_in_tasks_of_their_own_get_their_caller_the_locks(factory: str) -> None:
+    async def task() -> None:
+        async def have() -> None:
+            async with Lock(NAME):
+                has.set()
+                await leave.wait()
+
+        has, leave = asyncio.Event(), asyncio.Event()
+        locks = [Lock(NAME), *(Lock(f"{NAME}:{number}") for number in range(20))]
+        having = asyncio.create_task(have())
+        await has.wait()
+        calls = [asyncio.create_task(lock.aacquire(blocking_timeout=GENEROUS)) for lock in locks]
+        await Kin(tasks=True).queued()
+        assert locks[0].token is None
+        leave.set()
+        assert (await asyncio.gather(having, *calls))[1:] == [True] * 21
+        assert all(await asyncio.gather(*(lock.aowned() for lock in locks)))
+        await asyncio.gather(*(lock.arelease() for lock in locks))
+        assert not any([await lock.alocked() for lock in locks])
+
+    live(factory, task)
+
+
+def test_a_call_that_was_cancelled_in_a_task_of_its_own_leaves_its_caller_nothing() -> None:
+    async def task() -> None:
+        async with Lock(NAME):
+            lock, kin = Lock(NAME), Kin(tasks=True)
+            # bounded, since the holder's own call would be refused without an end
+            call = asyncio.create_task(lock.aacquire(blocking_timeout=GENEROUS))
+            await kin.queued()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await kin.queued(0)
+        with pytest.raises(LockNotOwned):
+            await lock.arelease()
+        assert lock.token is None
+        assert not await lock.alocked()
+
+    live("plain", task)
+
+
+class Base(unittest.IsolatedAsyncioTestCase):
+    """Holds a lock from set-up to tear-down, each of which is a task of its own, in one context."""
+
+    __test__ = False  # for pytest
+
+    async def asyncSetUp(self) -> None:
+        if sys.version_info < (3, 11):  # which leaves them to the garbage collection, and with them our connections
+            self.addAsyncCleanup(asyncio.get_running_loop().shutdown_asyncgens)
+        self.lock = await self.enter(Lock(NAME, ttl=TTL))
+
+    async def enter(self, lock: Lock) -> Lock:
+        raise NotImplementedError
+
+    async def test(self) -> None:
+        assert await self.lock.aowned()
+        assert await self.lock.aextend(0.1)
+        assert await Kin(tasks=True).renewed(TTL)
+        self.lock.check()
+
+
+class ByMethods(Base):
+    async def enter(self, lock: Lock) -> Lock:
+        assert await lock.aacquire()
+        return lock
+
+    async def asyncTearDown(self) -> None:
+        await self.lock.arelease()
+
+
+class ByStack(Base):
+    async def enter(self, lock: Lock) -> Lock:
+        stack = contextlib.AsyncExitStack()
+        self.addAsyncCleanup(stack.aclose)
+        return await stack.enter_async_context(lock)
+
+
+class BySyncCode(Base):
+    """In the thread of the event loop, which stands still then."""
+
+    def setUp(self) -> None:
+        self.held = Lock(NAME, ttl=TTL)
+        assert self.held.acquire()
+        self.addCleanup(self.held.release)
+
+    async def enter(self, lock: Lock) -> Lock:
+        return self.held
+
+
+# in Python 3.10, they are one task
+works_today = (ByMethods, ByStack) if sys.version_info < (3, 11) else ()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in works_today else owner_rule) for case in (ByMethods, ByStack, BySyncCode)],
+)
+def test_a_lock_is_held_and_renewed_from_the_set_up_of_a_test_case_to_its_tear_down(case: type[Base]) -> None:
+    result = unittest.TestResult()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        Context().run(lambda: case("test").run(result))
+        left = get_lock(NAME)
+        gc.collect()  # of what was never awaited
+    assert [traceback for _, traceback in result.errors + result.failures] == []
+    assert left is None
+    assert [str(warning.message) for warning in warned] == []

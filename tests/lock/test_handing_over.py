@@ -1,74 +1,44 @@
-"""Handing a lock over with ``detach()`` here and ``Lock(name, token=...)`` elsewhere, and who may use a token."""
+"""Handing a lock over with ``detach()`` here and ``Lock(name, token=...)`` or ``adopt=True`` elsewhere."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
 
-from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, get_lock, locked, locked_view
-from redisserver import RedisServer
+from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable, get_lock, locked
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, leftovers, queued, value
-from tests.inside import ACQUIRE, RELEASE, WAS_ADOPTED, hears, limit, own_channel, pending_releases
+from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, leftovers
+from tests.inside import ACQUIRE, RELEASE, hears, limit, own_channel
 
-from .blocks import Block
-
-Eventually = Callable[..., Any]
-Start = Callable[..., Worker]
-
-# A process that runs the orders it reads on the lock, and prints the results.
-WORKS = """
-from tests.inside import hears
-lock = Lock(name, **options, on_lost=lambda error: say("lost", error.reason))
-say("ready")
-while order := hear().split():
-    if order[0] == "acquire":
-        say("acquire", lock.acquire(blocking=False))
-    elif order[0] == "release":
-        try:
-            lock.release()
-            say("release")
-        except LockNotOwned as error:
-            say("refused", type(error).__name__)
-    elif order[0] == "listens":
-        while not hears():
-            time.sleep(0.01)
-        say("listens")
-    else:
-        say("state", lock.owned(), lock.lost)
-"""
+from .conftest import Eventually
 
 
-def ask(worker: Worker, order: str) -> list[str]:
-    """Send an order, and return the answer without its first word."""
-    worker.tell(order)
-    return worker.expect(order)
+def adopter(token: str, **options: Any) -> Lock:
+    return Lock(NAME, token=token, adopt=True, **options)
 
 
-def seconds_left(client: redis.Redis) -> float:
-    return int(client.pttl(LOCK)) / 1000
+def left(me: Any, using: str | None = None, ttl: float | None = None) -> str:
+    """The token of a lock that somebody has acquired and detached."""
+    lock = Lock(NAME, using=using)
+    me(lock, "acquire")
+    return str(me(lock, "detach", ttl))
 
 
-# -- detach -----------------------------------------------------------------------------------------------------------
-
-
-def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here(
+def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here_and_busy_for_everybody(
     crowd: Crowd, using: str, eventually: Eventually
 ) -> None:
     losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=0.6, on_lost=losses.append, using=using)
+    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=0.6, on_lost=losses.append, using=using)
     me(lock, "acquire")
     token = me.read(lambda: lock.token)
     assert me(lock, "detach") == token
+    for who, other in ((me, lock), (you, Lock(NAME, using=using)), (you, Lock(NAME, using=using, token=TOKEN))):
+        assert who(other, "acquire", blocking=False) is False
     assert me.read(lambda: (lock.token, fence_of(lock), lock.lost, lock.remaining())) == (None, None, False, 0.0)
     assert (me(lock, "locked"), me(lock, "owned")) == (True, False)
     for method in ("release", "detach"):
@@ -103,62 +73,39 @@ def test_the_bearer_of_a_token_may_release_the_lock_and_adopts_it_before_extendi
         you(bearer, "release")
 
 
-def test_a_lock_that_was_entered_several_times_is_detached_for_all_of_them(crowd: Crowd, using: str) -> None:
+def test_a_lock_that_was_entered_several_times_is_detached_for_all_of_them_and_their_blocks_leave_it(
+    crowd: Crowd, using: str
+) -> None:
     me, you = crowd(), crowd()
-    lock, another = (Lock(NAME, reentrant=True, using=using) for _ in range(2))
-    for through in (lock, another, lock):
-        me(through, "acquire")
-    token = me(lock, "detach")
-    for through in (lock, another):
-        with pytest.raises(LockNotOwned):
-            me.read(through.check)
+    outer, inner = (Lock(NAME, ttl=600, reentrant=True, using=using) for _ in range(2))
+    for lock in (outer, inner):
+        me(lock, "enter")
+    token = me(inner, "detach", 60)
+    for lock, error in ((inner, (ZeroDivisionError, ZeroDivisionError(), None)), (outer, (None, None, None))):
         for method in ("release", "detach"):
             with pytest.raises(LockNotOwned):
-                me(through, method)
-        assert me.read(lambda through=through: (through.token, through.remaining())) == (None, 0.0)
-    assert me(lock, "locked")
-    adopter = Lock(NAME, token=token, adopt=True, using=using)
-    assert you(adopter, "acquire")
-    you(adopter, "release")
+                me(lock, method)
+        assert me.read(lambda lock=lock: (lock.token, lock.remaining())) == (None, 0.0)
+        assert not me(lock, "exit", *error)
+    you(Lock(NAME, token=token, using=using), "release")
+    assert get_lock(NAME, using=using) is None
 
 
-@pytest.mark.parametrize("error", [None, ZeroDivisionError()], ids=["ends", "raises"])
-def test_the_end_of_a_block_leaves_a_lock_that_was_detached_inside(
-    crowd: Crowd, client: redis.Redis, error: Exception | None
-) -> None:
-    me, you = crowd(), crowd()
-    outer, inner = (Lock(NAME, ttl=600, reentrant=True) for _ in range(2))
-    me(outer, "enter")
-    me(inner, "enter")
-    token = me(inner, "detach", 60)
-    for lock in (inner, outer):
-        assert not me(lock, "exit", error and type(error), error, None)
+@pytest.mark.parametrize("awaits", [False, True])
+def test_the_end_of_a_function_leaves_a_lock_that_was_detached_inside(awaits: bool, client: redis.Redis) -> None:
+    @locked(NAME, ttl=600, reentrant=True)
+    def section() -> str:
+        with Lock(NAME, reentrant=True) as lock:
+            return lock.detach(60)
+
+    @locked(NAME, ttl=600, reentrant=True)
+    async def asection() -> str:
+        async with Lock(NAME, reentrant=True) as lock:
+            return str(await lock.adetach(60))
+
+    token = async_to_sync(asection)() if awaits else section()
     assert flag(client) == "d"
-    adopter = Lock(NAME, token=token, adopt=True)
-    assert you(adopter, "acquire")
-    you(adopter, "release")
-    assert leftovers(client) == []
-
-
-def section(*request: HttpRequest) -> HttpResponse:
-    with Lock(NAME, reentrant=True) as lock:
-        return HttpResponse(lock.detach(60))
-
-
-async def asection(*request: HttpRequest) -> HttpResponse:
-    async with Lock(NAME, reentrant=True) as lock:
-        return HttpResponse(await lock.adetach(60))
-
-
-@pytest.mark.parametrize("kind", [locked, locked_view])
-@pytest.mark.parametrize("body", [section, asection])
-def test_the_end_of_a_function_or_view_leaves_a_lock_that_was_detached_inside(
-    kind: Any, body: Any, client: redis.Redis
-) -> None:
-    function = kind(NAME, ttl=600, reentrant=True)(body)
-    response = (async_to_sync(function) if body is asection else function)(RequestFactory().get("/"))
-    assert flag(client) == "d"
-    Lock(NAME, token=response.content.decode()).release()
+    Lock(NAME, token=token).release()
     assert leftovers(client) == []
 
 
@@ -171,147 +118,88 @@ def test_a_detached_lock_stays_held_for_its_ttl_or_the_given_one(
     before = count(client, "evalsha")
     me(lock, "detach", ttl)
     assert count(client, "evalsha") == before + 1
-    assert least < seconds_left(client) <= most
+    assert least < int(client.pttl(LOCK)) / 1000 <= most
     assert flag(client) == "d"
 
 
-def test_a_lock_that_a_waiter_was_handed_and_detaches_has_its_full_ttl(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, you, lock, second = crowd(), crowd(), Lock(NAME), Lock(NAME, ttl=100)
-    me(lock, "acquire")
-    waiting = you.start(second, "acquire")
-    detaching = you.start(second, "detach")
-    eventually(lambda: queued(client))
-    me(lock, "release")
-    assert waiting.result(GENEROUS)
-    assert detaching.result(GENEROUS)
-    assert seconds_left(client) > 60  # the lease of a handoff is a third of it
-
-
-@pytest.mark.parametrize("note", ["", "another"])
+@pytest.mark.parametrize(("note", "adopt"), [("", False), ("another", False), ("", True)])
 def test_whoever_adopts_a_detached_lock_has_its_fence_and_note_and_renews_it(
-    crowd: Crowd, using: str, note: str, eventually: Eventually
+    crowd: Crowd, using: str, note: str, adopt: bool, eventually: Eventually
 ) -> None:
-    """A note of its own replaces the old one."""
-    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=1.5, using=using, note="two\nlines ")
+    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=0.9, using=using, note="two\nlines ")
     me(lock, "acquire")
     fence, token = me.read(lambda: lock.fence), me(lock, "detach")
-    adopter = Lock(NAME, token=token, ttl=3, using=using, note=note)
-    assert you(adopter, "acquire", blocking=False) is True
-    assert you.read(lambda: (adopter.fence, adopter.token)) == (fence, token)
+    second = Lock(NAME, token=token, adopt=adopt, ttl=1.5, using=using, note=note)
+    assert you(second, "enter")
+    assert you.read(lambda: (second.fence, second.token)) == (fence, token)
     first = get_lock(NAME, using=using)
     assert first is not None
     assert first.note == (note or "two\nlines ")
-    assert first.lease_left > 2
     eventually(lambda: get_lock(NAME, using=using).expires > first.expires)  # type: ignore[union-attr]
-    assert you(adopter, "owned")
-    assert not you.read(lambda: adopter.lost)
-    you(adopter, "release")
+    assert you(second, "owned")
+    you(second, "exit", None, None, None)
     assert not me(lock, "locked")
 
 
-def test_a_detached_lock_is_busy_for_everybody_else(crowd: Crowd, using: str) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
-    me(lock, "acquire")
-    me(lock, "detach")
-    for who, other in ((me, lock), (you, Lock(NAME, using=using)), (you, Lock(NAME, using=using, token=TOKEN))):
-        assert who(other, "acquire", blocking=False) is False
-
-
-# -- a token that others have too -------------------------------------------------------------------------------------
-
-
-def test_a_token_that_is_in_use_in_this_process_adopts_nothing_there(crowd: Crowd, using: str) -> None:
-    """Not even if neither holds the lock yet when the other asks: one of two waits for the other."""
-    losses: list[LockLost] = []
-    locks = [Lock(NAME, token=TOKEN, on_lost=losses.append, using=using) for _ in range(2)]
-    people, fences = [crowd(), crowd()], []
-    for _ in range(20):
-        asked = [me.start(lock, "acquire", blocking=False) for me, lock in zip(people, locks, strict=True)]
-        got = [future.result(GENEROUS) for future in asked]
-        assert got.count(True) == 1
-        (me, lock), (you, other) = sorted(zip(people, locks, strict=True), key=lambda _: not got.pop(0))
-        assert you(other, "acquire", blocking=False) is False
-        assert me(lock, "owned")
-        fences.append(me.read(lambda lock=lock: lock.fence))
-        me(lock, "release")
-    assert fences == sorted(set(fences))
-    assert losses == []
-
-
-def test_a_waiter_does_not_adopt_a_lock_that_its_own_process_has_acquired_with_the_same_token(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("since", ["released", "ended", "taken", "waited for"])
+def test_a_lock_that_is_gone_is_lost_for_one_who_only_adopts(
+    since: str, crowd: Crowd, using: str, eventually: Eventually
 ) -> None:
-    limit(monkeypatch, look_every=0.1)
-    losses: list[LockLost] = []
-    before = Lock(NAME, ttl=300)
-    before.acquire()
-    people = [(crowd(), Lock(NAME, ttl=300, token=TOKEN, on_lost=losses.append)) for _ in range(2)]
-    asked = [me.start(lock, "acquire", blocking_timeout=GENEROUS) for me, lock in people]
-    eventually(lambda: queued(client) == 2)
-    before.release()
-    eventually(lambda: any(future.done() for future in asked))
-    first = [future.done() for future in asked].index(True)
-    looks = count(client, "evalsha")
-    eventually(lambda: count(client, "evalsha") >= looks + 5)
-    assert not asked[1 - first].done()
-    me, lock = people[first]
-    assert me(lock, "owned")
-    me(lock, "release")
-    assert asked[1 - first].result(GENEROUS)
-    assert losses == []
+    """Others may have held the lock in between, so this would not be a hand-over."""
+    me, you, third, busy = crowd(), crowd(), crowd(), since in ("taken", "waited for")
+    token = left(me, using, ttl=0.003 if since == "ended" else None)
+    if since == "taken":
+        me(Lock(NAME, using=using), "seize")
+    elif since != "ended":
+        if since == "waited for":
+            third.start(Lock(NAME, using=using), "acquire")
+            eventually(lambda: get_lock(NAME, using=using).waiters)  # type: ignore[union-attr]
+        me(Lock(NAME, token=token, using=using), "release")
+    eventually(lambda: busy or get_lock(NAME, using=using) is None)
+    for who, reentrant in ((you, False), (me, True)):  # who may hold it by another acquisition
+        lock = adopter(token, using=using, reentrant=reentrant)
+        with pytest.raises(LockLost, match=rf"Could not adopt the lock '{NAME}': it was released, has ended, or some"):
+            who(lock, "acquire", blocking_timeout=GENEROUS)
+        assert who.read(lambda lock=lock: (fence_of(lock), lock.lost)) == (None, False)
+    assert (get_lock(NAME, using=using) is not None) == busy
 
 
-def test_a_lock_that_is_being_released_is_not_adopted(crowd: Crowd, network: Proxy, eventually: Eventually) -> None:
+def test_a_lock_that_is_still_in_use_is_busy(crowd: Crowd, using: str) -> None:
     me, you = crowd(), crowd()
-    lock, second = Lock(NAME, token=TOKEN, using="far"), Lock(NAME, token=TOKEN, using="far")
-    me(lock, "acquire")
-    held = network.hold_request(RELEASE)
-    releasing = me.start(lock, "release")
-    eventually(held.caught.is_set)
-    assert not you(second, "acquire", blocking=False)
-    held.let_go()
-    releasing.result(GENEROUS)
-    assert you(second, "acquire", blocking=False)
+    held = Lock(NAME, token=TOKEN, using=using)
+    me(held, "acquire")
+    assert you(adopter(TOKEN, using=using), "acquire", blocking_timeout=GENEROUS) is False
+    with pytest.raises(LockNotAcquired, match=r"still uses it. Call detach\(\) there first") as caught:
+        you(adopter(TOKEN, using=using), "enter")
+    assert caught.value.outcome == "busy"
+    assert caught.value.holder
+    assert me(held, "owned")
+    assert me.read(lambda: held.lost) is False
 
 
-def test_a_holder_that_acquires_its_lock_again_with_the_same_token_enters_once_more(
-    crowd: Crowd, client: redis.Redis
+@pytest.mark.usefixtures("nowhere")
+def test_without_a_token_nothing_is_adopted_or_sent(crowd: Crowd) -> None:
+    with pytest.raises(ValueError, match=r"Cannot adopt the lock .* without its token: pass the one that detach"):
+        crowd()(Lock(NAME, adopt=True), "acquire")
+    with pytest.raises(ValueError, match=r"Cannot adopt the lock .* without its token"):
+        locked(NAME, adopt=True)(lambda: None)()
+
+
+def test_an_adoption_whose_caller_never_learned_of_it_is_left_to_the_next_one_with_the_token(
+    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], eventually: Eventually, client: redis.Redis
 ) -> None:
-    me, lock = crowd(), Lock(NAME)
-    me(lock, "acquire")
-    again = Lock(NAME, token=me.read(lambda: lock.token))
-    assert me(again, "acquire")
-    assert me.read(lambda: again.fence == lock.fence)
-    me(again, "release")
-    assert me(lock, "owned")
-    me(lock, "release")
-    assert holder(client) == ""
-
-
-def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock(
-    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
-) -> None:
-    """A caller whose release found Redis down can start again."""
     retry_for(0.1)
-    me, you, lock = crowd(), crowd(), Lock(NAME, token=TOKEN)
-    me(lock, "acquire")
-    with own.client() as client:
-        was = " ".join([holder(client), own_channel(), "c 1 1", TOKEN, "me"])
-    own.stop()
+    me, you = crowd(), crowd()
+    token = left(me, ttl=600)
+    lost = network.lose_answer(token, times=1000)
     with pytest.raises(LockUnavailable):
-        me(lock, "release")
-    own.start()
-    with own.client() as client:
-        client.set(LOCK, was, px=30_000)  # as a server with persistence would still have it
-        again = Lock(NAME, token=TOKEN)
-        assert you(again, "acquire", blocking=False) is True
-        you(again, "release")
-        assert holder(client) == ""
+        me(adopter(token, using="far"), "acquire")
+    assert lost.caught.is_set()
+    eventually(lambda: flag(client) == "d")
+    assert you(adopter(token), "acquire")
 
 
-def test_the_lock_is_adopted_even_if_the_subscription_is_made_during_the_request(
+def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock_whenever_the_subscription_is_made(
     crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request sent before the subscription, which Redis runs after it, seems to come from another process."""
@@ -330,68 +218,40 @@ def test_the_lock_is_adopted_even_if_the_subscription_is_made_during_the_request
     assert holder(client) == ""
 
 
-def test_a_release_by_token_that_finds_the_lock_gone_says_so(
+def test_a_token_that_is_in_use_in_this_process_adopts_nothing_there(crowd: Crowd, using: str) -> None:
+    """Not even if neither holds the lock yet when the other asks."""
+    losses: list[LockLost] = []
+    locks = [Lock(NAME, token=TOKEN, on_lost=losses.append, using=using) for _ in range(2)]
+    people = [crowd(), crowd()]
+    for _ in range(20):
+        asked = [me.start(lock, "acquire", blocking=False) for me, lock in zip(people, locks, strict=True)]
+        got = [future.result(GENEROUS) for future in asked]
+        assert got.count(True) == 1
+        me, lock = people[got.index(True)], locks[got.index(True)]
+        assert me(lock, "owned")
+        again = Lock(NAME, token=TOKEN, using=using)  # which its holder enters once more
+        assert me(again, "acquire")
+        me(again, "release")
+        me(lock, "release")
+    assert losses == []
+
+
+def test_a_lock_that_is_being_released_is_not_adopted_and_a_release_by_token_finds_it_gone(
     crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """It vanished between reading its holder and releasing it."""
-    me, you = crowd(), crowd()
-    me(Lock(NAME, token=TOKEN), "acquire")
-    you(Block(Lock("warm-up", using="far")), "run")
+    me, you, lock = crowd(), crowd(), Lock(NAME, token=TOKEN, using="far")
+    me(lock, "acquire")
     held = network.hold_request(RELEASE)
-    releasing = you.start(Lock(NAME, token=TOKEN, using="far"), "release")
+    releasing = me.start(lock, "release")
+    eventually(held.caught.is_set)
+    assert not you(Lock(NAME, token=TOKEN, using="far"), "acquire", blocking=False)
+    held.let_go()
+    releasing.result(GENEROUS)
+    me(lock, "acquire")
+    held = network.hold_request(RELEASE)
+    releasing = you.start(Lock(NAME, token=TOKEN, using="far"), "release")  # not by the holder
     eventually(held.caught.is_set)
     client.delete(LOCK)
     held.let_go()
     with pytest.raises(LockNotOwned):
         releasing.result(GENEROUS)
-
-
-# -- whose holder seems dead ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("polls", [False, True])
-def test_a_holder_that_polls_is_not_considered_dead(polls: bool, crowd: Crowd, start: Start) -> None:
-    """It is not subscribed, so nobody can tell: only locks that it has detached are adopted."""
-    worker = start(WORKS, name=NAME, options={"ttl": 60, "token": TOKEN, "poll": True})
-    assert ask(worker, "acquire")[0] == "True"
-    assert crowd()(Lock(NAME, token=TOKEN, poll=polls), "acquire", blocking=False) is False
-    assert ask(worker, "state") == ["True", "False"]
-
-
-def test_a_holder_whose_lock_was_adopted_while_it_seemed_dead_has_lost_it(
-    start: Start, client: redis.Redis, eventually: Eventually
-) -> None:
-    worker = start(WORKS, name=NAME, options={"ttl": 60, "token": TOKEN})
-    ask(worker, "acquire")
-    ask(worker, "listens")
-    lock = Lock(NAME, token=TOKEN)
-    assert not lock.acquire(blocking=False)
-    worker.signal(signal.SIGSTOP)
-    client.client_kill_filter(_type="pubsub", skipme=True)  # as if it were cut off
-    eventually(lambda: lock.acquire(blocking=False))
-    worker.signal(signal.SIGCONT)
-    assert " ".join(worker.expect("lost")) == WAS_ADOPTED
-    worker.tell("release")
-    assert worker.expect("refused")[0] == "LockLost"
-    assert lock.owned()
-    lock.release()
-    assert holder(client) == ""
-
-
-def test_a_release_in_the_background_leaves_the_lock_to_its_adopter(
-    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
-) -> None:
-    def section() -> None:
-        network.cut()
-        raise ZeroDivisionError
-
-    me = crowd()
-    with pytest.raises(ZeroDivisionError):
-        me(Block(Lock(NAME, using="far"), section), "run")
-    # as another process with the token would
-    id, _, flag, fence, since, _, *owner = value(client)
-    client.set(LOCK, " ".join(["id-of-another-attempt", "-", flag, fence, since, id, *owner]), px=30_000)
-    network.mend()
-    eventually(lambda: not pending_releases())
-    assert holder(client) == "id-of-another-attempt"

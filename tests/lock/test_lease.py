@@ -1,31 +1,53 @@
-"""The lease: how it is renewed, extended and shown, and when renewal ends."""
+"""The lease: how it is renewed, extended and shown; what a lock says of itself; and clocks that tests freeze."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
+from time import sleep
 from typing import Any
 
 import pytest
 import redis
+import time_machine
+from freezegun import freeze_time
 
-from django_redislock import Lock, LockLost, LockUnavailable, get_lock
+from django_redislock import Lock, LockLost, LockNotAcquired, LockPool, LockStatus, LockUnavailable
+from django_redislock.testing import hold
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, put, value
+from tests.helpers.state import LOCK, NAME, TOKEN, count, put, queued, value
 from tests.inside import end_is_seen
 
-Eventually = Callable[..., Any]
+from .conftest import Eventually, Heard
 
-SHORT = 3.0  # TTL in seconds: renewed every second, with two to spare
+SHORT = 1.5  # seconds
+FAR = 3600.0  # seconds
+
+Freeze = Callable[[], Any]
+
+DATE = "2040-02-29 12:00"
+WAIT = 0.1  # seconds
+
+FREEZERS: dict[str, Freeze] = {
+    "freezegun": lambda: freeze_time(DATE),
+    "time-machine": lambda: time_machine.travel(DATE, tick=False),
+    "real asyncio": lambda: freeze_time(DATE, real_asyncio=True),
+}
+frozen = pytest.mark.parametrize("freeze", FREEZERS.values(), ids=FREEZERS)
+FREE = (False, False, LockStatus.FREE)
+HELD_HERE = (True, True, LockStatus.LOCKED)
+HELD_ELSEWHERE = (True, False, LockStatus.UNAVAILABLE)
 
 
 def end(client: redis.Redis) -> float:
     """The end of the lease, in seconds by the server's clock."""
     return server_time(client) / 1e6 + int(client.pttl(LOCK)) / 1000
-
-
-# -- extend, reacquire, detach ----------------------------------------------------------------------------------------
 
 
 def test_extend_adds_to_the_lease_and_reacquire_resets_it(crowd: Crowd, using: str) -> None:
@@ -51,10 +73,7 @@ def test_extending_a_lost_lease_raises_lock_lost(
 ) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
-    if taken:
-        put(client, NAME)
-    else:
-        client.delete(LOCK)
+    put(client, NAME) if taken else client.delete(LOCK)
     found = value(client)
     for _ in range(2):
         with pytest.raises(LockLost, match="somebody else holds it now" if taken else "gone from Redis"):
@@ -63,25 +82,133 @@ def test_extending_a_lost_lease_raises_lock_lost(
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "auto_renew"),
-    [("extend", {"replace_ttl": True}, False), ("detach", {}, False), ("detach", {}, True)],
+    ("method", "options", "auto_renew", "seconds", "retried"),
+    [("extend", {"replace_ttl": True}, False, 1, 0.1), ("detach", {}, False, 1, 0.1), ("detach", {}, True, 0.2, 0.6)],
 )
-def test_a_lease_that_redis_may_have_shortened_without_an_answer_is_lost_before_anybody_else_gets_the_lock(
-    method: str, options: dict[str, Any], auto_renew: bool,
+def test_a_lease_that_redis_may_have_shortened_is_lost_before_anybody_else_gets_the_lock(
+    method: str, options: dict[str, Any], auto_renew: bool, seconds: float, retried: float,
     crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], eventually: Eventually,
 ) -> None:  # fmt: skip
-    retry_for(0.1)
+    retry_for(retried)
     losses: list[LockLost] = []
     me, you = crowd(), crowd()
     lock = Lock(NAME, ttl=600, auto_renew=auto_renew, using="far", on_lost=losses.append)
     me(lock, "acquire")
     lost = network.lose_answer("detach" if method == "detach" else "\r\nset\r\n", times=1000)
     with pytest.raises(LockUnavailable):
-        me(lock, method, 1, **options)
+        me(lock, method, seconds, **options)
     assert lost.caught.is_set()
     assert you(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
     assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
     eventually(lambda: losses)
+
+
+def test_remaining_lost_and_check_follow_the_local_clock_which_is_never_behind_that_of_redis(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=1, auto_renew=False)
+    assert me.read(lambda: (lock.remaining(), lock.lost)) == (0.0, False)
+    me(lock, "acquire")
+    me.read(lock.check)
+    for _ in range(20):
+        local = me.read(lock.remaining)
+        left_in_redis = int(client.pttl(LOCK))
+        went_by = local - me.read(lock.remaining)
+        assert 0 < local * 1000 <= left_in_redis + 1000 * went_by + 1
+    eventually(lambda: me.read(lambda: lock.lost))
+    assert me.read(lock.remaining) == 0.0
+    with pytest.raises(LockLost, match="its lease ended"):
+        me.read(lock.check)
+    eventually(lambda: not client.exists(LOCK))  # a little later
+    with pytest.raises(LockLost):
+        me(lock, "release")
+
+
+@pytest.mark.parametrize("how", ["default", "option", *FREEZERS])
+def test_a_lock_is_renewed_as_long_as_it_is_held(
+    crowd: Crowd, how: str, settings: Any, client: redis.Redis, eventually: Eventually
+) -> None:
+    settings.REDISLOCK = {"AUTO_RENEW": how != "option"}
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=True if how == "option" else None, on_lost=losses.append)
+    me(lock, "acquire")
+    with FREEZERS[how]() if how in FREEZERS else nullcontext():
+        me.read(lock.check)
+        first, before = end(client), value(client)
+        eventually(lambda: end(client) > first + SHORT / 4)
+        assert me(lock, "owned")
+        assert 0 < me.read(lock.remaining) <= SHORT
+        assert value(client) == before
+    me.read(lock.check)
+    me(lock, "release")
+    assert losses == []
+
+
+def plain(me: Any, **options: Any) -> Lock:
+    lock = Lock(NAME, **{"ttl": 0.9, **options})
+    me(lock, "acquire")
+    return lock
+
+
+def member(me: Any) -> Any:
+    LockPool(NAME).extend(["a", "b"])
+    return me(LockPool(NAME), "acquire", ttl=0.9)
+
+
+TAKEN: dict[str, Callable[[Any], Any]] = {
+    "renewed": plain,
+    "not renewed": lambda me: plain(me, auto_renew=False),
+    "no longer renewed": lambda me: plain(me, max_hold=0.1),
+    "polling": lambda me: plain(me, poll=True),
+    "a member of a pool": member,
+}
+
+
+def noticed(heard: Heard) -> bool:
+    """By asking Redis, not by the local clock."""
+    reasons = [facts["reason"] for what, facts in heard if what == "lost"]
+    return any("gone from Redis" in reason or "somebody else holds it" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
+def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
+    take: Callable[[Any], Any], crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
+) -> None:
+    me = crowd()
+    lock = take(me)
+    me(lock, "extend", FAR, replace_ttl=True)
+    before = count(client, "evalsha")
+    eventually(lambda: count(client, "evalsha") > before + 2)
+    assert FAR * 0.9 < me.read(lock.remaining) <= me(lock, "info").lease_left + 0.1
+    assert me(lock, "owned")
+    client.flushdb()  # of which nobody is told
+    with hold(lock.name):
+        eventually(lambda: noticed(heard))
+        assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["not renewed", "cache.lock", "cache.lock, extended"])
+def test_the_loss_of_a_lock_that_is_not_renewed_is_noticed_before_its_end(
+    kind: str, crowd: Crowd, cache_lock: Callable[..., Any], client: redis.Redis, eventually: Eventually, heard: Heard
+) -> None:
+    if kind == "not renewed":
+        plain(crowd(), ttl=3, auto_renew=False)
+    else:
+        lock = cache_lock(NAME, timeout=3)
+        assert lock.acquire()
+        assert not kind.endswith("extended") or lock.extend(FAR)
+    sleep(0.3)  # Redis may be asked once when it has been held for 0.1 s
+    client.flushdb()
+    eventually(lambda: noticed(heard))
+
+
+def test_a_renewed_lock_outlives_a_lease_that_is_made_short(crowd: Crowd, eventually: Eventually) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=30)
+    me(lock, "acquire")
+    assert me(lock, "extend", 0.005, replace_ttl=True) is True
+    assert 1 < me.read(lock.remaining) <= 3
+    eventually(lambda: me.read(lock.remaining) > 20)
+    assert me(lock, "owned")
 
 
 def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_after_its_end(
@@ -101,88 +228,97 @@ def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_afte
     assert losses == []
 
 
-# -- by the local clock -----------------------------------------------------------------------------------------------
+def answers(person: Any, lock: Lock) -> tuple[bool, bool, LockStatus]:
+    return person(lock, "locked"), person(lock, "owned"), person(lock, "status")
 
 
-def test_remaining_lost_and_check_follow_the_local_clock(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=1, auto_renew=False)
-    assert me.read(lambda: (lock.remaining(), lock.lost)) == (0.0, False)
+def test_a_lock_says_whether_anybody_holds_it_and_whether_this_thread_or_task_does(crowd: Crowd, using: str) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
+    assert answers(me, lock) == FREE
     me(lock, "acquire")
-    assert 0 < me.read(lock.remaining) <= 1
-    me.read(lock.check)
-    eventually(lambda: me.read(lambda: lock.lost))
-    assert me.read(lock.remaining) == 0.0
-    with pytest.raises(LockLost, match="its lease ended"):
-        me.read(lock.check)
-    eventually(lambda: not client.exists(LOCK))  # in Redis it ends a little later
+    assert answers(me, lock) == HELD_HERE
+    assert answers(you, lock) == answers(you, Lock(NAME, using=using)) == HELD_ELSEWHERE
+    token = me.read(lambda: lock.token)
+    assert answers(you, Lock(NAME, token=token, using=using)) == HELD_HERE
+    me(lock, "release")
+    assert answers(me, lock) == answers(you, Lock(NAME, token=token, using=using)) == FREE
+
+
+def test_a_lock_answers_from_redis_and_not_from_memory(crowd: Crowd, client: redis.Redis) -> None:
+    me, you, lock, second = crowd(), crowd(), Lock(NAME, token=TOKEN), Lock(NAME)
+    me(lock, "acquire")
+    you(Lock(NAME, token=TOKEN), "seize")  # another acquisition with the same token
+    assert answers(me, lock) == answers(me, Lock(NAME)) == HELD_ELSEWHERE
     with pytest.raises(LockLost):
         me(lock, "release")
+    assert answers(me, lock) == HELD_HERE  # by the constructor's token, of whichever acquisition
+    client.delete(LOCK)
+    assert answers(me, lock) == FREE
+    assert you(second, "acquire", blocking=False)
+    assert answers(me, lock) == HELD_ELSEWHERE
+    client.persist(LOCK)
+    assert you(second, "status") is LockStatus.ERROR
+    client.pexpire(LOCK, 30_000)
+    assert you(second, "status") is LockStatus.LOCKED
+    client.set(LOCK, "of somebody else", px=30_000)
+    assert you(second, "status") is LockStatus.ERROR
 
 
-def test_the_lease_by_the_local_clock_is_never_longer_than_in_redis(crowd: Crowd, client: redis.Redis) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=50)
+def known_as(person: Any) -> str:
+    thread = person.read(lambda: threading.current_thread().name)
+    task = f"/{person.read(lambda: asyncio.current_task().get_name())}" if person.awaits else ""  # type: ignore[union-attr]
+    return f"{socket.gethostname()}:{os.getpid()}:{thread}{task}"
+
+
+def test_info_tells_who_holds_and_who_waits_in_order(crowd: Crowd, using: str, eventually: Eventually) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=100, using=using)
+    assert me(lock, "info") is None
     me(lock, "acquire")
-    for _ in range(20):
-        local = me.read(lock.remaining)
-        left_in_redis = int(client.pttl(LOCK))
-        went_by = local - me.read(lock.remaining)
-        assert local * 1000 <= left_in_redis + 1000 * went_by + 1
-
-
-# -- renewal ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by", ["default", "the option", "after it was set near"])
-def test_a_lock_is_renewed_as_long_as_it_is_held(
-    crowd: Crowd, by: str, settings: Any, client: redis.Redis, eventually: Eventually
-) -> None:
-    settings.REDISLOCK = {"AUTO_RENEW": by != "the option"}
-    losses: list[LockLost] = []
-    renew = True if by == "the option" else None
-    me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=renew, on_lost=losses.append)
-    me(lock, "acquire")
-    if by == "after it was set near":
-        me(lock, "extend", SHORT / 2, replace_ttl=True)
-    first, before = end(client), value(client)
-    eventually(lambda: end(client) > first + SHORT / 4)
-    assert me(lock, "owned")
-    assert 0 < me.read(lock.remaining) <= SHORT
-    assert value(client) == before
+    queue = [(crowd(), Lock(NAME, using=using, purpose=f"/{number}")) for number in range(1, 4)]
+    for number, (person, theirs) in enumerate(queue, 1):
+        person.start(theirs, "acquire")
+        eventually(lambda number=number: me(lock, "info").waiters == number)
+    info = me(lock, "info")
+    assert (info.name, info.fence, info.waiters, info.note) == (NAME, me.read(lambda: lock.fence), 3, "")
+    assert info.owner == known_as(me)
+    assert 0 <= info.held_for < GENEROUS
+    assert 100 - GENEROUS < info.lease_left <= 100
+    assert [one.waited for one in info.queue] == sorted((one.waited for one in info.queue), reverse=True)
+    token = me.read(lambda: lock.token)
+    assert info.token_hint == f"{token[:4]}…"
+    assert token not in repr(info)
     me(lock, "release")
-    assert losses == []
+    for person, theirs in queue:
+        person(theirs, "release")
+    names = [known_as(person) for person, _ in queue]
+    assert [one.owner for one in info.queue] == [f"{name} /{number}" for number, name in enumerate(names, 1)]
 
 
-@pytest.mark.complete
-@pytest.mark.parametrize("where", ["settings", "option"])
-def test_renewal_ends_at_max_hold(
-    where: str, settings: Any, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.REDISLOCK = {"MAX_HOLD": SHORT / 4 if where == "settings" else 3600}
-    losses: list[LockLost] = []
-    limit = None if where == "settings" else SHORT / 4
-    lock = Lock(NAME, ttl=SHORT / 2, on_lost=losses.append, max_hold=limit)
-    lock.acquire()
-    first = end(client)
-    eventually(lambda: end(client) > first + 0.2)  # it was renewed at first
-    eventually(lambda: losses)
-    assert "event=max-hold" in caplog.text
-    eventually(lambda: not lock.locked())
+@frozen
+def test_bounded_waits_end(crowd: Crowd, freeze: Freeze, client: redis.Redis, eventually: Eventually) -> None:
+    with hold(NAME):
+        waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=0.5)
+        eventually(lambda: queued(client))
+        with freeze():
+            for lock in (Lock(NAME), Lock(NAME, poll=True)):
+                assert crowd()(lock, "acquire", blocking_timeout=WAIT) is False
+            with pytest.raises(LockNotAcquired):
+                crowd()(LockPool("empty"), "acquire", blocking_timeout=WAIT)
+            assert waiting.result(GENEROUS) is False
 
 
-def test_the_lock_of_a_thread_or_task_that_ended_is_not_renewed_and_a_warning_says_so(
-    crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=SHORT / 2, using=using)
-    me(lock, "acquire")
-    me.end()
-    eventually(lambda: "event=owner-ended" in caplog.text)
-    eventually(lambda: get_lock(NAME, using=using) is None)
+@frozen
+def test_a_bounded_wait_of_a_loop_that_begins_inside_ends(using: str, freeze: Freeze) -> None:
+    async def wait() -> bool:
+        return await Lock(NAME, using=using).aacquire(blocking_timeout=WAIT)
+
+    with freeze(), hold(NAME, using=using):  # inside: the server of the memory mode goes by the frozen clock
+        assert asyncio.run(wait()) is False
+        assert Lock(NAME, using=using).acquire(blocking_timeout=WAIT) is False
 
 
-def test_redis_takes_the_longest_ttl_that_is_allowed_and_as_much_again() -> None:
-    longest = 10 * 365 * 86400
-    with Lock(NAME, ttl=longest) as lock:
-        lock.extend(longest)
-        assert lock.remaining() > longest
+async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis.Redis, eventually: Eventually) -> None:
+    async with Lock(NAME, ttl=1.5) as lock:
+        before = end(client)
+        eventually(lambda: end(client) > before + 0.3)  # blocks
+        assert not lock.lost

@@ -1,72 +1,171 @@
-"""Losing a held lock: what notices it and when, and how the holder is told."""
+"""Signals; and losing a lock: what notices it, how its holder is told or cancelled, and which ``expired`` instead."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
+import logging
+import re
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import sync_to_async
 
-from django_redislock import Lock, LockLost, force_release, get_lock
+from django_redislock import (
+    Lock,
+    LockLost,
+    LockNotOwned,
+    LockPool,
+    aforce_release,
+    force_release,
+    lock_acquired,
+    lock_force_released,
+    lock_lost,
+    lock_released,
+)
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Other
-from tests.helpers.state import NAME, holder, put
+from tests.helpers.actors import GENEROUS, Actor, Crowd
+from tests.helpers.state import NAME, fence_of, holder, put, queued
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_FORCED, WAS_TAKEN
 
-Eventually = Callable[..., Any]
-Hears = Callable[[Any, Lock], None]
-Heard = list[tuple[str, dict[str, Any]]]
+from .conftest import Block, Eventually, Heard, receiving
+
+Events = Callable[[], list[tuple[str, str]]]
+
+ALL = (lock_acquired, lock_released, lock_lost, lock_force_released)
+SHORT = 0.2  # seconds
+COUNTS = hasattr(asyncio.Task, "uncancel")  # Python 3.10 does not count the cancellations of a task
 
 
-def test_a_flush_is_noticed_at_the_next_renewal(
-    crowd: Crowd, hears: Hears, client: redis.Redis, eventually: Eventually, heard: Heard
+@pytest.fixture
+def events(caplog: pytest.LogCaptureFixture) -> Events:
+    caplog.set_level(logging.INFO, "django_redislock")
+
+    def events() -> list[tuple[str, str]]:
+        found = [(each.levelname, re.match(r"event=(\S+) name=", each.getMessage())) for each in caplog.records]
+        return [(level, match[1]) for level, match in found if match]
+
+    return events
+
+
+def losses_in(heard: Heard) -> list[tuple[str, bool]]:
+    return [(facts["name"], facts["expired"]) for which, facts in heard if which == "lost"]
+
+
+def test_acquiring_and_releasing_send_signals(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
 ) -> None:
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=3, on_lost=losses.append)
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire")
+    first = me.read(lambda: lock.fence)
+    waiting = you.start(Lock(NAME), "acquire")
+    eventually(lambda: queued(client))
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    # the next holder's signal may come before that of the release that handed the lock over
+    (left,) = [facts for which, facts in heard if which == "released"]
+    mine, next_one = [facts for which, facts in heard if which == "acquired"]
+    assert (mine["name"], mine["fence"], left["name"], left["fence"]) == (NAME, first, NAME, first)
+    assert 0 <= mine["waited"] < GENEROUS
+    assert 0 < next_one["waited"] < left["held"] + GENEROUS
+    assert next_one["fence"] > first
+
+
+@pytest.mark.parametrize("how", ["well", "a function that raises", "a coroutine that raises"])
+def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor_meet(
+    how: str, crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Losses are told by a thread of their own. What a receiver raises is logged."""
+    seen: list[tuple[object, type, str]] = []
+
+    def receiver(*, sender: type, signal: object, **facts: Any) -> None:
+        seen.append((signal, sender, threading.current_thread().name))
+        if how != "well":
+            raise ZeroDivisionError
+
+    async def areceiver(**facts: Any) -> None:
+        receiver(**facts)
+
+    me, lock = crowd(), Lock(NAME)
+    with receiving(areceiver if how == "a coroutine that raises" else receiver, *ALL):
+        me(Block(lock), "run")
+        me(lock, "acquire")
+        assert force_release(NAME) is not None
+        with pytest.raises(LockLost):
+            me(lock, "release")
+        eventually(lambda: len(seen) == 5)
+        eventually(lambda: caplog.text.count("event=receiver-failed") == (0 if how == "well" else 5))
+    assert {signal for signal, _, _ in seen} == set(ALL)
+    assert {sender for _, sender, _ in seen} == {Lock}
+    if how != "a coroutine that raises":
+        assert [thread for signal, _, thread in seen if signal is lock_lost] == ["redislock-notifier"]
+
+
+async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: str, aeventually: Eventually) -> None:
+    seen: list[tuple[object, asyncio.AbstractEventLoop]] = []
+
+    async def receiver(*, signal: object, **facts: object) -> None:
+        await asyncio.sleep(0)
+        seen.append((signal, asyncio.get_running_loop()))
+
+    lock = Lock(NAME, using=using)
+    with receiving(receiver, *ALL):
+        await lock.aacquire()
+        await aforce_release(NAME, using=using)
+        with pytest.raises(LockLost):
+            await lock.arelease()
+        await Lock("short", ttl=0.3, auto_renew=False, using=using).aacquire()
+        await aeventually(lambda: len(seen) == 5)
+    assert [signal for signal, _ in seen].count(lock_lost) == 2
+    assert {loop for signal, loop in seen if signal is not lock_lost} == {asyncio.get_running_loop()}
+
+
+@pytest.mark.parametrize(
+    "how", ["flushed", "taken", "forced while polling", "found by the release", "taken, found by the release"]
+)
+def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
+    how: str, crowd: Crowd, hears: Eventually, client: redis.Redis, eventually: Eventually, heard: Heard, events: Events
+) -> None:
+    losses, taken = list[LockLost](), how.startswith("taken")
+    me, lock = crowd(), Lock(NAME, ttl=2, on_lost=losses.append, poll=how == "forced while polling")
     me(lock, "acquire")
     fence = me.read(lambda: lock.fence)
-    hears(me, lock)
-    client.flushall()
-    eventually(lambda: losses)
-    assert losses[0].reason == HAS_VANISHED  # not because of the local clock
-    with pytest.raises(LockLost, match="gone from Redis"):
-        me.read(lock.check)
-    with pytest.raises(LockLost, match="gone from Redis"):
+    if taken:
+        put(client, NAME)
+    elif how == "forced while polling":
+        force_release(NAME)
+    else:
+        hears(me, lock)
+        client.flushall()
+    theirs, reason = holder(client), WAS_TAKEN if how == "taken" else HAS_VANISHED  # not because of the local clock
+    if "found" not in how:
+        eventually(lambda: losses)
+        with pytest.raises(LockLost, match=re.escape(reason)):
+            me.read(lock.check)
+    with pytest.raises(LockLost, match=rf"was lost while it was held here.*{re.escape(reason)}") as caught:
         me(lock, "release")
-    facts = {"name": NAME, "template": NAME, "fence": fence, "reason": HAS_VANISHED, "expired": False}
-    assert heard[1:] == [("lost", facts)]
-    assert len(losses) == 1
-
-
-def test_a_lock_that_somebody_else_holds_now_is_lost_and_left_alone(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=3, on_lost=losses.append)
-    me(lock, "acquire")
-    put(client, NAME)
-    theirs = holder(client)
-    eventually(lambda: losses)
-    assert losses[0].reason == WAS_TAKEN
-    with pytest.raises(LockLost):
+    assert (caught.value.name, caught.value.fence, caught.value.reason) == (NAME, fence, reason)
+    assert me.read(lambda: (lock.token, fence_of(lock))) == (None, None)
+    with pytest.raises(LockNotOwned) as again:
         me(lock, "release")
+    assert type(again.value) is LockNotOwned
+    eventually(lambda: losses)
+    assert [loss.reason for loss in losses] == [reason]
+    facts = {"name": NAME, "template": NAME, "fence": fence, "reason": reason, "expired": False}
+    assert [found for which, found in heard if which == "lost"] == [facts]
+    assert events().count(("WARNING", "lost")) == 1
     assert holder(client) == theirs
 
 
-@pytest.mark.parametrize("extended", [False, True])
 def test_the_holder_of_a_force_released_lock_is_told_by_a_message(
-    crowd: Crowd, using: str, extended: bool, hears: Hears, eventually: Eventually, heard: Heard
+    crowd: Crowd, using: str, hears: Eventually, eventually: Eventually, heard: Heard
 ) -> None:
     losses: list[LockLost] = []
     me, lock = crowd(), Lock(NAME, ttl=300, on_lost=losses.append, using=using)
     me(lock, "acquire")
-    if extended:
-        me(lock, "extend", 300)
-    fence = me.read(lambda: lock.fence)
+    me(lock, "extend", 300)
     hears(me, lock)
     assert force_release(NAME, using=using, by="the test") is not None
     eventually(lambda: losses)
@@ -74,38 +173,7 @@ def test_the_holder_of_a_force_released_lock_is_told_by_a_message(
     assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
     with pytest.raises(LockLost, match="force-released"):
         me(lock, "release")
-    assert sorted(heard[1:]) == [
-        ("force", {"name": NAME, "by": "the test"}),
-        ("lost", {"name": NAME, "template": NAME, "fence": fence, "reason": WAS_FORCED, "expired": False}),
-    ]
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_holder_that_polls_learns_of_it_at_its_next_renewal(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=3, poll=True, on_lost=losses.append)
-    me(lock, "acquire")
-    force_release(NAME)
-    eventually(lambda: losses)
-    assert losses[0].reason == HAS_VANISHED
-    assert client.pubsub_channels() == []
-
-
-def test_a_loss_that_the_release_discovers_is_reported_as_well(
-    crowd: Crowd, using: str, eventually: Eventually, heard: Heard, caplog: pytest.LogCaptureFixture
-) -> None:
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, on_lost=losses.append, using=using)
-    me(lock, "acquire")
-    force_release(NAME, using=using)
-    with pytest.raises(LockLost) as caught:
-        me(lock, "release")
-    eventually(lambda: losses)
-    assert str(losses[0]) == str(caught.value)
-    assert [which for which, _ in heard].count("lost") == 1
-    assert caplog.text.count("event=lost") == 1
+    assert sorted(which for which, _ in heard) == ["acquired", "force", "lost"]
 
 
 def test_the_end_of_a_lease_is_reported_when_redis_refuses_the_renewal(
@@ -123,26 +191,6 @@ def test_the_end_of_a_lease_is_reported_when_redis_refuses_the_renewal(
     assert losses[0].reason == HAS_ENDED
 
 
-# -- on_lost ----------------------------------------------------------------------------------------------------------
-
-
-def test_on_lost_is_called_in_a_thread_of_its_own_once_the_lock_counts_as_lost(crowd: Crowd) -> None:
-    """Even if the holder itself discovers the loss, so on_lost may wait for something that the holder does next."""
-    me = crowd()
-    seen: Future[tuple[bool, str]] = Future()
-
-    def on_lost(error: LockLost) -> None:
-        lost = me.read(lambda: lock.lost)
-        seen.set_result((lost, threading.current_thread().name))
-
-    lock = Lock(NAME, on_lost=on_lost)
-    me(lock, "acquire")
-    force_release(NAME)
-    with pytest.raises(LockLost):
-        me(lock, "extend", 1)
-    assert seen.result(GENEROUS) == (True, "redislock-notifier")
-
-
 def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_losses(
     eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,38 +198,220 @@ def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_loss
         raise ZeroDivisionError if error.name == NAME else SystemExit
 
     losses: list[LockLost] = []
-    kept, last = Lock("kept", ttl=3), Lock("last", ttl=0.6, auto_renew=False, on_lost=losses.append)
+    kept = Lock("kept", ttl=1.5)
     kept.acquire()
-    for name in (NAME, "order:43"):
-        Lock(name, ttl=0.3, auto_renew=False, on_lost=on_lost).acquire()
-    last.acquire()
+    for name, told in ((NAME, on_lost), ("order:43", on_lost), ("last", losses.append)):
+        Lock(name, ttl=0.3, auto_renew=False, on_lost=told).acquire()
     eventually(lambda: losses)
     eventually(lambda: caplog.text.count("event=on-lost-failed") == 2)
-    for _ in range(2):  # it is renewed, and renewed again
-        eventually(lambda: kept.remaining() < 2.5)
-        eventually(lambda: kept.remaining() > 2.5)
-    kept.release()
+    eventually(lambda: kept.remaining() < 1.2)
+    eventually(lambda: kept.remaining() > 1.2)
 
 
-def test_a_slow_on_lost_delays_no_waiter(other: Callable[[], Other]) -> None:
-    mutex = threading.Lock()
-    told = threading.Event()
+def test_a_slow_on_lost_runs_in_a_thread_of_its_own_and_delays_no_waiter(crowd: Crowd, eventually: Eventually) -> None:
+    told, go_on = [], threading.Event()
 
     def on_lost(error: LockLost) -> None:
-        with mutex:
-            told.set()
+        told.append((lost.lost, threading.current_thread().name))
+        go_on.wait(2 * GENEROUS)
 
-    me, busy = other(), other()
-    me(Lock("lost", on_lost=on_lost).acquire)
-    busy(Lock(NAME).acquire)
-    with mutex, contextlib.ExitStack() as stack:
-        # on_lost wants something that the waiting thread holds, and that thread may be the one that reads messages
-        def force_release_when_somebody_waits() -> None:
-            while not ((info := get_lock(NAME)) and info.waiters):
-                pass
-            force_release("lost")
+    me, you, lost, held = crowd(), crowd(), Lock("lost", on_lost=on_lost), Lock(NAME)
+    for lock in (lost, held):
+        me(lock, "acquire")
+    waiting = you.start(Lock(NAME), "acquire")
+    force_release("lost")
+    with pytest.raises(LockLost):
+        me(lost, "extend", 1)
+    eventually(lambda: told)
+    me(held, "release")
+    assert waiting.result(GENEROUS)
+    go_on.set()
+    assert told == [(True, "redislock-notifier")]
 
-        helper = other().start(force_release_when_somebody_waits)
-        stack.callback(lambda: helper.result(GENEROUS))
-        assert not Lock(NAME).acquire(blocking_timeout=1)
-    assert told.wait(GENEROUS)
+
+ENDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings and options
+    "option": ({}, {"auto_renew": False}),
+    "setting": ({"AUTO_RENEW": False}, {}),
+    "pool": ({}, {"auto_renew": False}),
+    "cache.lock": ({}, {}),
+    "max_hold": ({"MAX_HOLD": 3600}, {"max_hold": SHORT}),
+    "MAX_HOLD": ({"MAX_HOLD": SHORT}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", ENDED)
+def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired_and_one_that_runs_into_max_hold_is_lost(
+    kind: str, crowd: Crowd, settings: Any, cache_lock: Callable[..., Any], events: Events, heard: Heard,
+    eventually: Eventually,
+) -> None:  # fmt: skip
+    settings.REDISLOCK, options = ENDED[kind][0], {"ttl": SHORT, **ENDED[kind][1]}
+    me, pool, expires = crowd(), LockPool("accounts"), "max_hold" not in kind.lower()
+    me(pool, "assign", ["alice"])
+    if kind == "pool":
+        lock: Any = me(pool, "acquire", **options)
+    elif kind == "cache.lock":
+        lock = cache_lock(NAME, timeout=SHORT)  # as tasks do that must not run again so soon
+        assert lock.acquire()
+    else:
+        lock = Lock(NAME, **options)
+        me(lock, "acquire")
+    eventually(lambda: losses_in(heard))
+    assert losses_in(heard) == [(lock.name, expires)]
+    reason = "not to be renewed" if expires else "not to be renewed beyond max_hold"
+    if kind != "cache.lock":
+        with pytest.raises(LockLost, match=reason):
+            me.read(lock.check)
+        with pytest.raises(LockLost, match=reason):
+            me(lock, "release")
+    assert events() == ([("INFO", "expired")] if expires else [("WARNING", "max-hold"), ("WARNING", "lost")])
+
+
+def test_one_whose_thread_or_task_has_ended_is_warned_of_once_and_expires(
+    crowd: Crowd, using: str, events: Events, heard: Heard, eventually: Eventually
+) -> None:
+    me = crowd()
+    me(Lock(NAME, ttl=SHORT, using=using), "acquire")
+    me.end()
+    eventually(lambda: losses_in(heard))
+    assert losses_in(heard) == [(NAME, True)]
+    assert events() == [("WARNING", "owner-ended"), ("INFO", "expired")]
+
+
+async def forever() -> None:
+    await asyncio.sleep(GENEROUS)
+    pytest.fail("nothing ended it")
+
+
+def cancelling(**options: Any) -> Lock:
+    """The task that holds this lock is cancelled when it is lost, and ``async with`` raises LockLost out of it."""
+    return Lock(NAME, on_lost="cancel", **options)
+
+
+def short(**options: Any) -> Lock:
+    return cancelling(ttl=0.3, auto_renew=False, **options)
+
+
+def cancellations() -> int:
+    """How many cancellations of the running task are pending."""
+    task: Any = asyncio.current_task()
+    return int(task.cancelling()) if COUNTS else 0
+
+
+@pytest.mark.parametrize("own", ["raises it again", "goes on", "raises its own"])
+async def test_the_task_that_holds_a_lost_lock_is_cancelled_and_async_with_raises_lock_lost(
+    own: str, using: str
+) -> None:
+    lock, fences = short(using=using), list[int | None]()
+
+    async def hold() -> None:
+        async with lock:
+            fences.append(lock.fence)
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                if own == "raises it again":
+                    raise
+                await asyncio.sleep(0)
+                if own == "raises its own":
+                    raise ZeroDivisionError from None
+
+    with pytest.raises(ZeroDivisionError if own == "raises its own" else LockLost) as caught:
+        await hold()
+    if isinstance(caught.value, LockLost):
+        assert (caught.value.name, [caught.value.fence]) == (NAME, fences)
+    assert cancellations() == 0
+    assert lock.token is None
+    await asyncio.sleep(0)  # nothing follows
+
+
+async def test_a_forced_release_cancels_the_holder_and_ends_all_blocks_of_a_reentrant_lock(
+    using: str, actor: Callable[[], Actor]
+) -> None:
+    inside = asyncio.Event()
+
+    async def hold() -> None:
+        async with cancelling(ttl=3, reentrant=True, using=using) as lock, lock:
+            inside.set()
+            await forever()
+
+    holding = actor().start(hold)
+    await asyncio.wait_for(inside.wait(), GENEROUS)
+    await aforce_release(NAME, using=using)
+    with pytest.raises(LockLost):
+        await asyncio.wait_for(holding, GENEROUS)
+
+
+@pytest.mark.parametrize("how", ["with", "acquire", "seize", "pool"])
+async def test_a_loss_before_the_block_begins_is_lock_lost_as_well(how: str, using: str) -> None:
+    pool, lock = LockPool("accounts", using=using), cancelling(using=using)
+    await pool.aextend(["alice"])
+
+    async def force_release_it(name: str, **facts: object) -> None:
+        await aforce_release(name, using=using)
+        await forever()
+
+    async def enter() -> None:
+        if how == "with":
+            async with lock:
+                pytest.fail("it was entered")
+        elif how == "pool":
+            await pool.aacquire(on_lost="cancel")
+        else:
+            await getattr(lock, f"a{how}")()
+
+    with receiving(force_release_it, lock_acquired), pytest.raises(LockLost):
+        await enter()
+    assert cancellations() == 0
+
+
+@pytest.mark.parametrize("first", ["loss", "cancellation"])
+async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
+    first: str, actor: Callable[[], Actor], eventually: Eventually
+) -> None:
+    tellers: list[threading.Thread] = []
+
+    async def hold() -> None:
+        task: Any = asyncio.current_task()
+        loop = task.get_loop()
+        async with short():
+            if first == "cancellation":
+                loop.call_soon(task.cancel)
+            eventually(lambda: tellers)  # which blocks the loop until the holder has been told
+            tellers[0].join(GENEROUS)
+            if first == "loss":
+                loop.call_soon(task.cancel)
+            await forever()
+
+    with receiving(lambda **facts: tellers.append(threading.current_thread()), lock_lost):
+        result = actor().start(hold)
+        await asyncio.wait([result], timeout=GENEROUS)
+    # without a count, either may have come first
+    assert result.cancelled() or (not COUNTS and isinstance(result.exception(), LockLost))
+
+
+async def test_a_release_without_a_block_takes_back_its_own_cancellation_and_nobody_elses(
+    actor: Callable[[], Actor],
+) -> None:
+    async def hold() -> int:
+        task: Any = asyncio.current_task()
+        lock = short()
+        await lock.aacquire()
+        with pytest.raises(asyncio.CancelledError):
+            await forever()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forever()
+        with pytest.raises(LockLost):
+            await lock.arelease()
+        return cancellations()
+
+    assert await actor()(hold) == (1 if COUNTS else 0)
+
+
+@pytest.mark.usefixtures("nowhere")
+async def test_sync_code_cannot_be_cancelled_and_is_told_so_before_anything_is_sent() -> None:
+    for call in (cancelling().acquire, cancelling().__enter__):
+        with pytest.raises(TypeError, match=r"on_lost='cancel' cancels the task .* use aacquire\(\) or async with"):
+            await asyncio.to_thread(call)
+        with pytest.raises(TypeError, match="sync code is not a task"):
+            await sync_to_async(call)()

@@ -1,39 +1,41 @@
-"""First come, first served: among threads, tasks and processes, and nobody overtakes."""
+"""First come, first served, among threads, tasks and processes; what dead waiters cost; and what outages do."""
 
 from __future__ import annotations
 
-import asyncio
+import os
+import signal
+import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
 
-from django_redislock import Lock
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
+import django_redislock
+from django_redislock import Lock, LockLost, LockUnavailable
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other
 from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, flag, holder, queued
+from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import limit
 
-from .blocks import Block
+from .conftest import Block, Eventually
 
-Eventually = Callable[..., Any]
 Start = Callable[..., Any]
 
 ID = "an-id-that-the-tests-know"
+RetryFor = Callable[[float], None]
+HELD = "held"
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["of one kind", "threads and tasks"])
-def test_a_lock_is_acquired_in_the_order_of_the_requests(
-    crowd: Crowd, mixed: bool, using: str, eventually: Eventually
-) -> None:
-    with ExitStack() as stack:
-        crowds = [crowd, stack.enter_context(closing(Crowd(tasks=not crowd.awaits))) if mixed else crowd]
-        people = [crowds[number % 2]() for number in range(16)]
-        me, lock, order = people[0], Lock(NAME, using=using), list[int]()
+def test_a_lock_is_acquired_in_the_order_of_the_requests(crowd: Crowd, using: str, eventually: Eventually) -> None:
+    with closing(Crowd(tasks=not crowd.awaits)) as others:  # threads and tasks
+        me, *people = [(crowd, others)[number % 2]() for number in range(16)]
+        lock, order, waiting = Lock(NAME, using=using), list[int](), []
         me(lock, "acquire")
-        waiting = []
-        for number, person in enumerate(people[1:], 1):
+        for number, person in enumerate(people, 1):
             section = Block(Lock(NAME, using=using), lambda number=number: order.append(number))  # type: ignore[misc]
             waiting.append(person.start(section, "run"))
             eventually(lambda number=number: lock.info().waiters == number)  # type: ignore[union-attr]
@@ -43,87 +45,44 @@ def test_a_lock_is_acquired_in_the_order_of_the_requests(
     assert order == list(range(1, 16))
 
 
-@pytest.mark.complete
-async def test_five_hundred_coroutines_wait_and_all_get_through(using: str, aeventually: Callable[..., Any]) -> None:
-    lock = Lock(NAME, ttl=300, using=using)
-    fences: list[int] = []
-
-    async def section() -> None:
-        async with Lock(NAME, blocking_timeout=100, using=using) as mine:
-            fences.append(mine.fence)
-
-    async def all_wait() -> bool:
-        info = await lock.ainfo()
-        return info is not None and info.waiters == 500
-
-    async with lock:
-        tasks = [asyncio.create_task(section()) for _ in range(500)]
-        await aeventually(all_wait, within=60)
-    await asyncio.gather(*tasks)
-    assert len(fences) == 500
-    assert fences == sorted(set(fences))
-
-
-IN_TURN = """
-lock = Lock(name)
-say("ready")
-hear()
-with lock:
-    say("acquired", lock.fence)
-    hear()
-say("done")
-hear()
-"""
-
-
-def test_processes_get_a_lock_in_the_order_in_which_they_asked_each_by_the_previous_release(
-    start: Start, client: redis.Redis, eventually: Eventually
-) -> None:
-    workers = [start(IN_TURN, name=NAME) for _ in range(3)]
-    for worker in workers:
-        worker.expect("ready")
-    workers = [workers[index] for index in (2, 0, 1)]
-    with Lock(NAME) as lock:
-        fences, before = [lock.fence or 0], holder(client)
-        for number, worker in enumerate(workers, 1):
-            worker.tell()
-            eventually(lambda number=number: queued(client) == number)
-    assert holder(client) not in ("", before)  # by the release itself
-    for number, worker in enumerate(workers, 1):
-        fences.append(int(worker.expect("acquired")[0]))
-        assert queued(client) == len(workers) - number
-        worker.tell()
-        worker.expect("done")
-    assert fences == sorted(fences)
-    assert holder(client) == ""
-
-
 SECTIONS = """
 import redis
 raw = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
 lock = Lock(name, blocking_timeout=60)
 say("ready")
 hear()
-most, fences = 0, []
-for _ in range(25):
+most, grew = 0, []
+for round in range(25):
     with lock:
+        if not round:
+            say("first", lock.fence)
         most = max(most, raw.incr("inside"))
-        fences.append((int(raw.get("last") or 0) < lock.fence))
+        grew.append(int(raw.get("last") or 0) < lock.fence)
         raw.set("last", lock.fence)
         raw.decr("inside")
-say("done", most, all(fences), len(fences))
+say("done", most, all(grew), len(grew))
 hear()
 """
 
 
-def test_processes_exclude_each_other_and_all_get_through(start: Start) -> None:
+def test_processes_get_a_lock_in_the_order_in_which_they_asked_and_exclude_each_other(
+    start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
     workers = [start(SECTIONS, name=NAME) for _ in range(3)]
     for worker in workers:
         worker.expect("ready")
-    for worker in workers:
-        worker.tell()
+    workers = [workers[index] for index in (2, 0, 1)]
+    with Lock(NAME) as lock:
+        fences, before = [lock.fence], holder(client)
+        for number, worker in enumerate(workers, 1):
+            worker.tell()
+            eventually(lambda number=number: queued(client) == number)
+    assert holder(client) not in ("", before)  # by the release itself
+    fences += [int(worker.expect("first")[0]) for worker in workers]
+    assert fences == sorted(fences)
     for worker in workers:
         assert worker.expect("done", within=60) == ["1", "True", "25"]
+    assert holder(client) == ""
 
 
 @pytest.mark.parametrize("age", [0, -GENEROUS])
@@ -131,8 +90,7 @@ def test_processes_exclude_each_other_and_all_get_through(start: Start) -> None:
 def test_nobody_overtakes_a_waiter(
     crowd: Crowd, how: str, age: float, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
-    """However short it has waited, even if the clock was ahead when it queued, and even if it does not come for the
-    lock."""
+    """However short it has waited, if the clock was ahead when it queued, and if it does not come for the lock."""
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
     ghost().queue(ID, name=NAME, age=age)
@@ -146,15 +104,203 @@ def test_nobody_overtakes_a_waiter(
     assert holder(client) == ID
 
 
-def test_the_next_holder_deletes_what_an_evicted_queue_has_left_behind(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases_at_once(
+    server: RedisServer, client: redis.Redis, settings: Any, eventually: Eventually
 ) -> None:
-    limit(monkeypatch, look_every=0.2)
-    me, you, lock = crowd(), crowd(), Lock(NAME)
+    elsewhere = f"redis://localhost:{server.port}/0"  # not a pool that is there already
+    settings.CACHES = {**settings.CACHES, "small": alias(DJANGO_REDIS, elsewhere, max_connections=2)}
+    inside, fences, errors = threading.Lock(), [], []
+
+    def wait() -> None:
+        try:
+            with Lock(NAME, using="small", blocking_timeout=90) as lock:
+                assert inside.acquire(blocking=False), "two holders at once"
+                fences.append(lock.fence)
+                inside.release()
+        except BaseException as error:
+            errors.append(error)
+
+    mine = Lock(NAME, using="small")
+    assert mine.acquire()
+    already = client.info("clients")["connected_clients"]
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(300)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: queued(client) == 300 or errors, within=60)
+    assert client.info("clients")["connected_clients"] - already <= 2 + 2  # the listener, the watchdog
+    began = monotonic()
+    mine.release()
+    assert monotonic() - began < 10  # a holder that has to wait for a connection waits for 20 s
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert len(fences) == 300
+
+
+# One process that is warmed up first, and then becomes many waiters.
+FORKS = """
+with Lock("warm-up"):
+    pass
+say("ready")
+hear()
+for _ in range(count):
+    child = os.fork()
+    if not child:
+        Lock(name, blocking_timeout=60).acquire()
+        os._exit(0)
+    say("child", child)
+hear()
+for _ in range(count):
+    os.wait()
+say("buried")
+hear()
+"""
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.complete)])
+def test_after_kill_9_of_all_before_it_a_waiter_has_the_lock_at_once_after_the_release(
+    count: int, start: Start, other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    crowd = start(FORKS, name=NAME, count=count)
+    crowd.expect("ready")
+    mine = Lock(NAME)
+    assert mine.acquire()
+    children: list[int] = []
+    try:
+        crowd.tell()
+        children.extend(int(crowd.expect("child", within=60)[0]) for _ in range(count))
+        eventually(lambda: queued(client) == count, within=60)
+        entries: Any = client.hvals(WAITERS)
+        channels = {entry.split(b" ")[0] for entry in entries}
+        assert len(channels) == count
+        last = other().start(Lock(NAME).acquire)
+        eventually(lambda: queued(client) == count + 1)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+    crowd.tell()
+    crowd.expect("buried")
+    # Redis has read the end of their connections
+    eventually(lambda: not any(client.execute_command("PUBSUB", "NUMSUB", *channels)[1::2]))
+    mine.release()
+    assert last.result(5)  # a dead waiter considered alive would cost a lease of 10 s
+
+
+free, held = Lock(NAME), Lock(HELD)
+
+CALLS: list[tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = [
+    (free, "acquire", (), {}),
+    (free, "acquire", (), {"blocking": False}),
+    (free, "acquire", (), {"blocking_timeout": 5}),
+    *((free, method, (), {}) for method in ("seize", "enter", "locked", "status", "info")),
+    (django_redislock, "get_lock", (NAME,), {}),
+    (django_redislock, "force_release", (NAME,), {}),
+    (held, "extend", (1,), {}),
+    *((held, method, (), {}) for method in ("owned", "reacquire", "detach", "release")),
+]
+
+
+def test_a_redis_that_is_down_makes_every_call_raise_lock_unavailable_and_the_release_can_be_tried_again(
+    crowd: Crowd, own: RedisServer, retry_for: RetryFor
+) -> None:
+    retry_for(0.05)
+    me, block = crowd(), Lock(NAME)
+    me(held, "acquire")
+    me(block, "enter")
+    token = me.read(lambda: held.token)
+    own.stop()
+    for thing, method, args, options in CALLS:
+        with pytest.raises(LockUnavailable, match="Redis cannot be reached for the lock") as caught:
+            me(thing, method, *args, **options)
+        assert caught.value.name in (NAME, HELD)
+        assert isinstance(caught.value.__cause__, (redis.ConnectionError, OSError))
+    assert "The lock was not released: " in str(caught.value)
+    assert "unless you try again, it stays locked for " in str(caught.value)
+    assert 0 < caught.value.lease_left <= 30
+    with pytest.raises(LockUnavailable, match="The lock was not released: ") as caught:
+        me(block, "exit", None, None, None)
+    assert 0 < caught.value.lease_left <= 30
+    with pytest.raises(LockUnavailable, match="cannot be reached for locks"):
+        me(django_redislock, "list_locks")
+    assert me.read(lambda: held.token) == token
+    own.start()
+    me(held, "release")
+    assert me.read(lambda: held.token) is None
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
+    restarts: bool, crowd: Crowd, own: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch,
+    retry_for: RetryFor,
+) -> None:  # fmt: skip
+    if not restarts:
+        retry_for(0.1)
+        limit(monkeypatch, sit_out=0.3, sit_out_listening=0.3)
+    me, you, lock, second = crowd(), crowd(), Lock(NAME, ttl=300), Lock(NAME)
     me(lock, "acquire")
-    me(lock, "detach")  # so nothing renews it
-    waiting = you.start(lock, "acquire", blocking_timeout=GENEROUS)
+    fence = me.read(lambda: lock.fence)
+    waiting = you.start(second, "acquire")
+    with own.client() as client:
+        eventually(lambda: queued(client))
+    own.stop()
+    assert not waiting.done()
+    if not restarts:
+        with pytest.raises(LockUnavailable, match="cannot be reached") as caught:
+            waiting.result(GENEROUS)
+        assert caught.value.name == NAME
+        return
+    own.start()  # and has forgotten everything
+    assert waiting.result(GENEROUS) is True
+    assert you.read(lambda: second.fence) > fence
+    eventually(lambda: me.read(lambda: lock.lost))
+    with pytest.raises(LockLost):
+        me(lock, "release")
+    assert you(second, "owned")
+
+
+@pytest.mark.parametrize("how", ["flushed", "evicted", "cut off"])
+def test_a_waiter_survives_the_loss_of_its_place(
+    how: str, crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, look_every=0.2)  # there is no message
+    me, you, lock, second = crowd(), crowd(), Lock(NAME, ttl=300), Lock(NAME)
+    me(lock, "acquire")
+    waiting = you.start(second, "acquire")
+    eventually(lambda: client.zcard(QUEUE))
+    if how == "flushed":
+        client.flushall()
+    elif how == "evicted":
+        client.delete(QUEUE, LOCK)
+    else:
+        for kind in ("pubsub", "normal"):
+            client.client_kill_filter(_type=kind, skipme=True)
+        client.delete(QUEUE)
+        eventually(lambda: client.zcard(QUEUE))  # it queues again
+        assert not waiting.done()
+        me(lock, "release")
+    assert waiting.result(GENEROUS) is True
+    assert how == "cut off" or not client.exists(WAITERS)
+
+
+DIES = """
+Lock(name, ttl=1).acquire()
+say("held")
+hear()
+"""
+
+
+def test_the_lock_of_a_killed_process_goes_to_the_next_one(
+    crowd: Crowd, start: Callable[..., Any], client: redis.Redis, eventually: Eventually
+) -> None:
+    worker = start(DIES, name=NAME)
+    worker.expect("held")
+    you, lock = crowd(), Lock(NAME)
+    waiting = you.start(lock, "acquire")
     eventually(lambda: queued(client))
-    client.delete(QUEUE, LOCK)
-    assert waiting.result(GENEROUS)
-    assert not client.exists(WAITERS)
+    first = holder(client)
+    eventually(lambda: client.pttl(LOCK) < 700)
+    eventually(lambda: client.pttl(LOCK) > 900)  # renewed
+    assert holder(client) == first
+    worker.kill()
+    assert waiting.result(4) is True  # at the end of the lease; whoever did not look then would look every 5 s
+    assert you(lock, "owned")

@@ -1,55 +1,53 @@
-"""Callers that do not get a lock: how many may wait, what the errors and signals say, and whom they name."""
+"""Callers that do not get a lock: what errors, signals and log say; copies of errors; and Django's reports of them."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import re
-from collections.abc import Callable, Iterator
+import secrets
+import socket
+from collections.abc import Callable
+from html import unescape
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
-from django.test import override_settings
+from asgiref.sync import async_to_sync
+from celery import Celery  # type: ignore[import-untyped]
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory, override_settings
+from django.views.debug import ExceptionReporter
+from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, LockNotAcquired, LockPool, get_lock, lock_not_acquired, locked
+from django_redislock import (
+    Lock,
+    LockError,
+    LockLost,
+    LockNotAcquired,
+    LockNotOwned,
+    LockPool,
+    LockUnavailable,
+    get_lock,
+    lock_not_acquired,
+    locked,
+    locked_atomic,
+    locked_view,
+)
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
-from tests.helpers.state import NAME, QUEUE, WAITERS, count, leftovers, queued
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.state import NAME, count, queued
 from tests.helpers.ways import stopped
-from tests.inside import all_look, limit
+from tests.inside import limit, redis_py_lock
 
-from .blocks import Block
+from .conftest import Block, Eventually, Heard, receiving
 
-Eventually = Callable[..., Any]
-Heard = list[tuple[str, dict[str, Any]]]
 POLLS = pytest.mark.parametrize("polls", [False, True], ids=["woken", "polling"])
-
-
-@pytest.fixture
-def refusals() -> Iterator[list[dict[str, Any]]]:
-    """What the signal ``lock_not_acquired`` says."""
-    heard: list[dict[str, Any]] = []
-
-    def receive(*, sender: object, signal: object, **facts: Any) -> None:
-        assert sender is Lock
-        heard.append(facts)
-
-    lock_not_acquired.connect(receive)
-    yield heard
-    lock_not_acquired.disconnect(receive)
-
-
-def refused(person: Any, lock: Any) -> LockNotAcquired:
-    with pytest.raises(LockNotAcquired) as caught:
-        person(lock, "enter")
-    return caught.value
-
-
-def owner_of(using: str) -> str:
-    info = get_lock(NAME, using=using)
-    assert info is not None
-    return info.owner
+TOKEN = "a-token-of-the-site-itself"
+TEXT = "a text that redis-py takes for a token"
+request = RequestFactory().get("/")
 
 
 def waiters(using: str, name: str = NAME) -> int:
@@ -57,279 +55,115 @@ def waiters(using: str, name: str = NAME) -> int:
     return 0 if info is None else info.waiters
 
 
-# -- max_waiters ------------------------------------------------------------------------------------------------------
-
-
 @POLLS
 def test_a_caller_is_refused_at_once_when_the_queue_is_full(
-    polls: bool, crowd: Crowd, using: str, eventually: Eventually
+    polls: bool, crowd: Crowd, using: str, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holder, last = crowd(), crowd()
-    held = Lock(NAME, using=using)
-    holder(held, "acquire")
-    people = [(crowd(), Lock(NAME, max_waiters=2, using=using)) for _ in range(2)]
-    waiting = [person.start(lock, "acquire") for person, lock in people]
-    eventually(lambda: waiters(using) == 2)
-    assert last(Lock(NAME, max_waiters=2, poll=polls, using=using), "acquire", blocking_timeout=GENEROUS) is False
-    assert waiters(using) == 2
-    holder(held, "release")
-    for _ in range(2):
-        eventually(lambda: any(one.done() for one in waiting))
-        got = next(number for number, one in enumerate(waiting) if one.done())
-        waiting.pop(got)
-        person, lock = people.pop(got)
-        person(lock, "release")
-
-
-@pytest.mark.parametrize("options", [{"max_waiters": 0}, {"blocking_timeout": 0}], ids=str)
-def test_a_caller_is_refused_in_one_round_trip_that_names_the_holder_and_leaves_nothing_behind(
-    options: dict[str, Any], crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    holder, last, held = crowd(), crowd(), Lock(NAME)
-    holder(held, "acquire")
-    last(Block(Lock("warm-up")), "run")
-    before = count(client, "evalsha")
-    assert refused(last, Lock(NAME, **options)).holder
-    assert count(client, "evalsha") == before + 1
-    holder(held, "release")
-    eventually(lambda: leftovers(client) == [])
-
-
-def test_a_waiter_keeps_waiting_when_the_queue_is_full(
-    crowd: Crowd, eventually: Eventually, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even though it sends its request again and again."""
     limit(monkeypatch, look_every=0.01)
-    holder, held = crowd(), Lock(NAME)
+    holder, last, held = crowd(), crowd(), Lock(NAME, using=using)
     holder(held, "acquire")
-    waiting = crowd().start(Lock(NAME, max_waiters=1), "acquire")
-    eventually(lambda: queued(client))
-    before = count(client, "evalsha")
-    eventually(lambda: count(client, "evalsha") > before + 10)
+    waiting = crowd().start(Lock(NAME, max_waiters=1, using=using), "acquire")
+    eventually(lambda: waiters(using) == 1)
+    assert last(Lock(NAME, max_waiters=1, poll=polls, using=using), "acquire", blocking_timeout=GENEROUS) is False
+    with override_settings(REDISLOCK={"MAX_WAITERS": {"view:*": 5, "order:*": 1}}):
+        assert last(Lock(NAME, using=using), "acquire", blocking_timeout=GENEROUS) is False
+        assert last(Lock(NAME, max_waiters=2, using=using), "acquire", blocking_timeout=0.01) is False
+    assert waiters(using) == 1
+    assert not waiting.done()
     holder(held, "release")
     assert waiting.result(GENEROUS) is True
-
-
-@pytest.mark.complete
-def test_a_waiter_that_comes_back_with_a_ticket_may_queue_even_if_the_queue_is_full(
-    crowd: Crowd, eventually: Eventually, client: redis.Redis, ghost: Callable[..., Ghost]
-) -> None:
-    holder, held = crowd(), Lock(NAME)
-    holder(held, "acquire")
-    waiting = crowd().start(Lock(NAME, max_waiters=1), "acquire")
-    eventually(lambda: queued(client))
-    client.delete(QUEUE, WAITERS)  # as a restarted Redis does
-    ghost().queue("a-newcomer", name=NAME)
-    all_look()
-    eventually(lambda: queued(client) == 2)
-    holder(held, "release")
-    assert waiting.result(GENEROUS) is True  # it came first
-
-
-@pytest.mark.complete
-def test_dead_waiters_do_not_count(
-    crowd: Crowd, client: redis.Redis, ghost: Callable[..., Ghost], eventually: Eventually
-) -> None:
-    holder, last = crowd(), crowd()
-    holder(Lock(NAME), "acquire")
-    for number in range(3):
-        ghost(alive=False).queue(f"a-dead-one-{number}", name=NAME)
-    ghost().queue("one-that-lives", name=NAME)
-    assert last(Lock(NAME, max_waiters=1), "acquire") is False
-    waiting = last.start(Lock(NAME, max_waiters=2), "acquire")
-    eventually(lambda: queued(client) == 2)
-    assert not waiting.done()
-    client.flushall()
-    assert waiting.result(GENEROUS)
-
-
-def test_how_many_may_wait_comes_from_the_settings_by_pattern(crowd: Crowd) -> None:
-    holder, last = crowd(), crowd()
-    holder(Lock("view:1"), "acquire")
-    with override_settings(REDISLOCK={"MAX_WAITERS": {"order:*": 5, "view:*": 0}}):
-        assert last(Lock("view:1"), "acquire") is False
-        assert last(Lock("view:1", max_waiters=1), "acquire", blocking_timeout=0.01) is False
-
-
-# -- what is said -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "outcome"),
     [
         ({"blocking_timeout": 0}, "busy"),
-        ({"blocking": False}, "busy"),
         ({"blocking_timeout": 0.05}, "timeout"),
         ({"poll": True, "attempts": 2}, "timeout"),
         ({"max_waiters": 0}, "full"),
+        ({"blocking": False}, "own"),
+        ({"blocking_timeout": 0.05, "poll": True}, "own"),
+        ({"blocking_timeout": 0}, "suspended"),
     ],
     ids=str,
 )
 def test_error_signal_and_log_say_why_and_who_holds_the_lock(
-    options: dict[str, Any], outcome: str, crowd: Crowd, using: str, refusals: list[Any], heard: Heard,
-    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any], outcome: str, crowd: Crowd, using: str, heard: Heard, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    holder, last = crowd(), crowd()
-    holder(Lock(NAME, using=using, note="a note"), "acquire")
-    owner = owner_of(using)
-    with caplog.at_level(logging.DEBUG):
-        error = refused(last, Lock(NAME, using=using, template="order:{pk}", **options))
-    assert (error.outcome, error.holder) == (outcome, owner)
-    if outcome == "full":
-        assert str(error) == f"Could not acquire the lock '{NAME}': its queue is full (max_waiters=0)."
-    else:
-        assert str(error).endswith(f"held by {owner}.")
-    ((sent),) = refusals
-    assert (sent["name"], sent["template"], sent["outcome"]) == (NAME, "order:{pk}", outcome)
+    first, last, held = crowd(), crowd(), Lock(NAME, using=using, note="a note")
+    first(held, "suspend", 60) if outcome == "suspended" else first(held, "acquire")
+    owner = getattr(get_lock(NAME, using=using), "owner", "")
+    lock = Lock(NAME, using=using, template="order:{pk}", **options)
+    refusals: list[dict[str, Any]] = []
+    caplog.set_level(logging.DEBUG)
+    with receiving(lambda **facts: refusals.append(facts), lock_not_acquired), pytest.raises(LockNotAcquired) as caught:
+        (first if outcome == "own" else last)(lock, "enter")
+    error = caught.value
+    assert error.outcome == outcome
+    assert error.holder.startswith("nobody (suspended by ") if outcome == "suspended" else error.holder == owner
+    told = {
+        "full": r": its queue is full \(max_waiters=0\)\.$",
+        "own": r": this thread or task holds it already\. Pass reentrant=True to acquire it again\.$",
+        "suspended": r": suspended by .+\.$",
+    }.get(outcome, rf": held by {re.escape(owner)}\.$")
+    assert re.search(told, str(error))
+    (sent,) = refusals
+    assert [sent[fact] for fact in ("sender", "name", "template", "outcome")] == [Lock, NAME, "order:{pk}", outcome]
     assert sent["waited"] == error.waited
     assert f"event=not-acquired name={NAME} template=order:{{pk}} outcome={outcome} waited=" in caplog.text
-    assert [which for which, _ in heard] == ["acquired"]  # by the holder
+    assert [which for which, _ in heard] == ["acquired"] * (outcome != "suspended")  # by the holder
 
 
-@pytest.mark.complete
-@pytest.mark.parametrize("says", ["error", "log"])
-def test_the_error_names_the_holder_at_the_end_of_the_wait(
-    says: str, crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is another one than at the beginning of the wait."""
-    first, second, last = crowd(), crowd(), crowd()
-    held = Lock(NAME, ttl=600)
-    first(held, "acquire")
-    next_one = second.start(Lock(NAME, ttl=40), "acquire")
-    eventually(lambda: queued(client) == 1)
-    with override_settings(REDISLOCK={"SLOW_WAIT": 1 if says == "log" else None}):
-        waiting = last.start(Lock(NAME, blocking_timeout=2), "enter")
-        eventually(lambda: queued(client) == 2)
-        first(held, "release")
-        assert next_one.result(GENEROUS)
-        fence = get_lock(NAME).fence  # type: ignore[union-attr]
-        with pytest.raises(LockNotAcquired) as caught:
-            waiting.result(GENEROUS)
-    assert caught.value.outcome == "timeout"
-    assert 0 < caught.value.busy_for < 50
-    if says == "log":
-        assert f"event=still-waiting name={NAME} " in caplog.text
-        assert f" fence={fence} waited=" in caplog.text
+def test_signals_have_the_template(heard: Heard) -> None:
+    locked("order:{pk}")(lambda pk: None)(42)
+    with Lock("a"):
+        pass
+    assert [facts["template"] for _, facts in heard] == ["order:{pk}", "order:{pk}", "a", "a"]
 
 
 @POLLS
-@pytest.mark.parametrize("options", [{"blocking": False}, {"blocking_timeout": 0.05}], ids=["once", "for a time"])
-def test_a_lock_that_the_caller_holds_itself_is_not_said_to_be_held_elsewhere(
-    polls: bool, options: Any, crowd: Crowd, using: str, refusals: list[Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, logger="django_redislock")
-    me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
-    me(lock, "acquire")
-    again = Lock(NAME, poll=polls, using=using, **options)
-    error = refused(me, again)
-    told = r": this thread or task holds it already\. Pass reentrant=True to acquire it again\.$"
-    assert re.search(told, str(error))
-    assert error.outcome == "own"
-    assert f"event=not-acquired name={NAME} template={NAME} outcome=own waited=" in caplog.text
-    assert [facts["outcome"] for facts in refusals] == ["own"]
-    assert me(again, "acquire") is False
-    assert refused(you, again).outcome in ("busy", "timeout")
-    me(lock, "release")
-    assert me(again, "acquire") is True
-
-
-def test_a_suspended_lock_is_held_by_nobody(crowd: Crowd) -> None:
-    me, you = crowd(), crowd()
-    me(Lock(NAME), "suspend", 60)
-    error = refused(you, Lock(NAME, blocking_timeout=0))
-    assert re.search(r": suspended by .+\.$", str(error))
-    assert error.holder.startswith("nobody (suspended by ")
-    assert error.outcome == "suspended"
-
-
-def test_the_error_of_cache_lock_says_the_same(crowd: Crowd, cache_lock: Callable[..., Any]) -> None:
-    lock = cache_lock(NAME, blocking_timeout=0.05)
-    crowd()(Lock(lock.name, using="ours"), "acquire")
-    with pytest.raises(LockNotAcquired) as caught:
-        lock.__enter__()
-    error = caught.value
-    assert (error.outcome, error.attempts > 0, error.waited > 0, error.busy_for > 0) == ("timeout", True, True, True)
-    assert error.holder
-    told = r"within the time specified: this thread or task holds it already\.$"
-    with cache_lock("mine"), pytest.raises(LockNotAcquired, match=told):
-        cache_lock("mine", blocking_timeout=0.01).__enter__()
-
-
-def test_a_pool_without_a_free_member_sends_and_logs_its_name(
-    crowd: Crowd, refusals: list[Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.DEBUG), pytest.raises(LockNotAcquired):
-        crowd()(LockPool("workers"), "acquire", blocking_timeout=0)
-    ((sent),) = refusals
-    assert (sent["outcome"], sent["name"]) == ("busy", sent["template"])
-    assert "event=not-acquired pool=workers template=" in caplog.text
-
-
-# -- templates --------------------------------------------------------------------------------------------------------
-
-
-def test_every_signal_has_the_template(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
-    @locked("order:{pk}")
-    def pay(pk: int) -> None: ...
-
-    @locked(name=lambda pk: f"order:{pk}")
-    def made(pk: int) -> None: ...
-
-    @locked()
-    def plain() -> None: ...
-
-    with caplog.at_level(logging.DEBUG):
-        pay(42)
-        made(42)
-        plain()
-        with Lock("a"):
-            pass
-    here = f"{__name__}.test_every_signal_has_the_template"
-    templates = ["order:{pk}", f"{here}.<locals>.<lambda>", f"{here}.locals.plain", "a"]
-    for event in ("acquired", "released"):
-        assert [facts["template"] for which, facts in heard if which == event] == templates
-        assert f"event={event} name=order:42 template=order:{{pk}}" in caplog.text
-
-
-@pytest.mark.parametrize("option", ["template", "purpose"])
-def test_a_template_that_is_no_text_is_a_clear_error(option: str, nowhere: None) -> None:
-    with pytest.raises(TypeError, match=f"{option} must be a str, not 7"):
-        Lock(NAME, **{option: 7})  # type: ignore[arg-type]
-
-
-# -- long waits -------------------------------------------------------------------------------------------------------
-
-
-@POLLS
-def test_a_long_wait_is_logged_once_with_the_holder(
+def test_a_long_wait_is_logged_once_with_the_holder_unless_it_is_on_purpose(
     polls: bool, crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    holder, held = crowd(), Lock(NAME, using=using)
-    holder(held, "acquire")
-    owner = owner_of(using)
-    with override_settings(REDISLOCK={"SLOW_WAIT": 0.05}):
-        waiting = crowd().start(Lock(NAME, using=using, poll=polls), "acquire")
-        eventually(lambda: "still-waiting" in caplog.text)
-        (line,) = (record.getMessage() for record in caplog.records if "still-waiting" in record.msg)
+    first, held, standby = crowd(), Lock(NAME, using=using), Lock("standby", using=using)
+    first(held, "acquire")
+    first(standby, "acquire")
+    owner = get_lock(NAME, using=using).owner  # type: ignore[union-attr]
+    waiting = []
+    for setting, name, slow_wait in ((0.05, "standby", False), (0.05, NAME, None), (None, NAME, 0.05)):
+        with override_settings(REDISLOCK={"SLOW_WAIT": setting}):
+            lock, person, logged = Lock(name, using=using, poll=polls, slow_wait=slow_wait), crowd(), caplog.text
+            waiting.append((person, lock, person.start(lock, "acquire")))
+            eventually(lambda name=name: waiters(using, name))
+            if name == NAME:
+                eventually(lambda logged=logged: caplog.text.count("still-waiting") > logged.count("still-waiting"))
+    lines = [record.getMessage() for record in caplog.records if "still-waiting" in record.msg]
+    assert len(lines) == 2
+    for line in lines:
         assert line.replace('"', "").startswith(f"event=still-waiting name={NAME} owner={owner} fence=")
-        assert not waiting.done()
-        holder(held, "release")
-        assert waiting.result(GENEROUS)
-    assert caplog.text.count("still-waiting") == 1
+    for lock in (held, standby):
+        first(lock, "release")
+    for person, lock, got in waiting:
+        assert got.result(GENEROUS)
+        person(lock, "release")
+    assert caplog.text.count("still-waiting") == 2
 
 
 def test_one_waiter_of_a_process_asks_who_the_holder_is_for_all_of_them(
     crowd: Crowd, own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    crowd()(Lock(NAME, ttl=600), "acquire")
+    me, lock = crowd(), Lock(NAME, ttl=600)
+    me(lock, "acquire")
     with override_settings(REDISLOCK={"SLOW_WAIT": 1}), own.client() as client:
-        for _ in range(30):
-            crowd().start(Lock(NAME), "acquire")
+        waiting = [crowd().start(Block(Lock(NAME)), "run") for _ in range(30)]
         eventually(lambda: queued(client) == 30)
         asked = count(client, "evalsha")
         eventually(lambda: caplog.text.count(f"event=still-waiting name={NAME} owner=") == 30)
         # they do not all reach that point at the same moment, and look for the lock meanwhile
         assert count(client, "evalsha") - asked < 30
+        me(lock, "release")
+        for one in waiting:
+            one.result(GENEROUS)
 
 
 @pytest.mark.complete
@@ -360,29 +194,157 @@ def test_a_long_wait_for_a_member_of_a_pool_is_logged(
         waiting.result(GENEROUS)
 
 
-@POLLS
-def test_one_that_waits_on_purpose_does_not_log_it(
-    polls: bool, crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
+def test_lock_not_acquired_says_how_long_it_was_tried_and_how_long_the_lock_is_still_busy(crowd: Crowd) -> None:
+    me, you = crowd(), crowd()
+    me(Lock(NAME, ttl=100), "acquire")
+    text = rf"^Could not acquire the lock '{NAME}' "
+    with pytest.raises(LockNotAcquired, match=rf"{text}at once: held by \S+ .*\.$") as caught:
+        you(Lock(NAME, blocking=False), "enter")
+    assert (caught.value.name, caught.value.attempts) == (NAME, 1)
+    assert 0 <= caught.value.waited < GENEROUS
+    assert 100 - GENEROUS < caught.value.busy_for <= 100
+    with pytest.raises(LockNotAcquired, match=rf"{text}within [\d.]+ s \(2 attempts\): held by \S+ .*\.$") as caught:
+        you(Lock(NAME, poll=True, attempts=2, backoff=ConstantBackoff(0.2)), "enter")
+    assert caught.value.attempts == 2
+    assert caught.value.waited >= 0.2
+
+
+def through_celery(error: Exception) -> Any:
+    """As a result of a task, in JSON, which keeps ``args`` alone."""
+    app = Celery("site", backend="cache+memory://", set_as_current=False)
+    app.backend.store_result("a", error, "FAILURE")
+    return app.AsyncResult("a").result
+
+
+COPIES: list[Callable[[Any], Any]] = [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, through_celery]
+FACTS: dict[type[LockError], dict[str, Any]] = {
+    LockError: {},
+    LockNotAcquired: {"outcome": "full", "attempts": 3, "waited": 1.5, "busy_for": 20.0, "holder": "web1:7:main"},
+    LockNotOwned: {},
+    LockLost: {"reason": "it was force-released", "fence": 7},
+    LockUnavailable: {"lease_left": 4.0},
+}
+
+
+@pytest.mark.parametrize("again", COPIES)
+@pytest.mark.parametrize("kind", FACTS)
+def test_an_error_stays_whole_where_it_is_copied_or_sent(kind: type[LockError], again: Callable[[Any], Any]) -> None:
+    assert issubclass(kind, LockError)
+    assert issubclass(kind, redis.exceptions.LockError)
+    assert issubclass(kind, redis.exceptions.LockNotOwnedError) == (kind in (LockNotOwned, LockLost))
+    unknown, error = kind("a text"), again(kind("a text", NAME, **FACTS[kind]))
+    assert {getattr(unknown, fact) for fact in ("name", *FACTS[kind])} == {None}
+    assert type(error) is kind
+    assert (str(error), repr(error)) == ("a text", f"{kind.__name__}('a text')")
+    assert (error.name, error.lock_name) == (NAME, NAME)
+    assert {fact: getattr(error, fact) for fact in FACTS[kind]} == FACTS[kind]
+
+
+@pytest.mark.parametrize("again", [lambda lock: pickle.loads(pickle.dumps(lock)), copy.deepcopy])
+def test_what_was_acquired_through_a_lock_is_not_acquired_through_its_copies(again: Callable[[Lock], Lock]) -> None:
+    lock = Lock(NAME, ttl=7, reentrant=True)
+    with lock:
+        other = again(lock)
+        assert (other.name, other.ttl, other.lost, other.remaining()) == (NAME, 7, False, 0.0)
+        assert other.acquire(blocking=False)
+        other.release()
+
+
+class Threads(redis.Connection):
+    broken = False  # whether sends fail
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if self.broken:
+            cast("socket.socket", self._sock).shutdown(socket.SHUT_WR)
+        super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+
+
+class Coroutines(redis.asyncio.Connection):
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if Threads.broken:
+            self._writer.get_extra_info("socket").shutdown(socket.SHUT_WR)  # type: ignore[union-attr]
+        await super().send_packed_command(command, check_health)
+
+
+Threads.async_class = Coroutines  # type: ignore[attr-defined]
+
+
+@locked_view(NAME, token=TOKEN)
+async def aview(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+async def arelease(fail: Callable[[], None]) -> None:
+    lock = Lock(NAME)
+    await lock.aacquire()
+    fail()
+    await lock.arelease()
+
+
+ACQUIRING: dict[str, Callable[[], object]] = {
+    "a token": lambda: Lock(NAME).acquire(token=TOKEN),
+    "async": lambda: async_to_sync(Lock(NAME).aacquire)(token=TOKEN),
+    "adopting": lambda: Lock(NAME, token=TOKEN, adopt=True).acquire(),
+    "polling": lambda: Lock(NAME, token=TOKEN, poll=True).acquire(),
+    "an async view": lambda: async_to_sync(aview)(request),
+    "a transaction": lambda: locked_atomic(NAME, token=TOKEN).__enter__(),
+    "redis-py's": lambda: redis_py_lock(NAME, timeout=60).acquire(token=TEXT),
+    "releasing elsewhere": lambda: Lock(NAME, token=TOKEN).release(),
+}
+HOLDING: dict[str, tuple[Callable[[], Any], str | None, str]] = {
+    "releasing": (lambda: Lock(NAME), TOKEN, "release"),
+    "releasing by the lock's token": (lambda: Lock(NAME, token=TOKEN), None, "release"),
+    "releasing redis-py's": (lambda: redis_py_lock(NAME, timeout=60), TEXT, "release"),
+    "renewing redis-py's": (lambda: redis_py_lock(NAME, timeout=60), TEXT, "reacquire"),
+    "detaching": (lambda: Lock(NAME), None, "detach"),
+}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("how", [*ACQUIRING, *HOLDING, "releasing async"])
+@pytest.mark.parametrize("trouble", ["down", "broken", pytest.param("refuses", marks=pytest.mark.complete)])
+def test_the_report_of_a_call_that_failed_shows_no_token(
+    how: str, trouble: str, own: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one that is in a hurry logs it whatever the setting says."""
+    """These show the local variables of all frames, but neither a token of the site nor the id of an attempt."""
+    default = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"connection_class": Threads}}}
+    settings.CACHES = {**settings.CACHES, "default": default}
+    settings.REDISLOCK = {"RETRY_FOR": 0}
+    ids: list[str] = []
+    draw = secrets.token_urlsafe
 
-    def user(name: str, **options: Any) -> None:
-        person, lock = crowd(), Lock(name, using=using, poll=polls, **options)
-        waiting.append((person, lock, person.start(lock, "acquire")))
+    def noted(size: int) -> str:
+        text = draw(size)
+        if size == 16:  # other sizes are not ids of attempts
+            ids.append(text)
+        return text
 
-    waiting: list[Any] = []
-    for name in ("standby", "pay"):
-        user(name)
-        eventually(lambda name=name: get_lock(name, using=using))
-    with override_settings(REDISLOCK={"SLOW_WAIT": 0.05}):
-        user("standby", slow_wait=False)
-        eventually(lambda: waiters(using, "standby"))
-        user("pay")
-        eventually(lambda: caplog.text.count("still-waiting name=pay") == 1)
-    with override_settings(REDISLOCK={"SLOW_WAIT": None}):
-        user("pay", slow_wait=0.05)
-        eventually(lambda: caplog.text.count("still-waiting name=pay") == 2)
-    assert "still-waiting name=standby" not in caplog.text
-    for person, lock, got in waiting:
-        assert got.result(GENEROUS)
-        person(lock, "release")
+    def fail() -> None:
+        if trouble == "down":
+            own.stop()
+        elif trouble == "broken":
+            monkeypatch.setattr(Threads, "broken", True)
+        else:
+            with own.client() as client:
+                client.acl_setuser("default", enabled=True, commands=["-eval", "-evalsha"])
+
+    def report_of(action: Callable[[], object]) -> str:
+        with pytest.raises(LockUnavailable) as caught:
+            action()
+        return unescape(ExceptionReporter(request, caught.type, caught.value, caught.tb).get_traceback_html())
+
+    monkeypatch.setattr(secrets, "token_urlsafe", noted)
+    if how in ACQUIRING:
+        fail()
+        html = report_of(ACQUIRING[how])
+    elif how in HOLDING:
+        make, token, method = HOLDING[how]
+        lock = make()
+        assert lock.acquire(token=token)
+        fail()
+        html = report_of(getattr(lock, method))
+    else:
+        html = report_of(lambda: async_to_sync(arelease)(fail))
+    assert "<td>command</td>" in html or how in HOLDING
+    assert NAME in html
+    assert [token for token in (TOKEN, TEXT, *ids) if token in html] == []

@@ -1,252 +1,170 @@
 """Whose an acquisition is: parents and their children, siblings, sync code of tasks and coroutines of sync code.
 
-A child is a task, or a thread that inherits its starter's context. It sees what was held when it was started. See also
-``test_whose_calls.py`` and ``test_whose_object.py``.
+A child is a task, or a thread that inherits its starter's context. It sees what was held when it was started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 
-from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNotOwned, force_release
-from django_redislock.testing import hold
+from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNotOwned, aforce_release, force_release
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import NAME
 
-from .factories import FACTORIES
-from .kin import BOTH, RUNS, Kin, both, owner_rule
+from .kin import FACTORIES, RUNS, Kin, both, in_a_task, in_a_thread, owner_rule
 
 objects = pytest.mark.parametrize("same", [True, False], ids=["same object", "another object"])
 kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
-
-
-# -- parents and children ----------------------------------------------------------------------------------------------
-
-
-@objects
-@pytest.mark.parametrize("bound", [None, GENEROUS], ids=["without end", "bounded"])
-@both()
-async def test_a_child_that_wants_its_parents_lock_waits_and_gets_it_after_the_parent(
-    kin: Kin, same: bool, bound: float | None
-) -> None:
-    mine = Lock(NAME)
-    theirs = mine if same else Lock(NAME)
-
-    async def want() -> int | None:
-        if not await kin(theirs, "acquire", blocking_timeout=bound):
-            return None
-        fence = theirs.fence
-        await kin(theirs, "release")
-        return fence
-
-    await kin(mine, "acquire")
-    fence = mine.fence
-    child = kin.child(want)
-    await kin.queued()
-    assert await kin(mine, "owned")
-    await kin(mine, "release")
-    assert (await child.result() or 0) > fence
-    assert not await kin(mine, "locked")
+ITSELF = r"(?i)this (very )?(thread|task)"
+firsts = pytest.mark.parametrize("first", ["task", "one thread", "any thread"])
+seconds = pytest.mark.parametrize("second", ["task", *RUNS])
 
 
 class Inside:
-    """Enters a lock, stays until it may leave, and keeps what it saw: the fence and the token, or None."""
+    """Enters a lock, stays until it may leave, and keeps what it saw: the fence and the token."""
 
     def __init__(self, kin: Kin, lock: Lock, **options: Any) -> None:
         self.kin, self.lock, self.options = kin, lock, options or {"blocking": False}
-        self.seen: tuple[int, str | None] | None = None
-        self.tried, self.may_leave = threading.Event(), threading.Event()
+        self.seen: tuple[int, str | None] = 0, None
+        self.may_begin, self.tried, self.may_leave = threading.Event(), threading.Event(), threading.Event()
+
+    async def later(self) -> None:
+        await self.kin.until(self.may_begin.is_set)
+        await self()
 
     async def __call__(self) -> None:
-        got = await self.kin(self.lock, "acquire", **self.options)
-        self.seen = (self.lock.fence, self.lock.token) if got else None
+        if await self.kin(self.lock, "acquire", **self.options):
+            self.seen = self.lock.fence, self.lock.token
         self.tried.set()
-        if got:
+        if self.seen[0]:
             await self.kin.until(self.may_leave.is_set)
             await self.kin(self.lock, "release")
 
 
 @objects
-@pytest.mark.parametrize("last", ["child", "parent"])
-@both(fails=BOTH)
-async def test_a_child_that_was_started_under_a_reentrant_lock_is_under_it_and_it_is_free_when_the_last_has_left(
-    kin: Kin, same: bool, last: str
-) -> None:
+@both
+async def test_a_child_that_wants_its_parents_lock_waits_and_gets_it_after_the_parent(kin: Kin, same: bool) -> None:
+    mine = Lock(NAME)
+    inside = Inside(kin, mine if same else Lock(NAME), blocking_timeout=None)
+    await kin(mine, "acquire")
+    fence = mine.fence
+    child = kin.child(inside)
+    await kin.queued()
+    assert await kin(mine, "owned")
+    await kin(mine, "release")
+    await kin.until(inside.tried.is_set)
+    assert inside.seen[0] > fence
+    assert not await kin(mine, "owned")
+    with pytest.raises(LockNotOwned):
+        await kin(mine, "release")
+    inside.may_leave.set()
+    await kin.end(child)
+    assert await kin.info() is None
+
+
+@owner_rule
+@both
+async def test_children_of_a_reentrant_lock_are_under_it_and_it_is_free_when_the_last_has_left(kin: Kin) -> None:
     mine = Lock(NAME, reentrant=True)
     await kin(mine, "acquire")
     here = mine.fence, mine.token
-    inside = Inside(kin, mine if same else Lock(NAME, reentrant=True))
-    child = kin.child(inside)
-    await kin.until(inside.tried.is_set)
-    assert inside.seen == here
-    if last == "child":
-        await kin(mine, "release")
-        with pytest.raises(LockNotOwned):
-            await kin(mine, "release")
-    else:
-        inside.may_leave.set()
-        await child.result()
-        assert await kin(mine, "owned")
-    assert (info := await kin.info()) is not None
-    assert info.fence == here[0]
-    if last == "child":
-        inside.may_leave.set()
-        await child.result()
-    else:
-        await kin(mine, "release")
-    assert await kin.info() is None
-
-
-@both(fails=BOTH)
-async def test_a_child_in_a_with_block_is_under_its_parents_lock(kin: Kin) -> None:
-    async def block() -> int:
-        lock = Lock(NAME, reentrant=True, blocking_timeout=0)
-        if kin.tasks:
-            async with lock:
-                return lock.fence
-        with lock:
-            return lock.fence
-
-    mine = Lock(NAME, reentrant=True)
-    await kin(mine, "acquire")
-    assert await kin.child(block).result() == mine.fence
-    assert await kin(mine, "owned")
-    await kin(mine, "release")
-    assert await kin.info() is None
-
-
-@both(fails=BOTH)
-async def test_children_and_their_children_do_not_exclude_each_other_under_their_parents_lock(kin: Kin) -> None:
-    mine = Lock(NAME, reentrant=True)
-    await kin(mine, "acquire")
-    fence = mine.fence
-    first, second, deeper = (Inside(kin, Lock(NAME, reentrant=True)) for _ in range(3))
+    first, second, below = Inside(kin, mine), Inside(kin, mine), Inside(kin, Lock(NAME, reentrant=True))
 
     async def with_a_child_of_its_own() -> None:
-        below = kin.child(deeper)
+        child = kin.child(below)
         await second()
-        await below.result()
+        await kin.end(child)
 
     children = [kin.child(first), kin.child(with_a_child_of_its_own)]
-    for inside in (first, second, deeper):
+    for inside in (first, second, below):
         await kin.until(inside.tried.is_set)
-    assert [inside.seen and inside.seen[0] for inside in (first, second, deeper)] == [fence] * 3
+        assert inside.seen == here
+    first.may_leave.set()
+    await kin.end(children[0])
+    assert await kin(mine, "owned")
     await kin(mine, "release")
-    for inside in (second, first, deeper):
-        assert await kin.info() is not None
-        inside.may_leave.set()
-    for child in children:
-        await child.result()
+    with pytest.raises(LockNotOwned):
+        await kin(mine, "release")
+    second.may_leave.set()
+    assert (await kin.info()).fence == here[0]  # type: ignore[union-attr]
+    below.may_leave.set()
+    await kin.end(children[1])
     assert await kin.info() is None
 
 
 @objects
-@both()
+@both
 async def test_a_child_that_was_started_before_its_parent_acquired_the_lock_waits_though_it_is_reentrant(
     kin: Kin, same: bool
 ) -> None:
-    mine, begin = Lock(NAME, reentrant=True), threading.Event()
+    mine = Lock(NAME, reentrant=True)
     inside = Inside(kin, mine if same else Lock(NAME, reentrant=True), blocking_timeout=GENEROUS)
-
-    async def later() -> bool:
-        await kin.until(begin.is_set)
-        got: bool = await kin(inside.lock, "acquire", blocking=False)
-        await inside()
-        return got
-
-    child = kin.child(later)
+    child = kin.child(inside.later)
     await kin(mine, "acquire")
     fence = mine.fence
-    begin.set()
+    inside.may_begin.set()
     await kin.queued()
     inside.may_leave.set()
     await kin(mine, "release")
-    assert await child.result() is False
-    assert inside.seen is not None
+    await kin.end(child)
     assert inside.seen[0] > fence
     assert await kin.info() is None
 
 
-@pytest.mark.parametrize("how", ["released", "released, and held by others", "force-released, and held by others"])
-@both()
-async def test_a_child_is_not_under_a_lock_that_its_parent_no_longer_holds(kin: Kin, how: str) -> None:
-    mine, inside, begin = Lock(NAME, reentrant=True), Inside(kin, Lock(NAME, reentrant=True)), threading.Event()
-
-    async def later() -> None:
-        await kin.until(begin.is_set)
-        await inside()
-
+@pytest.mark.parametrize("by_force", [False, True], ids=["released", "force-released"])
+@both
+async def test_a_child_is_not_under_a_lock_that_its_parent_no_longer_holds(kin: Kin, by_force: bool) -> None:
+    mine, inside = Lock(NAME, reentrant=True), Inside(kin, Lock(NAME, reentrant=True))
     await kin(mine, "acquire")
     fence = mine.fence
-    child = kin.child(later)
-    inside.may_leave.set()
-
-    def go_on() -> None:
-        with hold(NAME):
-            begin.set()
-            assert inside.tried.wait(GENEROUS)
-
-    if how.startswith("force"):
-        await asyncio.to_thread(force_release, NAME) if kin.tasks else force_release(NAME)
+    child = kin.child(inside.later)
+    if by_force:
+        await aforce_release(NAME) if kin.tasks else force_release(NAME)
     else:
         await kin(mine, "release")
-    if how.endswith("others"):
-        await asyncio.to_thread(go_on) if kin.tasks else go_on()
-    else:
-        begin.set()
-    await child.result()
-    if how.endswith("others"):
-        assert inside.seen is None
-    else:
-        assert inside.seen is not None
-        assert inside.seen[0] > fence
-    if how.startswith("force"):
+    inside.may_begin.set()
+    inside.may_leave.set()
+    await kin.end(child)
+    assert inside.seen[0] > fence
+    if by_force:
         with pytest.raises(LockLost):
             await kin(mine, "release")
     assert await kin.info() is None
 
 
-@pytest.mark.parametrize(("who", "reentrant"), [("child", False), ("stranger", False), ("stranger", True)])
-@both()
+@pytest.mark.parametrize(("stranger", "reentrant"), [(False, False), (True, False), (True, True)])
+@both
 async def test_release_after_an_acquire_of_ones_own_that_failed_leaves_the_holder_its_lock(
-    kin: Kin, who: str, reentrant: bool
+    kin: Kin, stranger: bool, reentrant: bool
 ) -> None:
-    """``try: lock.acquire(blocking=False) finally: lock.release()``, as many write it. Not for a reentrant child, which
-    is under the lock."""
+    """``try: lock.acquire(blocking=False) finally: lock.release()``, as many write it."""
     shared = Lock(NAME, reentrant=reentrant)
 
-    async def careless() -> list[str]:
-        got = await kin(shared, "acquire", blocking=False)
-        refused = [str(got)]
+    async def careless() -> None:
+        assert not await kin(shared, "acquire", blocking=False)
         for method, arguments in (("release", ()), ("extend", (1,)), ("reacquire", ()), ("detach", ())):
-            try:
+            with pytest.raises(LockNotOwned):
                 await kin(shared, method, *arguments)
-            except LockNotOwned as error:
-                refused.append(type(error).__name__)
-        return refused
 
     await kin(shared, "acquire")
     here = shared.fence, shared.token
-    for other in (getattr(kin, who)(careless) for _ in range(2)):
-        assert await other.result() == ["False", *["LockNotOwned"] * 4]
+    await kin.end(kin.child(careless, stranger=stranger))
     assert await kin(shared, "owned")
     assert (shared.fence, shared.token) == here
-    assert await kin(shared, "extend", 1)
     await kin(shared, "release")
     assert await kin.info() is None
 
 
-@both()
+@both
 async def test_what_was_acquired_in_another_context_of_the_same_thread_or_task_is_its_own(kin: Kin) -> None:
-    """Contexts are entered by frameworks too; the coroutine is made in one, and awaited outside."""
+    """The coroutine is made in one, and awaited outside."""
     lock = Lock(NAME)
     for context in (Context(), copy_context()):
         assert (await context.run(lock.aacquire)) if kin.tasks else context.run(lock.acquire)
@@ -255,54 +173,41 @@ async def test_what_was_acquired_in_another_context_of_the_same_thread_or_task_i
         assert await kin.info() is None
 
 
-# -- waiting for oneself -----------------------------------------------------------------------------------------------
-
-
 @objects
-@both()
-async def test_who_would_wait_without_end_for_its_own_lock_gets_an_error_at_once(kin: Kin, same: bool) -> None:
+@both
+async def test_who_would_wait_for_its_own_lock_is_refused_and_told_whose_it_is(kin: Kin, same: bool) -> None:
     mine = Lock(NAME)
-    await kin(mine, "acquire")
-    with pytest.raises(LockError, match=r"(?i)this (very )?(thread|task)") as caught:
-        await kin(mine if same else Lock(NAME), "acquire")
-    assert type(caught.value) is LockError
-    assert (info := await kin.info()) is not None
-    assert info.waiters == 0
-    await kin(mine, "release")
-
-
-@objects
-@both()
-async def test_who_waits_for_its_own_lock_with_an_end_does_not_acquire_it(kin: Kin, same: bool) -> None:
-    mine = Lock(NAME)
-    await kin(mine, "acquire")
     again = mine if same else Lock(NAME)
-    assert await kin(again, "acquire", blocking=False) is False
-    assert await kin(again, "acquire", blocking_timeout=0.05) is False
+    await kin(mine, "acquire")
+    for method in ("acquire", "enter"):
+        with pytest.raises(LockError, match=ITSELF) as without_end:
+            await kin(again, method)
+        assert (type(without_end.value), without_end.value.name) == (LockError, NAME)
+        assert re.search(r"wait for itself.*Pass a .*, or reentrant=True\.", str(without_end.value))
+    for options in ({"blocking": False}, {"blocking_timeout": 0.05}):
+        assert await kin(again, "acquire", **options) is False
+    for bound in (0, 0.05):
+        with pytest.raises(LockNotAcquired, match=ITSELF):
+            await kin(Lock(NAME, blocking_timeout=bound), "enter")
     assert await kin(mine, "owned")
+    await kin.queued(0)
     await kin(mine, "release")
     assert await kin.info() is None
 
 
-@pytest.mark.parametrize("bound", [0, 0.05], ids=["at once", "in time"])
-@both()
-async def test_the_error_of_a_block_says_that_its_own_thread_or_task_holds_the_lock(kin: Kin, bound: float) -> None:
-    async def block(lock: Lock) -> None:
-        if kin.tasks:
-            async with lock:
-                raise AssertionError("not reached")
-        with lock:
-            raise AssertionError("not reached")
-
-    mine = Lock(NAME)
-    await kin(mine, "acquire")
-    with pytest.raises(LockNotAcquired) as caught:
-        await block(Lock(NAME, blocking_timeout=bound))
-    await kin(mine, "release")
-    assert any(f"this {who}" in str(caught.value) for who in ("thread", "task", "very thread", "very task"))
-
-
-# -- sync code of tasks ------------------------------------------------------------------------------------------------
+@kinds
+@both
+async def test_siblings_exclude_each_other(kin: Kin, reentrant: bool) -> None:
+    shared = Lock(NAME, reentrant=reentrant)
+    first, second = Inside(kin, shared), Inside(kin, shared, blocking_timeout=GENEROUS)
+    children = [kin.child(first)]
+    await kin.until(first.tried.is_set)
+    children.append(kin.child(second))
+    await kin.queued()
+    for inside, child in zip((first, second), children, strict=True):
+        inside.may_leave.set()
+        await kin.end(child)
+    assert second.seen[0] > first.seen[0]
 
 
 async def call(how: str, lock: Lock, method: str, *args: Any, **options: Any) -> Any:
@@ -312,119 +217,57 @@ async def call(how: str, lock: Lock, method: str, *args: Any, **options: Any) ->
     return await RUNS[how](getattr(lock, method), *args, **options)
 
 
-@asynccontextmanager
-async def held(how: str, lock: Lock) -> AsyncIterator[None]:
-    """Hold the lock in this task, or in sync code that it runs: for ``to_thread``, all the time in one call."""
-    if how != "to_thread":
-        await call(how, lock, "acquire")
-        yield
-        await call(how, lock, "release")
-        return
-    inside, leave = threading.Event(), threading.Event()
-
-    def section() -> None:
-        with lock:
-            inside.set()
-            assert leave.wait(GENEROUS)
-
-    work = asyncio.ensure_future(asyncio.to_thread(section))
-    try:
-        while not inside.is_set() and not work.done():
-            await asyncio.sleep(0.002)
-        yield
-    finally:
-        leave.set()
-        await work
-
-
-@pytest.mark.parametrize("second", ["task", *RUNS])
-@pytest.mark.parametrize("first", ["task", *RUNS])
+@firsts
+@seconds
 @kinds
-@objects
-def test_siblings_exclude_each_other_in_sync_code_that_they_run_as_well(
-    first: str, second: str, reentrant: bool, same: bool
+@in_a_task
+async def test_siblings_exclude_each_other_in_sync_code_that_they_run_as_well(
+    kin: Kin, first: str, second: str, reentrant: bool
 ) -> None:
-    """And the sibling whose acquire failed cannot release, in whichever thread both of them run."""
-    mine = Lock(NAME, reentrant=reentrant)
-    theirs = mine if same else Lock(NAME, reentrant=reentrant)
-    kin = Kin(tasks=True)
+    lock, has, leave = Lock(NAME, reentrant=reentrant), asyncio.Event(), asyncio.Event()
 
-    def section() -> None:
-        with Lock(NAME, reentrant=reentrant, blocking_timeout=GENEROUS) as lock:
-            assert lock.owned()
+    async def have() -> None:
+        assert await call(first, lock, "acquire")
+        has.set()
+        await leave.wait()
+        await call(first, lock, "release")
 
-    async def wait() -> None:
-        if second != "task":
-            await RUNS[second](section)
-            return
-        async with Lock(NAME, reentrant=reentrant, blocking_timeout=GENEROUS) as lock:
-            assert await lock.aowned()
+    async def want() -> None:
+        await has.wait()
+        assert not await call(second, lock, "acquire", blocking=False)
+        with pytest.raises(LockNotOwned):
+            await call(second, lock, "release")
+        leave.set()
 
-    async def siblings() -> None:
-        has, leave = asyncio.Event(), asyncio.Event()
-
-        async def have() -> None:
-            async with held(first, mine):
-                has.set()
-                await leave.wait()
-
-        async def want() -> None:
-            await has.wait()
-            assert await call(second, theirs, "acquire", blocking=False) is False
-            with pytest.raises(LockNotOwned):
-                await call(second, theirs, "release")
-            if not first == second == "one thread":  # to wait there would keep the holder from its release
-                waiting = asyncio.ensure_future(wait())
-                await kin.queued()
-                leave.set()
-                await waiting
-
-        having, wanting = asyncio.create_task(have()), asyncio.create_task(want())
-        try:
-            await wanting
-        finally:
-            leave.set()
-            await asyncio.wait([having])
-        having.result()
-        assert await kin.info() is None
-
-    kin.live(siblings())
+    await asyncio.wait_for(asyncio.gather(have(), want()), GENEROUS)
+    assert not await lock.alocked()
 
 
-@kinds
-@both()
-async def test_siblings_exclude_each_other(kin: Kin, reentrant: bool) -> None:
-    shared = Lock(NAME, reentrant=reentrant)
-    first, second = Inside(kin, shared), Inside(kin, shared)
-    having = kin.child(first)
-    await kin.until(first.tried.is_set)
-    await kin.child(second).result()
-    assert first.seen is not None
-    assert second.seen is None
-    third = Inside(kin, Lock(NAME, reentrant=reentrant), blocking_timeout=GENEROUS)
-    third.may_leave.set()
-    waiting = kin.child(third)
-    await kin.queued()
-    first.may_leave.set()
-    await having.result()
-    await waiting.result()
-    assert third.seen is not None
-    assert third.seen[0] > first.seen[0]
+@firsts
+@seconds
+@in_a_task
+async def test_a_task_and_its_sync_code_hold_together_what_either_of_them_acquires(
+    kin: Kin, first: str, second: str
+) -> None:
+    lock = Lock(NAME, reentrant=True)
 
-
-@pytest.mark.parametrize("run", RUNS)
-def test_sync_code_of_a_task_is_under_its_lock(run: str) -> None:
-    def section() -> int:
+    def again() -> int:
         with Lock(NAME, reentrant=True, blocking_timeout=0) as lock:
             return lock.fence
 
-    async def task() -> None:
-        async with Lock(NAME, reentrant=True) as lock:
-            assert await RUNS[run](section) == lock.fence
-            assert await lock.aowned()
-        assert not await lock.alocked()
-
-    Kin(tasks=True).live(task())
+    assert await call(first, lock, "acquire")
+    assert await call(second, lock, "owned")
+    assert await call(second, lock, "extend", 1)
+    if second == "task":
+        async with Lock(NAME, reentrant=True, blocking_timeout=0) as once_more:
+            assert once_more.fence == lock.fence
+    else:
+        assert await RUNS[second](again) == lock.fence
+    assert lock.token is not None
+    await call(second, lock, "release")
+    with pytest.raises(LockNotOwned):
+        await call(second, lock, "release")
+    assert not await lock.alocked()
 
 
 @pytest.mark.parametrize(
@@ -435,9 +278,9 @@ def test_sync_code_of_a_task_is_under_its_lock(run: str) -> None:
         for factory in FACTORIES
     ],
 )
-@pytest.mark.parametrize("top", ["coroutine", "sync code"])
-def test_sync_code_and_coroutines_that_call_each_other_are_under_the_lock_of_the_first(
-    run: str, factory: str, top: str
+@both
+async def test_sync_code_and_coroutines_that_call_each_other_are_under_the_lock_of_the_first(
+    kin: Kin, run: str, factory: str
 ) -> None:
     def dive(levels: int) -> list[int]:
         with Lock(NAME, reentrant=True, blocking_timeout=0) as lock:
@@ -448,127 +291,37 @@ def test_sync_code_and_coroutines_that_call_each_other_are_under_the_lock_of_the
         async with Lock(NAME, reentrant=True, blocking_timeout=0) as lock:
             return [lock.fence, *(await RUNS[run](dive, levels - 1) if levels else [])]
 
-    kin, fences = Kin(tasks=top == "coroutine"), list[int]()
-
-    async def begin() -> None:
-        fences.extend((await adive(4)) if kin.tasks else dive(4))
-        assert await kin.info() is None
-
-    kin.live(begin())
-    assert len(fences) == 5
-    assert len(set(fences)) == 1
-
-
-@pytest.mark.parametrize("release", ["task", *RUNS])
-@pytest.mark.parametrize("acquire", ["task", "one thread", "any thread"])
-def test_what_one_call_of_sync_to_async_has_acquired_another_or_the_task_itself_releases(
-    acquire: str, release: str
-) -> None:
-    async def task() -> None:
-        lock = Lock(NAME)
-        assert await call(acquire, lock, "acquire")
-        assert await call(release, lock, "owned")
-        assert await call(release, lock, "extend", 1)
-        assert lock.token is not None
-        await call(release, lock, "release")
-        with pytest.raises(LockNotOwned):
-            await call(release, lock, "release")
-        assert not await lock.alocked()
-
-    Kin(tasks=True).live(task())
-
-
-@pytest.mark.parametrize("second", ["task", *RUNS])
-@pytest.mark.parametrize("first", ["task", "one thread", "any thread"])
-def test_a_task_and_its_sync_code_enter_again_what_either_of_them_holds(first: str, second: str) -> None:
-    def section() -> int:
-        with Lock(NAME, reentrant=True, blocking_timeout=0) as lock:
-            return lock.fence
-
-    async def again() -> int:
-        if second != "task":
-            return int(await RUNS[second](section))
-        async with (lock := Lock(NAME, reentrant=True, blocking_timeout=0)):
-            return lock.fence
-
-    async def task() -> None:
-        lock = Lock(NAME, reentrant=True)
-        async with held(first, lock):
-            assert await again() == lock.fence
-            assert await lock.aowned()
-        assert not await lock.alocked()
-
-    Kin(tasks=True).live(task())
+    fences = await adive(4) if kin.tasks else dive(4)
+    assert fences == [fences[0]] * 5
+    assert await kin.info() is None
 
 
 @pytest.mark.parametrize("release", ["sync code", "coroutine"])
-def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(release: str) -> None:
+@in_a_thread
+async def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(kin: Kin, release: str) -> None:
     lock = Lock(NAME)
-
-    async def code() -> None:
-        assert async_to_sync(lock.aacquire)()
-        assert lock.owned()
-        assert async_to_sync(lock.aextend)(1)
-        with pytest.raises(LockError, match=r"(?i)this (very )?(thread|task)"):
-            lock.acquire()
-        async_to_sync(lock.arelease)() if release == "coroutine" else lock.release()
-        assert not lock.locked()
-
-    Kin(tasks=False).live(code())
+    assert async_to_sync(lock.aacquire)()
+    assert lock.owned()
+    assert async_to_sync(lock.aextend)(1)
+    with pytest.raises(LockError, match=ITSELF):
+        lock.acquire()
+    async_to_sync(lock.arelease)() if release == "coroutine" else lock.release()
+    assert not lock.locked()
 
 
-# -- greenlets ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=owner_rule)], ids=["plain", "reentrant"])
-def test_a_greenlet_is_on_its_own(reentrant: bool) -> None:
-    greenlets = pytest.importorskip("greenlet")
-    tried: list[bool] = []
+@pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=owner_rule)])
+@in_a_thread
+async def test_a_greenlet_is_on_its_own(kin: Kin, reentrant: bool) -> None:
+    greenlets, tried = pytest.importorskip("greenlet"), list[bool]()
 
     def attempt() -> None:
         lock = Lock(NAME, reentrant=reentrant)
         tried.append(lock.acquire(blocking=False))
-        if tried[-1]:
+        with pytest.raises(LockNotOwned):
             lock.release()
         with Lock("order:43") as own:
             tried.append(own.owned())
 
-    async def code() -> None:
-        with Lock(NAME, reentrant=reentrant):
-            greenlets.greenlet(attempt).switch()
-
-    Kin(tasks=False).live(code())
+    with Lock(NAME, reentrant=reentrant):
+        greenlets.greenlet(attempt).switch()
     assert tried == [False, True]
-
-
-GREENLETS = """
-shared = Lock(name, reentrant=True)
-
-def careless():
-    got = shared.acquire(blocking=False)
-    try:
-        shared.release()
-    except LockNotOwned:
-        return [got, "refused"]
-    return [got, "released"]
-
-def wait():
-    with Lock(name, reentrant=True, blocking_timeout=60) as lock:
-        return lock.fence
-
-shared.acquire()
-fence = shared.fence
-say("careless", *gevent.spawn(careless).get(), shared.owned())
-waiting = gevent.spawn(wait)
-while get_lock(name).waiters == 0:
-    gevent.sleep(0.002)
-shared.release()
-say("later", waiting.get() > fence)
-"""
-
-
-def test_greenlets_of_gevent_are_on_their_own(start: Callable[..., Any]) -> None:
-    pytest.importorskip("gevent")
-    worker = start("import gevent\n" + GREENLETS, first="from gevent import monkey\nmonkey.patch_all()\n", name=NAME)
-    assert worker.expect("careless") == ["False", "refused", "True"]
-    assert worker.expect("later") == ["True"]

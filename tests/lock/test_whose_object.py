@@ -1,27 +1,32 @@
-"""A Lock object speaks of its own acquisition, in all its methods; and how long that is renewed."""
+"""A Lock object speaks of its own acquisition, in all its methods; how long that is renewed; and its blocks."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
-import logging
+import inspect
 import random
-import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+import redis
 from asgiref.sync import async_to_sync
 
-from django_redislock import Lock, LockError, LockNotAcquired, LockNotOwned, LockStatus, get_lock
-from tests.helpers.actors import GENEROUS
-from tests.helpers.state import NAME
+import django_redislock
+from django_redislock import FairLock, Lock, LockLost, LockNotOwned, LockPool, LockStatus, PoolMember, lock_name
+from tests.helpers.actors import Crowd
+from tests.helpers.state import LOCK, NAME, holder
+from tests.inside import keys_of, renew_all
 
-from .kin import BOTH, RUNS, Kin, both, owner_rule
-
-# -- of which acquisition ----------------------------------------------------------------------------------------------
+from .conftest import Eventually
+from .kin import RUNS, Kin, both, in_a_task, owner_rule
 
 Ask = Callable[[Kin, Lock], Coroutine[Any, Any, Any]]
+TTL = 1.5
+Way = Callable[[Kin, Any], contextlib.AbstractAsyncContextManager[None]]
+MEMBER = lock_name("pool", "seats", "a")
 
 
 def method(name: str, *args: Any, **options: Any) -> Ask:
@@ -35,22 +40,6 @@ def read(look: Callable[[Lock], Any]) -> Ask:
     return ask
 
 
-async def block(kin: Kin, lock: Lock) -> None:
-    if kin.tasks:
-        async with lock:
-            raise AssertionError("not reached")
-    with lock:
-        raise AssertionError("not reached")
-
-
-async def leave_block(kin: Kin, lock: Lock) -> None:
-    """The end of a block that was never entered."""
-    if kin.tasks:
-        await type(lock).__aexit__(lock, None, None, None)
-    else:
-        type(lock).__exit__(lock, None, None, None)
-
-
 # what is asked, and what an object answers that holds nothing while the lock is held
 ANSWERS: dict[str, tuple[Ask, Any]] = {
     "owned": (method("owned"), False),
@@ -61,160 +50,80 @@ ANSWERS: dict[str, tuple[Ask, Any]] = {
     "token": (read(lambda lock: lock.token), None),
     "acquire": (method("acquire", blocking=False), False),
 }
-REFUSED: dict[str, Ask] = {
-    "release": method("release"),
-    "extend": method("extend", 1),
-    "reacquire": method("reacquire"),
-    "detach": method("detach"),
-    "check": read(lambda lock: lock.check()),
-    "fence": read(lambda lock: lock.fence),
-    "exit": leave_block,
+# what an error says that it cannot do
+REFUSED: dict[str, tuple[Ask, str]] = {
+    "release": (method("release"), "release"),
+    "extend": (method("extend", 1), "extend"),
+    "reacquire": (method("reacquire"), "extend"),
+    "detach": (method("detach"), "detach"),
+    "check": (read(lambda lock: lock.check()), "use"),
+    "fence": (read(lambda lock: lock.fence), "read the fence of"),
+    "exit": (method("exit", None, None, None), "release"),  # of a block that was never entered
 }
+OTHERS = ["another object", "child", "stranger"]
 
 
-async def untouched(kin: Kin, lock: Lock, known: tuple[int, str | None]) -> None:
-    """The object that holds the lock still speaks of it, in all its methods."""
-    assert (lock.fence, lock.token) == known
-    assert await kin(lock, "owned")
-    assert await kin(lock, "status") is LockStatus.LOCKED
-    assert not lock.lost
-    assert lock.remaining() > 0
-    lock.check()
-    assert await kin(lock, "extend", 1)
-    assert await kin(lock, "reacquire")
-    await kin(lock, "release")
-    assert await kin.info() is None
+async def asked_by(who: str, kin: Kin, shared: Lock, ask: Ask) -> Any:
+    """What another object, or the same in another thread or task, answers; the holder still speaks of its lock."""
+    await kin(shared, "acquire")
+    known = shared.fence, shared.token
+    try:
+        if who == "another object":
+            return await ask(kin, Lock(NAME))
+        return await kin.end(kin.child(lambda: ask(kin, shared), stranger=who == "stranger"))
+    finally:
+        assert (shared.fence, shared.token) == known
+        assert await kin(shared, "owned")
+        assert await kin(shared, "status") is LockStatus.LOCKED
+        assert not shared.lost
+        assert shared.remaining() > 0
+        shared.check()
+        assert await kin(shared, "extend", 1)
+        assert await kin(shared, "reacquire")
+        await kin(shared, "release")
+        assert await kin.info() is None
 
 
-def each(names: Any, *, fails: tuple[str, ...] = ()) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "what", [pytest.param(name, marks=owner_rule if name in fails else ()) for name in names]
-    )
+def fails_today(who: str, what: str) -> bool:
+    return what in (("owned", "status") if who == "another object" else ("remaining",))
 
 
-@each(ANSWERS, fails=("owned", "status"))
-@both()
-async def test_another_object_of_the_name_in_the_same_thread_or_task_holds_nothing(kin: Kin, what: str) -> None:
-    mine, other = Lock(NAME), Lock(NAME)
+@pytest.mark.parametrize(
+    ("who", "what"),
+    [pytest.param(who, what, marks=owner_rule if fails_today(who, what) else ()) for who in OTHERS for what in ANSWERS],
+)
+@both
+async def test_whoever_has_not_acquired_a_lock_holds_nothing(kin: Kin, who: str, what: str) -> None:
     ask, answer = ANSWERS[what]
-    await kin(mine, "acquire")
-    known = mine.fence, mine.token
-    assert await ask(kin, other) == answer
-    await untouched(kin, mine, known)
+    assert await asked_by(who, kin, Lock(NAME), ask) == answer
 
 
-@each(REFUSED)
-@both(fails=BOTH)
-async def test_another_object_is_refused_and_told_that_an_object_here_holds_the_lock(kin: Kin, what: str) -> None:
-    """With the very words: another ... object. (An end of a block by hand that was not entered included.)"""
-    mine, other = Lock(NAME), Lock(NAME)
-    await kin(mine, "acquire")
-    known = mine.fence, mine.token
-    with pytest.raises(LockNotOwned, match=r"(?i)another\b.*\bobject"):
-        await REFUSED[what](kin, other)
-    await untouched(kin, mine, known)
+@pytest.mark.parametrize("who", [pytest.param("another object", marks=owner_rule), "child", "stranger"])
+@pytest.mark.parametrize("what", REFUSED)
+@both
+async def test_whoever_has_not_acquired_a_lock_is_refused(kin: Kin, who: str, what: str) -> None:
+    words = r"(?i)another\b.*\bobject" if who == "another object" else None
+    with pytest.raises(LockNotOwned, match=words):
+        await asked_by(who, kin, Lock(NAME), REFUSED[what][0])
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@both()
+@both
 async def test_an_object_is_refused_in_other_words_where_nobody_here_holds_the_lock(kin: Kin, what: str) -> None:
-    with pytest.raises(LockNotOwned) as caught:
-        await REFUSED[what](kin, Lock(NAME))
+    ask, verb = REFUSED[what]
+    text = f"^Cannot {verb} the lock '{NAME}': this thread or task does not hold it"
+    with pytest.raises(LockNotOwned, match=text) as caught:
+        await ask(kin, Lock(NAME))
+    assert (type(caught.value), caught.value.name) == (LockNotOwned, NAME)
     assert "another" not in str(caught.value).lower()
     assert await kin.info() is None
 
 
-@both()
-async def test_another_object_that_would_wait_without_end_gets_an_error(kin: Kin) -> None:
-    mine = Lock(NAME)
-    await kin(mine, "acquire")
-    known = mine.fence, mine.token
-    for wait in (method("acquire"), block):
-        with pytest.raises(LockError, match=r"(?i)this (very )?(thread|task)"):
-            await wait(kin, Lock(NAME))
-    with pytest.raises(LockNotAcquired):
-        await block(kin, Lock(NAME, blocking_timeout=0))
-    await untouched(kin, mine, known)
-
-
-@both(fails=BOTH)
-async def test_if_owned_then_reacquire_works_with_whichever_object_is_asked(kin: Kin) -> None:
-    """Code that guards itself so must never be refused."""
-    mine, other = Lock(NAME), Lock(NAME)
-    await kin(mine, "acquire")
-    for lock in (mine, other):
-        if await kin(lock, "owned"):
-            assert await kin(lock, "reacquire")
-    await kin(mine, "release")
-    for lock in (mine, other):
-        assert not await kin(lock, "owned")
-        assert await kin(lock, "status") is LockStatus.FREE
-
-
-@pytest.mark.parametrize("who", ["child", "stranger"])
-@each(ANSWERS, fails=("remaining",))
-@both()
-async def test_an_object_that_another_thread_or_task_has_acquired_holds_nothing_here(
-    kin: Kin, who: str, what: str
-) -> None:
-    shared = Lock(NAME)
-    ask, answer = ANSWERS[what]
-    await kin(shared, "acquire")
-    known = shared.fence, shared.token
-    assert await getattr(kin, who)(lambda: ask(kin, shared)).result() == answer
-    await untouched(kin, shared, known)
-
-
-@pytest.mark.parametrize("who", ["child", "stranger"])
-@pytest.mark.parametrize("what", REFUSED)
-@both()
-async def test_an_object_that_another_thread_or_task_has_acquired_is_refused_here(
-    kin: Kin, who: str, what: str
-) -> None:
-    shared = Lock(NAME)
-    await kin(shared, "acquire")
-    known = shared.fence, shared.token
-    with pytest.raises(LockNotOwned):
-        await getattr(kin, who)(lambda: REFUSED[what](kin, shared)).result()
-    await untouched(kin, shared, known)
-
-
-@both()
-async def test_an_object_speaks_of_the_acquisition_of_whoever_asks(kin: Kin) -> None:
-    """One object on two names is two; one object, whose holder is another by now, says nothing of the new one."""
-    shared = Lock(NAME)
-    await kin(shared, "acquire")
-    first = shared.fence, shared.token
-
-    async def next_one() -> tuple[int, str | None]:
-        assert await kin(shared, "acquire", blocking_timeout=GENEROUS)
-        has.set()
-        await kin.until(leave.is_set)
-        known = shared.fence, shared.token
-        await kin(shared, "release")
-        return known
-
-    has, leave = threading.Event(), threading.Event()
-    child = kin.child(next_one)
-    await kin.queued()
-    await kin(shared, "release")
-    await kin.until(has.is_set)
-    assert not await kin(shared, "owned")
-    assert shared.token is None
-    with pytest.raises(LockNotOwned):
-        await kin(shared, "release")
-    leave.set()
-    fence, token = await child.result()
-    assert fence > first[0]
-    assert token != first[1]
-    assert await kin.info() is None
-
-
-@pytest.mark.parametrize("objects", ["one object", "two objects"])
-@both()
+@pytest.mark.parametrize("objects", ["one object", "two objects", "a plain one first"])
+@both
 async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects: str) -> None:
     """As ``threading.RLock`` does for each, and the lock is free after the last."""
-    first = Lock(NAME, reentrant=True)
+    first = Lock(NAME, reentrant=objects != "a plain one first")
     second = first if objects == "one object" else Lock(NAME, reentrant=True)
     for lock in (first, second, second):
         assert await kin(lock, "acquire")
@@ -228,142 +137,252 @@ async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects:
     assert await kin.info() is None
 
 
-# -- how long it is renewed --------------------------------------------------------------------------------------------
-
-TTL = 2.0
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name.startswith("django_redislock")
-        and record.levelno >= logging.WARNING
-        and NAME in record.getMessage()
-    ]
-
-
-@both()
-async def test_a_lock_is_renewed_while_its_object_and_its_thread_or_task_live(kin: Kin) -> None:
+@owner_rule
+@in_a_task
+async def test_a_lock_whose_task_has_ended_is_renewed_while_its_object_and_its_event_loop_live(kin: Kin) -> None:
+    """The event loop may still give it back: in a tear-down, say."""
     lock = Lock(NAME, ttl=TTL)
-    await kin(lock, "acquire")
-    assert await kin.renewed(TTL)
-    assert not lock.lost
-    await kin(lock, "release")
+    await kin.end(kin.child(lambda: kin(lock, "acquire")))
+    for _ in range(2):
+        assert await kin.renewed(TTL)
 
 
 @owner_rule
-def test_a_lock_whose_task_has_ended_is_renewed_while_its_object_and_its_event_loop_live() -> None:
-    """The event loop may still give it back: in a tear-down, say."""
-
-    async def main() -> None:
-        lock, kin = Lock(NAME, ttl=TTL), Kin(tasks=True)
-
-        async def acquire() -> None:
-            await lock.aacquire()
-
-        await asyncio.create_task(acquire())
-        assert await kin.renewed(TTL)
-        assert await kin.renewed(TTL)
-
-    Kin(tasks=True).live(main())
-
-
-@pytest.mark.parametrize("renewed", [False, True], ids=["at once", "after it was renewed"])
-@both(fails=BOTH)
+@both
 async def test_a_lock_whose_object_is_dropped_ends_with_its_ttl_and_is_not_released(
-    kin: Kin, renewed: bool, caplog: pytest.LogCaptureFixture
+    kin: Kin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning, if it was renewed until then."""
+    """One warning, as it was renewed until then."""
     lock = Lock(NAME, ttl=TTL)
     await kin(lock, "acquire")
-    assert not renewed or await kin.renewed(TTL)
+    assert await kin.renewed(TTL)
     del lock
     gc.collect()
     assert await kin.info() is not None
     assert not await kin.renewed(TTL)
+    await kin.until(lambda: NAME in caplog.text)
+    assert len([one for one in caplog.records if one.levelname == "WARNING" and NAME in one.getMessage()]) == 1
+
+
+@both
+async def test_a_lock_whose_thread_or_event_loop_has_ended_ends_with_its_ttl(kin: Kin) -> None:
+    lock, other = Lock(NAME, ttl=TTL), Kin(tasks=kin.tasks)
+
+    async def acquire() -> None:
+        await other(lock, "acquire")
+        assert await other.renewed(TTL)
+
+    await asyncio.to_thread(other.live, acquire()) if kin.tasks else other.live(acquire())
+    assert not await kin.renewed(TTL)
     assert await kin.info() is None
-    if renewed:
-        await kin.until(lambda: warnings_of(caplog))
-    assert len(warnings_of(caplog)) == renewed
 
 
-@pytest.mark.parametrize("renewed", [False, True], ids=["at once", "after it was renewed"])
-def test_a_lock_whose_thread_has_ended_ends_with_its_ttl(renewed: bool) -> None:
-    lock = Lock(NAME, ttl=TTL)
-
-    async def acquire() -> None:
-        lock.acquire()
-        assert not renewed or await Kin(tasks=False).renewed(TTL)
-
-    async def look_on() -> None:
-        await kin.child(acquire).result()
-        assert not await kin.renewed(TTL)
-        assert await kin.info() is None
-
-    kin = Kin(tasks=False)
-    kin.live(look_on())
-
-
-@pytest.mark.parametrize("renewed", [False, True], ids=["at once", "after it was renewed"])
-def test_a_lock_whose_event_loop_has_ended_ends_with_its_ttl(renewed: bool) -> None:
-    lock = Lock(NAME, ttl=TTL)
-
-    async def acquire() -> None:
-        await lock.aacquire()
-        assert not renewed or await Kin(tasks=True).renewed(TTL)
-
-    async def look_on() -> None:
-        assert not await Kin(tasks=False).renewed(TTL)
-
-    Kin(tasks=True).live(acquire())
-    Kin(tasks=False).live(look_on())
-    assert get_lock(NAME) is None
-
-
-def test_a_lock_that_sync_code_of_a_task_has_acquired_is_renewed_after_that_code_has_ended() -> None:
-    async def main() -> None:
+def test_a_lock_is_renewed_after_the_sync_code_of_a_task_or_the_coroutine_of_sync_code_that_acquired_it() -> None:
+    async def task() -> None:
         for how in ("one thread", "any thread"):
-            lock = Lock(NAME, ttl=TTL)
-            await RUNS[how](lock.acquire)
+            assert await RUNS[how](lock.acquire)
             assert await Kin(tasks=True).renewed(TTL)
             await lock.arelease()
 
-    Kin(tasks=True).live(main())
-
-
-def test_a_lock_that_a_coroutine_of_sync_code_has_acquired_is_renewed_after_its_event_loop_has_ended() -> None:
-    """The sync code may still give it back."""
-    lock, kin = Lock(NAME, ttl=TTL), Kin(tasks=False)
-
     async def code() -> None:
         assert async_to_sync(lock.aacquire)()
-        assert await kin.renewed(TTL)
+        assert await Kin(tasks=False).renewed(TTL)
         lock.release()
 
-    kin.live(code())
+    lock = Lock(NAME, ttl=TTL)
+    Kin(tasks=True).live(task())
+    Kin(tasks=False).live(code())
 
 
-@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.complete)])
-@both()
+@pytest.mark.parametrize("number", [300, pytest.param(3_000, marks=pytest.mark.complete)])
+@both
 async def test_many_locks_are_held_and_released_in_one_thread_or_task(kin: Kin, number: int) -> None:
-    """What one costs more than another is for ``lockbench``."""
     locks = [Lock(f"seat:{seat}", ttl=600) for seat in range(number)]
     for lock in locks:
         assert await kin(lock, "acquire")
-    assert len({lock.token for lock in locks}) == number
     random.Random(7).shuffle(locks)
-    for lock in locks[:50]:
-        assert await kin(lock, "owned")
-        assert not await kin(Lock(lock.name), "acquire", blocking=False)
 
-    async def child() -> list[bool]:
-        return [await kin(Lock(lock.name), "acquire", blocking=False) for lock in locks[:50]]
+    async def child() -> None:
+        for lock in locks[:50]:
+            assert not await kin(Lock(lock.name), "acquire", blocking=False)
 
-    assert not any(await kin.child(child).result())
+    await child()
+    await kin.end(kin.child(child))
     for lock in locks:
         lock.check()
         await kin(lock, "release")
     assert not any([await kin(lock, "locked") for lock in locks[:50]])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_lost_lock_is_not_entered_again_or_refused_but_acquired_anew(
+    reentrant: bool, crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    """Redis is asked first, before the error about waiting for oneself is raised."""
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, reentrant=reentrant, on_lost=losses.append)
+    me(lock, "acquire")
+    fence = me.read(lambda: lock.fence)
+    client.delete(LOCK)
+    assert me(lock, "acquire")
+    assert me.read(lambda: lock.fence) > fence
+    eventually(lambda: [loss.fence for loss in losses] == [fence])
+    me(lock, "release")
+    assert holder(client) == ""
+
+
+def test_whoever_has_lost_many_locks_goes_on_with_new_ones(crowd: Crowd) -> None:
+    me = crowd()
+    for ttl in (0.2, 600):  # it waits for its own lock, as that ends by itself
+        locks = [Lock(f"seat:{number}", ttl=ttl, auto_renew=False) for number in range(60)]
+        for lock in locks:
+            assert me(lock, "acquire")
+    for lock in locks:
+        me(lock, "release")
+
+
+class Subclass(Lock):
+    """As sites have them, with something of their own at the end of each block."""
+
+    def __exit__(self, *error: Any) -> Any:
+        return super().__exit__(*error)
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await super().__aexit__(*error)
+
+
+@contextlib.asynccontextmanager
+async def by_statement(kin: Kin, manager: Any) -> AsyncIterator[None]:
+    if kin.tasks:
+        async with manager:
+            yield
+    else:
+        with manager:
+            yield
+
+
+@contextlib.asynccontextmanager
+async def by_a_stack_that_was_moved(kin: Kin, manager: Any) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(manager) if kin.tasks else stack.enter_context(manager)
+        moved = stack.pop_all()
+    async with moved:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def by_the_type(kin: Kin, manager: Any) -> AsyncIterator[None]:
+    """Looked up there first, as ``enterContext()`` of unittest does it."""
+    enter, exit = (getattr(type(manager), f"__{'a' * kin.tasks}{method}__") for method in ("enter", "exit"))
+    await enter(manager) if kin.tasks else enter(manager)
+    failed: Any = None, None, None
+    try:
+        yield
+    except BaseException as error:
+        failed = type(error), error, error.__traceback__
+        raise
+    finally:
+        await exit(manager, *failed) if kin.tasks else exit(manager, *failed)
+
+
+WAYS: list[Way] = [by_statement, by_a_stack_that_was_moved, by_the_type]
+every_way = pytest.mark.parametrize("way", WAYS)
+
+MANAGERS: dict[str, Callable[[], Any]] = {
+    "Lock": lambda: Lock(NAME),
+    "reentrant": lambda: FairLock(NAME, reentrant=True),
+    "subclass": lambda: Subclass(NAME),
+    "pool member": lambda: LockPool("seats"),
+}
+
+
+@every_way
+@pytest.mark.parametrize("which", MANAGERS)
+@both
+async def test_a_lock_is_held_until_its_context_manager_is_left(kin: Kin, way: Way, which: str) -> None:
+    made, name = MANAGERS[which](), MEMBER if which == "pool member" else NAME
+    if which == "pool member":
+        await kin(made, "extend", ["a"])
+    for fails in (False, True, False):
+        with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+            async with way(kin, await kin(made, "acquire") if which == "pool member" else made):
+                assert await kin.info(name) is not None
+                if fails:
+                    raise ZeroDivisionError
+        assert await kin.info(name) is None
+
+
+@every_way
+@both
+async def test_a_reentrant_object_is_held_until_its_outermost_block_is_left(kin: Kin, way: Way) -> None:
+    lock = Lock(NAME, reentrant=True)
+    async with way(kin, lock):
+        async with way(kin, lock), way(kin, Lock(NAME, reentrant=True)):
+            assert await kin(lock, "owned")
+        assert await kin(lock, "owned")
+    assert await kin.info() is None
+
+
+@every_way
+@both
+async def test_a_lock_that_was_lost_in_its_block_is_told_at_its_end(kin: Kin, way: Way) -> None:
+    with pytest.raises(LockLost):
+        async with way(kin, Lock(NAME)):
+            await kin(django_redislock, "force_release", NAME)
+
+
+@every_way
+@both
+async def test_a_block_ends_what_was_acquired_again_in_it_and_says_so_if_nothing_is_held(kin: Kin, way: Way) -> None:
+    lock = Lock(NAME)
+    async with way(kin, lock):
+        await kin(lock, "release")
+        await kin(lock, "acquire")
+    assert await kin.info() is None
     with pytest.raises(LockNotOwned):
-        await kin(locks[0], "release")
+        async with way(kin, lock):
+            await kin(lock, "release")
+    with pytest.raises(ZeroDivisionError):
+        async with way(kin, lock):
+            raise ZeroDivisionError(await kin(lock, "release"))
+
+
+@both
+async def test_a_lock_that_only_its_block_refers_to_is_renewed(kin: Kin, client: redis.Redis) -> None:
+    keys = [keys_of(f"{NAME}:{number}").lock for number in range(len(WAYS))]
+    async with contextlib.AsyncExitStack() as stack:
+        for number, way in enumerate(WAYS):
+            await stack.enter_async_context(way(kin, Lock(f"{NAME}:{number}", ttl=600)))
+            assert client.pexpire(keys[number], 300_000)
+        gc.collect()
+        renew_all()  # as after a reconnect, and not when a third of the TTL has passed
+        await kin.until(lambda: all(client.pttl(key) > 300_000 for key in keys))
+
+
+@both
+async def test_the_lock_of_a_generator_is_free_soon_after_that_was_closed(kin: Kin) -> None:
+    """In the background, since a finalizer may have closed it."""
+
+    def generator() -> Iterator[None]:
+        with Lock(NAME):
+            yield
+
+    async def agenerator() -> AsyncIterator[None]:
+        async with Lock(NAME):
+            yield
+
+    async def is_free() -> bool:
+        return await kin.info() is None
+
+    begun: Any = agenerator() if kin.tasks else generator()
+    await anext(begun) if kin.tasks else next(begun)
+    assert not await is_free()
+    await begun.aclose() if kin.tasks else begun.close()
+    await kin.until(is_free)
+
+
+@owner_rule
+@pytest.mark.parametrize("kind", [Lock, PoolMember])
+def test_the_end_of_an_async_block_is_a_coroutine_function(kind: type[Lock]) -> None:
+    """Else ``enterAsyncContext()`` does not await it."""
+    assert inspect.iscoroutinefunction(kind.__aexit__)

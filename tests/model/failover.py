@@ -1,54 +1,36 @@
-"""A failover of a cluster's shard or by Sentinel: what is lost with the old master, and what the new one knows.
+"""A failover of a cluster's shard or by Sentinel. Node 0 is the master until its replica, node 1, is promoted, once or
+not at all. What that changes:
 
-Node 0 is the master until its replica, node 1, is promoted, which happens once or not at all. What that changes:
-
-* *Writes.* From some moment on the replica gets none, and what the master then writes is lost (at most ``Scene.lost``
-  writes). WAIT says whether the replica has the writes of this connection.
-* *Subscriptions.* The new master counts only those made there. A subscription at the old master, which may now be its
-  replica, continues there, and nothing tells the process that it no longer counts.
-* *Clocks.* If the new master's is ahead, leases written by the old master end early, and handoffs by the new one
-  that are judged by the old one's clock seem to be in the future. If it is behind, time does not make fences grow.
-* *Two masters.* On a cluster, the old master wakes up and continues for a moment: it answers requests that it had not
-  read, and what it publishes also arrives through the new one.
+* *Writes.* From some moment on the replica gets none (at most ``Scene.lost``). WAIT says whether it has those of this
+  connection.
+* *Subscriptions.* The new master counts only those made there, and nothing tells a process that its own is elsewhere.
+* *Clocks.* By that of the new master, leases written by the old one may end early, and handoffs by a node of which
+  only the other's clock is known may seem to be in the future. If it is behind, time does not make fences grow.
+* *Two masters.* On a cluster (``Scene.wakes``), the old master wakes up and continues for a moment: it answers requests
+  that it had not read, and what it publishes also arrives through the new one.
 
 A holder that loses its lease by this is *robbed*: another one may be inside at the same time until its next renewal.
-With acknowledging replicas (``Scene.acknowledged``), that must not happen.
+With acknowledging replicas, that must not happen. What can be left out:
 
-What can be left out (``Scene.without``):
-
-===========  ===========================================================================================================
-C2           the anchor from which a handoff's deadline is counted is kept per node
-C2 look      a handoff by a node of which there is no anchor means: look
-C3           an answer from another node than the one subscribed at, or word that it is another one: subscribe there
-C3 all       all waiters look then
-C3 close     the subscription at the old master is closed, and its messages are no longer read
-C3 signed    on a cluster, a handoff by another node than the one subscribed at means: look
-C3 late      an answer to a request of an earlier subscription does not count as such an answer
-C6           after a handoff the new holder writes (confirms it), waits for the replicas, and only then enters
-C6 repeat    so it does when it finds that it was granted the lock earlier
-C6 renewal   a renewal moves the local deadline only once it is acknowledged
-C7           on a cluster, a late answer counts only if the cluster then says that it came from the master
-known        each call carries the highest fence that its process knows
-known wakes  wakes carry it, too
-adopt        a holder is not considered dead at a node where it was not subscribed when its lock was written
-renewal      a renewal is about one fence: the same attempt may have been granted the lock again
-===========  ===========================================================================================================
+* C2: the anchor from which a handoff's deadline is counted is kept per node. C2-look: without one, a waiter looks.
+* C3: an answer from another node than the one subscribed at, or word that it is another one, means: subscribe there.
+  C3-all: all waiters look then. C3-fence: a renewal is about one fence, as an attempt may be granted the lock twice.
+  C3-close: the subscription at the old master is closed, and its messages are no longer read. C3-signed: on a cluster,
+  a handoff by another node than the one subscribed at means: look. C3-late: an answer to a request of an earlier
+  subscription is not about the present one.
+* C6: after a handoff the new holder writes (confirms it), waits for the replicas, and only then enters. C6-repeat: so
+  it does when it finds that it was granted the lock earlier. C6-renewal: a renewal moves the local deadline only once
+  it is acknowledged.
+* C7: on a cluster, a late answer counts only if the cluster then says that it came from the master.
+* adopt: a holder is not dead at a node where it was not subscribed when its lock was written. (The scripts do not know
+  that: it is what a failover costs, see docs/protocol.rst.)
+* known: each call carries the highest fence that its process knows. known-wakes: wakes carry it, too.
 """
 
 from __future__ import annotations
 
-from .scripts import hand_over_unawares, written
-from .world import Answer, Attempt, Grant, Lock, Nodes, State, Stored, Violation, World
-
-# -- what is read, and from whom ----------------------------------------------------------------------------------
-
-
-def sign(world: World, answer: Answer) -> Answer:
-    """What the master sends: a script's answer, and after it that of WAIT."""
-    # a grant that was made earlier, by a handoff or by the first of two repeated calls: this connection wrote nothing
-    nothing_written = answer.state == "already" and world.without("C6 repeat")
-    sure = not world.scene.acknowledged or not world.nodes.replica or nothing_written
-    return answer._replace(node=world.nodes.master, sure=sure)
+from .scripts import grant_unawares, publish, written
+from .world import Answer, Attempt, Grant, Lock, Message, State, Stored, Violation, World
 
 
 def learn(world: World, home: int, answer: Answer, *, late: bool = False) -> None:
@@ -61,41 +43,35 @@ def learn(world: World, home: int, answer: Answer, *, late: bool = False) -> Non
         world.process(home, anchor=answer.node)
     if answer.grant:
         learn_fence(world, home, answer.grant)
-    if late and not world.without("C3 late"):
-        return
-    if answer.node != process.node and process.subscribed != "off" and not world.without("C3"):
+    current = not late or world.without("C3-late")
+    if current and answer.node != process.node and process.subscribed != "off" and not world.without("C3"):
         _unsubscribe(world, home)
 
 
 def learn_fence(world: World, home: int, grant: Grant) -> None:
     """All later calls of the process carry this fence. (Otherwise, the server's time alone makes fences grow.)"""
-    if world.scene.clock == "behind" and grant.fence > world.processes[home].known:
-        world.process(home, known=grant.fence)
+    if world.scene.clock == "behind":
+        world.process(home, known=max(grant.fence, world.processes[home].known))
+
+
+def _unsubscribe(world: World, home: int) -> bool:
+    """It is subscribed at a node that is not the master, so it subscribes anew, and drops unread messages."""
+    process = world.processes[home]
+    if world.without("C3-close"):
+        return world.process(home, subscribed="off", old=process.subscribed == "on")
+    return world.process(home, subscribed="off", inbox=())
 
 
 def is_late(world: World, home: int, grant: Grant) -> bool:
     """Whether the lease of a handoff may have ended, as far as the process knows."""
-    if world.without("R1"):
-        return False
     anchor = world.processes[home].anchor
-    if not world.scene.clock or grant.node == anchor or (grant.node < anchor and not world.without("C2")):
+    if world.without("R1") or not world.scene.clock or grant.node == anchor:
+        return grant.over and not world.without("R1")
+    if grant.node < anchor and not world.without("C2"):
         return grant.over
     # judged by the clock of the other node: if that is behind, the grant is in the future, and seems valid for long
     in_future = (world.scene.clock == "ahead") == (grant.node == 1)
-    return not in_future or not (world.without("C2") or world.without("C2 look"))
-
-
-def _unsubscribe(world: World, home: int) -> None:
-    """The subscription is at a node that is not the master, so the process subscribes anew. Unread messages are
-    dropped."""
-    process = world.processes[home]
-    if world.without("C3 close"):
-        world.process(home, subscribed="off", old=process.subscribed == "on")
-    else:
-        world.process(home, subscribed="off", inbox=())
-
-
-# -- who is robbed ------------------------------------------------------------------------------------------------
+    return not in_future or not (world.without("C2") or world.without("C2-look"))
 
 
 def rob(world: World, lock: Lock | tuple[()]) -> None:
@@ -106,90 +82,81 @@ def rob(world: World, lock: Lock | tuple[()]) -> None:
 
 def may_overlap(world: World, *fences: int) -> bool:
     """Whether two may be inside at once: the lease of one was lost in a way that no rule can prevent."""
-    scene = world.scene
-    preventable = scene.acknowledged or not (scene.lost or scene.clock == "ahead")
+    preventable = world.scene.acknowledged or not (world.scene.lost or world.scene.clock == "ahead")
     return not preventable and any(fence in world.nodes.robbed for fence in fences)
-
-
-def ends_early(world: World, lock: Lock) -> bool:
-    """Whether the lease may be over by the new master's clock, but not yet for processes that know of it."""
-    return lock.node != world.nodes.master and world.scene.clock == "ahead"
 
 
 def is_held(world: World, attempt: Attempt) -> bool:
     """What renew.lua finds: whether this attempt holds the lock, by the very grant that it knows of."""
-    lock = world.lock
-    if not lock or lock.attempt != attempt:
+    if not world.lock or world.lock.attempt != attempt:
         return False
-    return lock.fence == world.clients[attempt].fence or world.without("renewal")
-
-
-# -- what befalls the nodes ---------------------------------------------------------------------------------------
+    return world.lock.fence == world.clients[attempt].fence or world.without("C3-fence")
 
 
 def fall_behind(world: World, _: int) -> bool:
     """the replica gets no more writes"""
-    if not world.scene.lost or world.nodes.replica or world.nodes.master:
-        return False
-    world.node(replica=world.stored())
-    return True
+    possible = world.scene.lost and not world.nodes.replica and world.nodes.master == 0
+    return bool(possible) and world.node(replica=world.stored())
 
 
 def fail_over(world: World, _: int) -> bool:
     """the replica becomes the master"""
     replica, lock = world.nodes.replica, world.lock
-    if world.scene.lost is None or world.nodes.master:
+    # noticing that a master is gone takes seconds, in which a running process reads its messages
+    if world.scene.lost is None or world.nodes.master or (replica and world.is_busy_hearing()):
         return False
     if world.scene.wakes and lock:
         asking = [attempt for attempt, client in enumerate(world.clients) if client.at == "asks"]
         world.node(asleep=world.queue, unread=tuple(asking))
     if replica:
-        # noticing that a master is gone takes seconds, in which a running process reads its messages
-        if not world.nodes.lost or world.is_busy_hearing():
-            return False
-        world.lock, world.queue, world.mark, world.suspects, last = replica
+        world.lock, world.queue, world.mark, world.suspects, world.last = replica
         if (world.lock and world.lock.fence) != (lock and lock.fence):
             rob(world, lock)
             world.lock = world.lock and world.lock._replace(restored=True)
-        world.node(last=last)
-    world.node(master=1, replica=(), lost=0)
-    return True
+    return world.node(master=1, replica=(), lost=0)
 
 
 def wake_up(world: World, _: int) -> bool:
     """the old master wakes up, finds at its end a lease that was renewed at the new one, and hands the lock over"""
-    nodes, lock = world.nodes, world.lock
-    if not nodes.asleep or not lock or lock.node == 0:
+    for id in world.nodes.asleep[:1]:
+        # processes that are subscribed there believe it: see docs/cluster.rst
+        if world.lock and world.lock.node == 1 and world.home(id).node == 1:
+            publish(world, world.scene.homes[id], Message(id, grant_unawares(world, id)))
+            return world.node(asleep=())
+    return False
+
+
+def answer_late(world: World, attempt: Attempt) -> bool:
+    """the old master wakes up, reads a request of before, and finds at its end a lease that was renewed since"""
+    client, lock = world.clients[attempt], world.lock
+    if client.at != "asks" or attempt not in world.nodes.unread or not lock or lock.node == 0:
         return False
-    id = nodes.asleep[0]
-    if world.processes[world.scene.homes[id]].node == 0:
-        return False  # processes that are subscribed there believe it: see docs/cluster.rst
-    world.node(asleep=())
-    hand_over_unawares(world, id)
-    return True
+    read_by_another(world, attempt)
+    # otherwise the process asks elsewhere
+    return not world.without("C7") or world.client(
+        attempt, at="answered", answer=Answer("granted", grant_unawares(world, attempt), node=0)
+    )
 
 
-def is_signed_by_another(world: World, home: int, grant: Grant) -> bool:
-    """Whether a handoff was made by another node than the one that the process is subscribed at."""
-    return world.scene.wakes and grant.node != world.processes[home].node and not world.without("C3 signed")
+def read_by_another(world: World, attempt: Attempt) -> None:
+    """The new master has the request, so the old one will not read it."""
+    world.node(unread=tuple(other for other in world.nodes.unread if other != attempt))
 
 
 def count_lost(world: World, before: State) -> bool:
     """Count a write that the replica does not get; False: the scene does not lose that many."""
-    nodes: Nodes = before[-1]
-    if not nodes.replica or not world.nodes.replica:
-        return True
-    if _written(world.stored()) != _written(Stored(*before[:4], nodes.last)):
+    nodes = before[-1]
+    if nodes.replica and world.nodes.replica and _written(world.stored()) != _written(before[0]):
         world.node(lost=nodes.lost + 1)
     return world.nodes.lost <= (world.scene.lost or 0)
 
 
 def _written(stored: Stored) -> Stored:
-    """The lock without what only local clocks know."""
+    """Without what only local clocks know."""
     return stored._replace(lock=stored.lock and stored.lock._replace(fresh=True))
 
 
-# -- what processes make of it ------------------------------------------------------------------------------------
+# -- what happens ------------------------------------------------------------------------------------------------
 
 
 def moved(world: World, home: int) -> bool:
@@ -197,40 +164,31 @@ def moved(world: World, home: int) -> bool:
     process = world.processes[home]
     if process.node == world.nodes.master or process.subscribed == "off" or not world.is_busy(home):
         return False
-    if world.without("C3"):
-        return False
-    _unsubscribe(world, home)
-    return True
+    return not world.without("C3") and _unsubscribe(world, home)
 
 
 def renew(world: World, attempt: Attempt) -> bool:
     """the watchdog renews: the end of the lease moves, or it learns that the lease has ended"""
-    client, home, nodes = world.clients[attempt], world.scene.homes[attempt], world.nodes
+    client, home = world.clients[attempt], world.scene.homes[attempt]
     if world.scene.lost is None or client.at != "holds" or world.home(attempt).state != "up":
         return False
-    if nodes.replica:
+    if world.nodes.replica:
         return _renew_in_vain(world, client.fence)
-    before = world.lock, world.processes[home]
-    learn(world, home, Answer("renewed", node=nodes.master))
+    learn(world, home, Answer("renewed", node=world.nodes.master))
     if not world.lock or not is_held(world, attempt):
-        world.client(attempt, at="lost", fence=0)
-        return True
+        return world.client(attempt, at="lost", fence=0)
     if client.fence < world.entered:
         raise Violation(f"not told: {attempt} renews its lease, and somebody has entered since it began")
     world.lock = written(world, world.lock._replace(fresh=True))
-    return (world.lock, world.processes[home]) != before
+    return True
 
 
 def _renew_in_vain(world: World, fence: int) -> bool:
-    """A renewal that the replica does not get: the holder believes in a later end of the lease than the replica
-    knows."""
-    nodes, replica = world.nodes, world.nodes.replica
+    """The replica does not get it: the holder believes in a later end of the lease than the replica knows."""
+    replica = world.nodes.replica
     if not replica or not replica.lock or replica.lock.fence != fence or not replica.lock.fresh:
         return False
-    if nodes.lost == world.scene.lost:
-        return False
-    if world.scene.acknowledged and not world.without("C6 renewal"):
+    if world.scene.acknowledged and not world.without("C6-renewal"):
         return False  # the holder keeps the earlier end until the later one is acknowledged
-    world.lag(lock=replica.lock._replace(fresh=False))
-    world.node(lost=nodes.lost + 1)
-    return True
+    lock = replica.lock._replace(fresh=False)
+    return world.node(replica=replica._replace(lock=lock), lost=world.nodes.lost + 1)

@@ -1,39 +1,41 @@
 """The Lua scripts, line by line where it matters. Compare with ``django_redislock/store/lua/``.
 
-A channel is the number of a process. ``PUBSUB NUMSUB`` and ``PUBLISH`` see each process that is subscribed at the
-server, whether it runs or is stopped.
+A channel is the number of a process. Each that is subscribed at the server counts, whether it runs or is stopped.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from .world import NOBODY, Answer, Attempt, Grant, Id, Lock, Message, Violation, World
 
 
 def acquire(world: World, attempt: Attempt) -> Answer:
-    """acquire.lua"""
+    """acquire.lua, and WAIT: whether the replicas have the writes of this connection"""
+    answer = _acquire(world, attempt)
+    # a grant that was made earlier, by a handoff or by the first of two repeated calls: this connection wrote nothing
+    nothing_written = answer.state == "already" and world.without("C6-repeat")
+    sure = not world.scene.acknowledged or not world.nodes.replica or nothing_written
+    return answer._replace(node=world.nodes.master, sure=sure)
+
+
+def _acquire(world: World, attempt: Attempt) -> Answer:
     client, channel, id = world.clients[attempt], world.scene.homes[attempt], world.scene.id(attempt)
-    if not world.lock and not world.queue:
-        return Answer("granted", _grant(world, channel, attempt, "c"))
     held = world.lock
     if held and held.id == id:
-        if world.scene.acknowledged and not world.without("C6 repeat") and confirm(world, attempt):
-            held = world.lock or held
-        adopted = held.attempt != attempt  # only where an id is a token
+        if world.scene.acknowledged and not world.without("C6-repeat"):
+            confirm(world, attempt)
         # the end that follows from this answer is a later one
-        world.lock = held._replace(fresh=True, attempt=attempt)
-        return Answer("already", Grant(held.fence, adopted=adopted))
+        world.lock = (world.lock or held)._replace(fresh=True, attempt=attempt)
+        return Answer("already", Grant(held.fence, adopted=held.attempt != attempt))  # only where an id is a token
     if held and _may_adopt(world, attempt, held):
         if held.flag == "h":
             world.mark = NOBODY
         # its holder seems dead: if it is alive after all, its fence is outdated from now on
         fence = _next_fence(world, channel)
         world.lock = written(world, Lock(id, attempt, fence, "a"))
-        _drop(world, [id])
+        _drop(world, id)
         return Answer("already", Grant(fence, adopted=True))
-    if not held and pass_on(world, channel, None if world.without("R9") else id) == "take":
-        _drop(world, [id])
+    if not held and (not world.queue or pass_on(world, channel, None if world.without("R9") else id)):
+        _drop(world, id)
         return Answer("granted", _grant(world, channel, attempt, "c"))
 
     state = "busy"
@@ -43,17 +45,13 @@ def acquire(world: World, attempt: Attempt) -> Answer:
         if not client.ticket:
             world.client(attempt, ticket=1 + max(other.ticket for other in world.clients))
         if id not in world.queue:
-            world.queue = tuple(sorted((*world.queue, id), key=lambda waiter: _ticket(world, waiter)))
+            world.queue = tuple(sorted((*world.queue, id), key=lambda one: world.clients[_waiter(world, one)].ticket))
         if world.mark == channel:
             world.mark = NOBODY
         world.suspects = tuple(suspect for suspect in world.suspects if suspect != channel)
     if (not world.lock or world.lock.id == id) and not set(world.queue) - {id}:
         raise Violation("refused: nobody else has the lock or stands before, and the answer says busy")
     return Answer(state)
-
-
-def _ticket(world: World, id: Id) -> int:
-    return max(world.clients[attempt].ticket for attempt in world.attempts(id))
 
 
 def _may_adopt(world: World, attempt: Attempt, held: Lock) -> bool:
@@ -71,19 +69,14 @@ def _may_adopt(world: World, attempt: Attempt, held: Lock) -> bool:
 def release(world: World, id: Id, channel: int) -> None:
     """release.lua: release the lock, or leave the queue"""
     held = world.lock
-    given_up = ""
     if held and held.id == id:
-        given_up = held.flag
         world.lock = ()
     else:
-        _drop(world, [id])
+        _drop(world, id)
         if held:
             return
-    if not world.queue:
-        if given_up != "c":
-            world.mark, world.suspects = NOBODY, ()
-        return
-    pass_on(world, channel, given_up=given_up)
+    if world.queue or not held or held.flag != "c":
+        pass_on(world, channel, given_back=bool(held))
 
 
 def confirm(world: World, attempt: Attempt) -> bool:
@@ -95,46 +88,35 @@ def confirm(world: World, attempt: Attempt) -> bool:
     return True
 
 
-def pass_on(world: World, asker: int, me: Id | None = None, given_up: str = "") -> str:
-    """pass_on.lua. ``asker``: the channel of the caller, which is alive. ``given_up``: flag of the lock before."""
-    suspects = world.suspects
-    marked = world.mark
-    if marked != NOBODY and not given_up and marked != asker and marked not in suspects:
-        suspects = world.suspects = (*suspects, marked)
-    drop: list[Id] = []
-    verdict = ""
+def pass_on(world: World, asker: int, me: Id | None = None, *, given_back: bool = False) -> bool:
+    """pass_on.lua; returns whether the caller may take the lock. ``asker``: its channel, which is alive."""
+    if world.mark not in (NOBODY, asker, *world.suspects) and not given_back:
+        world.suspects = (*world.suspects, world.mark)
+    world.mark = NOBODY
     for id in world.queue:
         if id == me:
-            verdict = "take"
-            break
+            return True
+        _drop(world, id)
         attempt = _waiter(world, id)
         channel = world.scene.homes[attempt]
-        if (channel in suspects and channel != asker) or not counts(world, channel):
-            drop.append(id)
-        else:
-            _drop(world, [id])
-            grant = _grant(world, asker, attempt, "h", drop)
+        if counts(world, channel) and (channel == asker or channel not in world.suspects):
             world.mark = channel
-            _publish(world, channel, Message(id, grant))
-            verdict = "passed"
-            break
-    _drop(world, drop)
-    if verdict != "passed":
-        world.mark = NOBODY
-    if not verdict:
-        world.suspects = ()
-        return "take"
-    return verdict
+            publish(world, channel, Message(id, _grant(world, asker, attempt, "h")))
+            return False
+    world.suspects = ()
+    return True
 
 
-def hand_over_unawares(world: World, id: Id) -> None:
-    """The old master hands over a lock that it no longer decides on."""
-    waiter = _waiter(world, id)
-    _publish(world, world.scene.homes[waiter], Message(id, grant_unawares(world, waiter)))
+def publish(world: World, channel: int, message: Message) -> None:
+    """PUBLISH, or SPUBLISH"""
+    process = world.processes[channel]
+    if process.subscribed == "on" and message not in process.inbox:  # two wakes are like one
+        copies = (message, message._replace(old=True)) if process.old else (message,)
+        world.process(channel, inbox=(*process.inbox, *copies))
 
 
 def grant_unawares(world: World, attempt: Attempt) -> Grant:
-    """See hand_over_unawares()."""
+    """The old master grants a lock that it no longer decides on."""
     return Grant(_next_fence(world, world.scene.homes[attempt]), node=0)
 
 
@@ -143,60 +125,40 @@ def _waiter(world: World, id: Id) -> Attempt:
     return max(world.attempts(id), key=lambda attempt: world.clients[attempt].ticket)
 
 
-def _grant(world: World, asker: int, attempt: Attempt, flag: str, dropped: Sequence[Id] = ()) -> Grant:
+def _grant(world: World, asker: int, attempt: Attempt, flag: str) -> Grant:
     """grant.lua"""
-    _check_turn(world, attempt, dropped)
+    mine, ticket = world.scene.id(attempt), world.clients[attempt].ticket
+    for id in world.queue:
+        if id != mine and (not ticket or world.clients[_waiter(world, id)].ticket < ticket):
+            raise Violation(f"out of turn: {attempt} is granted the lock before {id}")
     fence = _next_fence(world, asker)
-    world.lock = written(world, Lock(world.scene.id(attempt), attempt, fence, flag))
+    world.lock = written(world, Lock(mine, attempt, fence, flag))
     return Grant(fence, node=world.nodes.master)
 
 
 def written(world: World, lock: Lock) -> Lock:
-    """The lock as written by the current master."""
     counted = not world.scene.together or counts(world, world.scene.homes[lock.attempt])
     return lock._replace(node=world.nodes.master, counted=counted)
 
 
 def _next_fence(world: World, asker: int) -> int:
     """fence.lua"""
-    fences = [grant.fence for grant in world.grants()] + [client.fence for client in world.clients]
-    replica = world.nodes.replica
-    if replica and replica.lock:
-        fences.append(replica.lock.fence)  # this fence may come back
-    fence = 1 + max([world.entered, *fences])
+    fence = 1 + max(world.entered, *world.fences())
     if world.scene.clock == "behind":
         if world.nodes.master:  # its clock is still behind the last fences, so they do not grow with time
-            known = 0 if world.without("known") else world.processes[asker].known
-            drawn = 1 + max(world.nodes.last, known)
+            drawn = 1 + max(world.last, 0 if world.without("known") else world.processes[asker].known)
             if drawn < fence:
                 raise Violation("fences: one is drawn that is not above all that were granted before")
             fence = drawn
-        world.node(last=fence)
+        world.last = fence
     return fence
 
 
-def _check_turn(world: World, attempt: Attempt, dropped: Sequence[Id]) -> None:
-    """Nobody overtakes."""
-    mine, ticket = world.scene.id(attempt), world.clients[attempt].ticket
-    for id in world.queue:
-        if id not in (mine, *dropped) and (not ticket or _ticket(world, id) < ticket):
-            raise Violation(f"out of turn: {attempt} is granted the lock before {id}")
-
-
-def _drop(world: World, ids: list[Id]) -> None:
-    if ids:
-        world.queue = tuple(id for id in world.queue if id not in ids)
+def _drop(world: World, id: Id) -> None:
+    world.queue = tuple(other for other in world.queue if other != id)
 
 
 def counts(world: World, channel: int) -> bool:
     """Whether the process is subscribed at the master: a subscription at another node does not count."""
     process = world.processes[channel]
     return process.state != "dead" and process.subscribed in ("on", "mute") and process.node == world.nodes.master
-
-
-def _publish(world: World, channel: int, message: Message) -> None:
-    process = world.processes[channel]
-    # a stopped process will read two wakes like one
-    if process.subscribed == "on" and message not in process.inbox:
-        copies = (message, message._replace(old=True)) if process.old else (message,)
-        world.process(channel, inbox=(*process.inbox, *copies))

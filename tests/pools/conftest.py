@@ -12,21 +12,16 @@ import redis
 from django_redislock import LockPool, PoolMember
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.pools import POOL, TTL, Held, Wait, in_line
-from tests.inside import Ears, limit
+from tests.inside import Ears
 
 Eventually = Callable[..., Any]
 
 
 @pytest.fixture(params=["default", "memory"])
-def using(request: pytest.FixtureRequest, settings: Any) -> str:
-    settings.CACHES = {**settings.CACHES}  # an empty memory mode
-    return str(request.param)
-
-
-@pytest.fixture
-def pool(using: str) -> LockPool:
+def pool(request: pytest.FixtureRequest, settings: Any) -> LockPool:
     """An empty pool, on Redis and in memory."""
-    return LockPool(POOL, using=using)
+    settings.CACHES = {**settings.CACHES}  # an empty memory mode
+    return LockPool(POOL, using=request.param)
 
 
 @pytest.fixture
@@ -35,21 +30,6 @@ def accounts() -> LockPool:
     made = LockPool(POOL)
     made.extend(["alice", "bob"])
     return made
-
-
-@pytest.fixture
-def me(crowd: Crowd) -> Any:
-    """A user of pools: a thread, or a task."""
-    return crowd()
-
-
-# -- to wait ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters look at the end of a lease, and otherwise only when they are told."""
-    limit(monkeypatch, look_every=1000.0)
 
 
 @pytest.fixture

@@ -1,29 +1,23 @@
-"""Waiting for a member: who is served, by what, in which order, and what the dead and the stopped cost the others.
-
-Unless a test says otherwise, no looks are scheduled: a waiter that is served was told.
-"""
+"""Waiting for any member or for a particular one, ``Lock(lock_name("pool", name, key))``: who is served, and when."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from concurrent.futures import as_completed
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import redis
-from django.core.management import call_command
-from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockNotAcquired, LockPool, force_release
-from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.pools import (
     ANY,
-    BUSY,
-    LINE_WAITERS,
     POOL,
     TTL,
     WAITS,
+    WANTED,
     Held,
     Wait,
     audit,
@@ -38,53 +32,25 @@ from tests.helpers.pools import (
     refuses,
 )
 from tests.helpers.processes import Worker
+from tests.helpers.state import queued
 from tests.inside import ALREADY, GRANTED, limit
 
 Eventually = Callable[..., Any]
 Ghosts = Callable[..., Ghost]
 Start = Callable[..., Worker]
 
+# who is served was told, or looked when a lease ended
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
-FIRST, SECOND, THIRD = "1" * 22, "2" * 22, "3" * 22
-ALICE = lock_of("alice")
+FIRST, SECOND = "1" * 22, "2" * 22
+ALICE, BOB = lock_of("alice"), lock_of("bob")
 
-
-# -- who is served, and by what --------------------------------------------------------------------------------------
-
-
-def put_in_again(pool: LockPool, release: Held) -> None:
-    pool.shrink(["bob"])
-    pool.extend(["bob"])  # held, so it serves nobody yet
-    release("bob")
-
-
-def seized_and_released(pool: LockPool, release: Held) -> None:
-    lock = Lock(lock_of("bob"), ttl=TTL)
-    lock.seize()
-    assert lock.owned()
-    lock.release()
-
-
-def resumed(pool: LockPool, release: Held) -> None:
-    pool.suspend("bob", TTL)
-    release("bob")
-    assert pool.resume("bob")
-
-
-def suspended_for_a_second(pool: LockPool, release: Held) -> None:
-    pool.suspend("bob", 1)
-    release("bob")
-
-
-EVENTS: dict[str, Callable[[LockPool, Held], object]] = {
-    "a release": lambda pool, release: release("bob"),
-    "a forced release": lambda pool, release: force_release(lock_of("bob")),
-    "clear": lambda pool, release: call_command("redislocks", "clear", "--match", lock_of("b*"), "--noinput"),
-    "a release after it was put in again": put_in_again,
-    "a release of its lock": seized_and_released,
-    "the end of a suspension": suspended_for_a_second,
-    "its resumption": resumed,
+EVENTS: dict[str, list[tuple[Any, ...]]] = {
+    "a release": [("release", "bob")],
+    "a forced release": [("force", BOB)],
+    "a release after it was put in again": [("shrink", ["bob"]), ("extend", ["bob"]), ("release", "bob")],
+    "the end of a suspension": [("suspend", "bob", 0.3), ("release", "bob")],
+    "its resumption": [("suspend", "bob", TTL), ("release", "bob"), ("resume", "bob")],
 }
 
 
@@ -93,7 +59,9 @@ def test_a_member_that_becomes_free_goes_to_who_waits(
     event: str, held: Held, wait: Wait, accounts: LockPool, client: redis.Redis
 ) -> None:
     waiter = wait()
-    EVENTS[event](accounts, held)
+    others: dict[str, Any] = {"release": held, "force": force_release}
+    for call, *args in EVENTS[event]:
+        (others.get(call) or getattr(accounts, call))(*args)
     assert got(waiter) == "bob"
     assert audit(client).held == {"alice", "bob"}
 
@@ -110,69 +78,18 @@ def test_first_come_first_served_over_all_members_and_new_ones(
     assert in_line(client) == []
 
 
-def test_many_are_served_one_after_the_other(
-    crowd: Crowd, accounts: LockPool, held: Held, client: redis.Redis, eventually: Eventually
-) -> None:
-    people = {(person := crowd()).start(accounts, "acquire", ttl=TTL): person for _ in range(20)}
-    eventually(lambda: len(in_line(client)) == 20)
-    held("bob")
-    for wanted in as_completed(people, GENEROUS):
-        assert got(wanted) == "bob"
-        people[wanted](wanted.result(), "release")
-    held("alice")
-    assert audit(client).free == {"alice", "bob"}
-    assert leftovers(client) == []
-
-
 @pytest.mark.complete
 def test_the_members_of_a_killed_process_all_go_to_waiters(
-    start: Start, crowd: Crowd, client: redis.Redis, eventually: Eventually
+    start: Start, wait: Wait, client: redis.Redis, eventually: Eventually
 ) -> None:
     """There is no message: the waiters look when the leases end."""
-    pool, keys = LockPool(POOL), {f"key-{number}" for number in range(30)}
-    pool.extend(keys)
-    worker = start(WAITS, name=POOL, count=30, ttl=2, keeps=True, look_every=1000.0)
+    keys = {f"key-{number}" for number in range(30)}
+    LockPool(POOL).extend(keys)
+    worker = start(WAITS, name=POOL, count=30, ttl=3, keeps=True, look_every=1000.0)
     eventually(lambda: len(audit(client).held) == 30, within=60)
-    wanted = [crowd().start(pool, "acquire", ttl=TTL) for _ in range(30)]
-    eventually(lambda: len(in_line(client)) == 30)
+    waiters = [wait() for _ in keys]
     worker.kill()
-    assert {got(waiter) for waiter in wanted} == keys
-
-
-def test_a_member_that_was_taken_out_serves_nobody(
-    held: Held, accounts: LockPool, wait: Wait, client: redis.Redis
-) -> None:
-    waiter = wait()
-    accounts.shrink(["bob"])
-    held("bob")
-    assert len(in_line(client)) == 1
-    held("alice")
-    assert got(waiter) == "alice"
-    assert accounts.keys() == ["alice"]
-
-
-def test_nobody_overtakes_who_was_handed_a_member(accounts: LockPool, me: Any, ghost: Ghosts) -> None:
-    accounts.assign(["alice"])
-    there = ghost()
-    with accounts.acquire(ttl=TTL):
-        there.queue(FIRST, name=ANY)
-    assert there.hear()[0] == "g"
-    refuses(me, accounts)
-
-
-def test_a_waiter_whose_message_was_lost_finds_its_member_as_long_as_the_lease_lasts(
-    held: Held, ghost: Ghosts, client: redis.Redis
-) -> None:
-    there = ghost()
-    there.queue(FIRST, ttl=TTL, name=ANY)
-    held("alice")
-    assert (client.zscore(BUSY, "alice") or 0.0) > server_time(client) + 60_000_000
-    found = there.queue(FIRST, ttl=TTL, name=ANY)
-    assert (found.state, found.member) == (ALREADY, "alice")
-    assert found.left > 60
-
-
-# -- who leaves ------------------------------------------------------------------------------------------------------
+    assert {got(waiter) for waiter in waiters} == keys
 
 
 @pytest.mark.parametrize(
@@ -187,19 +104,21 @@ def test_a_waiter_that_gives_up_is_in_no_queue_and_the_next_one_is_served(
         me(accounts, "acquire", **options)
     assert leftovers(client) == ["busy:" + ANY, "held:" + ANY, "index", "took:" + ANY]
     stays = wait()
-    assert len(in_line(client)) == 1
     held("alice")
     assert got(stays) == "alice"
 
 
 @pytest.mark.parametrize("name", [ANY, ALICE], ids=["any", "this one"])
-def test_a_waiter_that_was_handed_a_member_and_leaves_passes_it_on_to_who_wants(
-    name: str, accounts: LockPool, ghost: Ghosts, client: redis.Redis
+def test_nobody_overtakes_who_was_handed_a_member_even_if_the_message_was_lost_and_who_leaves_passes_it_on(
+    name: str, me: Any, accounts: LockPool, ghost: Ghosts, client: redis.Redis
 ) -> None:
     accounts.assign(["alice"])
     leaves, wants = ghost(), ghost()
     with accounts.acquire(ttl=TTL):
         leaves.queue(FIRST, name=ANY, ttl=TTL)
+    refuses(me, accounts)
+    found = leaves.queue(FIRST, name=ANY, ttl=TTL)
+    assert (found.state, found.member) == (ALREADY, "alice")
     assert leaves.hear()[0] == "g"
     wants.queue(SECOND, name=name, ttl=TTL)
     leave(leaves, FIRST)
@@ -207,67 +126,52 @@ def test_a_waiter_that_was_handed_a_member_and_leaves_passes_it_on_to_who_wants(
     assert holder(client, "alice") == SECOND
 
 
-# -- behind one who polls --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("leaves", [False, True], ids=["looks", "leaves"])
+def test_a_member_is_free_again_when_its_holder_finds_first_that_a_handoff_has_ended(
+    leaves: bool, accounts: LockPool, ghost: Ghosts, client: redis.Redis
+) -> None:
+    """A process that was stopped when a member was handed to it continues, and looks or gives up."""
+    accounts.assign(["alice"])
+    there = ghost()
+    with accounts.acquire(ttl=TTL):
+        there.queue(FIRST, name=ANY, ttl=TTL)
+    leases_end(client, "alice")
+    if not leaves:
+        there.queue(FIRST, name=ANY, ttl=TTL)
+    leave(there, FIRST)
+    assert audit(client).lost == set()
+    assert accounts.acquire(blocking_timeout=0).key == "alice"
 
 
 def test_one_member_is_left_for_a_polling_head_and_all_others_are_handed_out(
-    held: Held, wait: Wait, accounts: LockPool, ghost: Ghosts, client: redis.Redis
+    held: Held, wait: Wait, me: Any, accounts: LockPool, ghost: Ghosts, client: redis.Redis
 ) -> None:
-    poll(ghost(), FIRST)
-    behind = [wait() for _ in range(3)]
-    held("alice")
-    assert len(in_line(client)) == 4  # it is left for the first waiter
-    held("bob")
-    assert got(behind[0]) in ("alice", "bob")
-    accounts.extend(["carol", "dave", "erin"])
-    assert {got(waiter) for waiter in behind[1:]} < {"carol", "dave", "erin"}
-    assert in_line(client) == [FIRST]
-    assert len(audit(client).free) == 2
-
-
-def test_newcomers_get_the_members_that_are_not_left_for_a_polling_waiter(
-    held: Held, ghost: Ghosts, me: Any, accounts: LockPool
-) -> None:
-    there = ghost()
-    poll(there, FIRST)
-    held("alice")
-    refuses(me, accounts)
-    held("bob")
-    assert me(accounts, "acquire", blocking_timeout=0).key in ("alice", "bob")
-    refuses(me, accounts)
-    assert poll(there, FIRST).state == GRANTED
-
-
-def test_a_polling_waiter_gets_its_member_at_its_next_look_whoever_came_meanwhile(held: Held, wait: Wait) -> None:
-    polls = wait(poll=True, backoff=ConstantBackoff(0.5))
+    polls = ghost()
+    poll(polls, FIRST)
     behind = [wait() for _ in range(2)]
     held("alice")
-    assert got(polls) == "alice"
+    assert len(in_line(client)) == 3  # it is left for the first waiter
     held("bob")
-    assert got(behind[0]) == "bob"
-    assert not behind[1].done()
+    assert got(behind[0]) in ("alice", "bob")
+    accounts.extend(["carol", "dave"])
+    assert got(behind[1]) in ("carol", "dave")
+    assert in_line(client) == [FIRST]
+    me(accounts, "acquire", blocking_timeout=0)  # a newcomer gets the other one
+    refuses(me, accounts)
+    assert poll(polls, FIRST).state == GRANTED
 
 
 @pytest.mark.complete
-def test_a_dead_polling_waiter_blocks_its_member_only_until_it_has_missed_its_looks(
-    held: Held, start: Start, wait: Wait, client: redis.Redis, eventually: Eventually
+@pytest.mark.parametrize("code", ["Lock(alice, poll=True).acquire()", "LockPool(name).acquire(poll=True)"])
+def test_a_member_is_not_lost_with_a_dead_process_that_polls_for_it(
+    code: str, held: Held, start: Start, wait: Wait, client: redis.Redis, eventually: Eventually
 ) -> None:
-    worker = start("say('waits'); LockPool(name).acquire(poll=True)", name=POOL)
-    eventually(lambda: len(in_line(client)) == 1, within=60)
-    behind = wait()
+    worker = start(code, name=POOL, alice=ALICE)
+    eventually(lambda: queued(client, ALICE) + len(in_line(client)) == 1, within=60)
     worker.signal(signal.SIGSTOP)
     held("alice")
-    assert got(behind) == "alice"
-
-
-# -- behind the dead and the stopped ---------------------------------------------------------------------------------
-
-
-def grants(client: redis.Redis, channel: str, ear: Any) -> int:
-    """How many grants the process with this channel was told of, as another subscriber has heard."""
-    client.publish(channel, "end")
-    messages = iter(lambda: (ear.get_message(timeout=GENEROUS) or {})["data"], b"end")
-    return sum(isinstance(data, bytes) and data.startswith(b"g ") for data in messages)
+    worker.kill()
+    assert got(wait()) == "alice"
 
 
 def test_a_thousand_dead_waiters_are_dropped_when_members_become_free(
@@ -276,7 +180,7 @@ def test_a_thousand_dead_waiters_are_dropped_when_members_become_free(
     """In several calls, as each drops only a few hundred."""
     for process in range(3):
         there = ghost(alive=False)
-        for number in range(400):
+        for number in range(334):
             there.queue(f"{process}{number:03}".ljust(22, "x"), name=ANY)
     waiter = wait()
     held("alice")
@@ -284,68 +188,120 @@ def test_a_thousand_dead_waiters_are_dropped_when_members_become_free(
     assert in_line(client) == []
 
 
-def test_a_stuck_process_whose_waiters_stand_between_others_costs_one_handoff_of_each_member(
-    held: Held, wait: Wait, ghost: Ghosts, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit(monkeypatch, look_every=0.2)
-    there, waiters = ghost(), []
-    for number in range(8):
-        there.queue(str(number) * 22, ttl=1, name=ANY)
-        waiters.append(wait())
-    held("alice")
-    held("bob")
-    for waiter in waiters:
-        force_release(waiter.result(GENEROUS).name)
-    assert 1 <= grants(client, there.channel, there.pubsub) <= 2
-
-
-def test_a_process_is_no_longer_suspect_once_it_has_acquired_the_member_again(
-    accounts: LockPool, wait: Wait, ghost: Ghosts, client: redis.Redis
-) -> None:
-    """A handoff to it has ended without a sign of life."""
-    accounts.assign(["alice"])
-    there = ghost()
-    with accounts.acquire(ttl=TTL):
-        there.queue(FIRST, ttl=TTL, name=ANY)
-    assert there.hear()[:2] == ["g", FIRST]
-    leases_end(client, "alice")
-    assert there.queue(SECOND, ttl=TTL, name=ANY).state == GRANTED
-    waiter = wait()
-    there.queue(THIRD, ttl=TTL, name=ANY)
-    leave(there, SECOND)
-    force_release(waiter.result(GENEROUS).name)
-    assert there.hear()[:2] == ["g", THIRD]
-
-
 @pytest.mark.complete
-def test_a_stopped_process_costs_one_handoff_of_each_member_and_its_waiters_come_back(
-    held: Held,
-    accounts: LockPool,
-    start: Start,
-    wait: Wait,
-    client: redis.Redis,
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
+def test_members_that_were_handed_to_a_stopped_process_go_to_others_and_its_waiters_come_back(
+    held: Held, start: Start, wait: Wait, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hears that the handoffs came too late; no look of its own is scheduled."""
     limit(monkeypatch, look_every=0.2)
     stuck = start(WAITS, name=POOL, count=12, ttl=1.5, keeps=False, look_every=1000.0)
     eventually(lambda: len(in_line(client)) == 12, within=60)
-    entries: list[Any] = client.hvals(LINE_WAITERS)
-    channel = entries[0].decode().split()[0]
-    with client.pubsub() as ear:
-        ear.subscribe(channel)
-        stuck.signal(signal.SIGSTOP)
-        waiters = [wait() for _ in range(2)]
-        held("alice")
-        held("bob")  # both are handed to the stopped process
-        assert {got(waiter) for waiter in waiters} == {"alice", "bob"}
-        assert in_line(client) == []  # its other waiters were dropped
-        assert 1 <= grants(client, channel, ear) <= 2
+    stuck.signal(signal.SIGSTOP)
+    waiters = [wait() for _ in range(2)]
+    held("alice")
+    held("bob")  # both are handed to the stopped process
+    assert {got(waiter) for waiter in waiters} == {"alice", "bob"}
+    assert in_line(client) == []  # its other waiters were dropped
     stuck.signal(signal.SIGCONT)
     # two may find instead that they have lost what they had just been handed
     eventually(lambda: len(in_line(client)) >= 10)
-    for key in ("alice", "bob"):
-        force_release(lock_of(key))
+    for name in (ALICE, BOB):
+        force_release(name)
     for _ in range(10):
         stuck.expect("gave")
+
+
+def test_a_lock_on_a_member_and_a_checkout_of_it_exclude_each_other(me: Any, crowd: Crowd, pool: LockPool) -> None:
+    lock, you = Lock(ALICE, using=pool.using), crowd()
+    assert me(lock, "acquire")
+    assert me(pool, "keys") == []
+    assert me(pool, "extend", ["alice", "bob"]) == 2  # while it is locked
+    assert me(pool, "acquire", blocking_timeout=0).key == "bob"
+    refuses(me, pool)
+    me(lock, "release")
+    member = me(pool, "acquire", blocking_timeout=0)
+    assert member.key == "alice"
+    assert (me(lock, "locked"), me(lock, "owned")) == (True, True)  # through another object
+    assert not you(lock, "owned")
+    assert not you(lock, "acquire", blocking_timeout=0)
+    me(member, "release")
+    assert you(lock, "acquire", blocking_timeout=0)
+    me(pool, "clear")
+    you(lock, "release")
+    refuses(me, pool)
+
+
+def test_a_member_is_detached_and_adopted_like_any_lock_and_leaves_no_trace(
+    me: Any, accounts: LockPool, client: redis.Redis
+) -> None:
+    token = me(me(accounts, "acquire"), "detach")
+    for _ in range(2):
+        lock = Lock(ALICE, token=token)
+        assert me(lock, "acquire")
+        assert me(lock, "extend", 10)
+        assert me(lock, "detach") == token
+        assert audit(client).held == {"alice"}
+    me(Lock(ALICE, token=token), "release")
+    assert audit(client).free == {"alice", "bob"}
+    assert leftovers(client) == []
+
+
+@pytest.fixture
+def want(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Callable[..., tuple[Any, Lock, Future[bool]]]:
+    """Somebody queues for alice, and for no other member: who, the lock, and what acquire() returns."""
+
+    def want(**options: Any) -> tuple[Any, Lock, Future[bool]]:
+        you, lock = crowd(), Lock(ALICE, ttl=TTL, **options)
+        wanted = you.start(lock, "acquire")
+        eventually(lambda: queued(client, ALICE) == 1)
+        return you, lock, wanted
+
+    return want
+
+
+@pytest.mark.parametrize("taken_out", [False, True], ids=["", "taken out"])
+def test_a_waiter_for_one_member_comes_before_waiters_for_any_and_blocks_no_other_member(
+    taken_out: bool, held: Held, wait: Wait, want: Any, accounts: LockPool
+) -> None:
+    first, (you, lock, wanted), second = wait(), want(), wait()
+    accounts.shrink(["alice"] if taken_out else [])
+    held("bob")
+    assert got(first) == "bob"
+    held("alice")
+    assert wanted.result(GENEROUS)
+    assert not second.done()
+    you(lock, "release")
+    accounts.extend(["carol"])
+    assert got(second) == ("carol" if taken_out else "alice")
+
+
+@pytest.mark.parametrize(("end", "options"), [("release", {"poll": True}), ("lapse", {})], ids=["polls", "lapse"])
+def test_a_waiter_for_one_member_comes_before_newcomers_for_any(
+    end: str, options: dict[str, Any], accounts: LockPool, me: Any, crowd: Crowd, want: Any
+) -> None:
+    accounts.assign(["alice"])
+    member = me(accounts, "acquire", ttl=TTL if end == "release" else 1, auto_renew=False)
+    _, _, wanted = want(**options)
+    if end == "release":
+        me(member, "release")
+    you = crowd()
+    while not wanted.done():
+        refuses(you, accounts)
+    assert wanted.result() is True
+
+
+@pytest.mark.parametrize(("gone", "end"), [("gave up", "release"), ("gave up", "lapse"), ("was killed", "release")])
+def test_a_waiter_for_one_member_that_is_gone_leaves_it_to_waiters_for_any(
+    gone: str, end: str, held: Held, wait: Wait, me: Any, accounts: LockPool, ghost: Ghosts, client: redis.Redis
+) -> None:
+    if gone == "gave up":
+        assert not me(Lock(ALICE, ttl=TTL), "acquire", blocking_timeout=0.1)
+    else:
+        ghost(alive=False).queue("1" * 22, name=ALICE, ttl=TTL)
+    anyone = wait()
+    if end == "release":
+        held("alice")
+    else:
+        leases_end(client, "alice")
+        refuses(me, accounts)  # one of those who find that the lease has ended
+    assert got(anyone) == "alice"
+    assert client.zcard(WANTED) == 0

@@ -1,41 +1,103 @@
-"""Fixtures for the tests of the protocol's rules."""
+"""Waiting processes, users in a queue, views from outside, and fixtures for the tests of the protocol's rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import redis
 from django_redis.pool import ConnectionFactory
 
-from django_redislock import Lock
+from django_redislock import Lock, LockPool
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import Crowd
+from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
-from tests.inside import Ears, all_seen, leases, limit
-from tests.protocol.scene import LONG, Ear, Eventually, Line
+from tests.helpers.state import LOCK, NAME
+from tests.inside import PREFIX, Ears, all_seen, limit
+
+LONG = 600.0  # seconds; a test that waits for that has failed
+ACQUIRE, RELEASE = inside.ACQUIRE, inside.RELEASE  # to recognize their requests
+POOL = "pool:accounts:"  # the line of a pool
+MEMBER = "pool:accounts:alice"  # the lock of its member
+
+Eventually = Callable[..., Any]
+Ghosts = Callable[..., Ghost]
+Join = Callable[..., "Waiting"]
+Listening = Callable[..., inside.Ears]
+Start = Callable[..., Worker]
+
+
+class Waiting:
+    """Somebody who waits for a lock or for any member of a pool, and keeps it."""
+
+    def __init__(self, person: Any, thing: Any, **options: Any) -> None:
+        self.person = person
+        self.lock = thing
+        self.future: Future[Any] = person.start(thing, "acquire", **options)
+
+    def result(self, within: float = GENEROUS) -> Any:
+        result = self.future.result(within)
+        if not isinstance(result, bool):
+            self.lock = result
+        return result
+
+    @property
+    def id(self) -> str:
+        """The id of the attempt, which is also its token, as none was given."""
+        return str(self.person.read(lambda: self.lock.token))
+
+    def release(self) -> None:
+        self.person(self.lock, "release")
+
+
+def joiner(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Join:
+    def join(thing: Any, **options: Any) -> Waiting:
+        name = POOL if isinstance(thing, LockPool) else thing.name
+        before = len(listed(client, name))
+        waiting = Waiting(crowd(), thing, **options)
+        eventually(lambda: len(listed(client, name)) > before)
+        return waiting
+
+    return join
+
+
+def listed(client: redis.Redis, name: str = NAME) -> list[tuple[str, int]]:
+    rows: Any = client.zrange(f"{PREFIX}queue:{name}", 0, -1, withscores=True)
+    return [(id.decode(), int(ticket)) for id, ticket in rows]
+
+
+def told(ghost: Ghost) -> list[list[str]]:
+    """The messages to a simulated process since the last call: kinds and ids."""
+    ghost.client.publish(ghost.channel, "end")
+    messages: list[list[str]] = []
+    while messages[-1:] != [["end"]]:
+        messages.append(ghost.hear()[:2])
+    return messages[:-1]
+
+
+def lapse(client: redis.Redis, name: str = NAME) -> None:
+    """End the holder's lease now, without any message."""
+    if name == NAME:
+        assert client.delete(LOCK)
+    else:
+        assert client.zadd(f"{PREFIX}busy:{POOL}", {"alice": 1}, ch=True)
 
 
 @pytest.fixture
-def line(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Line:
-    """Users of locks that queue one behind the other. The test runs twice: with threads, and with tasks."""
-    return Line(crowd, client, eventually)
+def join(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Join:
+    """Let somebody queue. The test runs twice: with threads, and with tasks."""
+    return joiner(crowd, client, eventually)
 
 
 @pytest.fixture
-def threads(client: redis.Redis, eventually: Eventually) -> Iterator[Line]:
-    """The same with threads only, for rules that concern only the scripts."""
+def threads(client: redis.Redis, eventually: Eventually) -> Iterator[Join]:
+    """The same with threads alone, for rules that concern only the scripts."""
     made = Crowd(tasks=False)
-    yield Line(made, client, eventually)
-    made.close()
-
-
-@pytest.fixture
-def ear(client: redis.Redis) -> Iterator[Ear]:
-    made = Ear(client)
-    yield made
+    yield joiner(made, client, eventually)
     made.close()
 
 
@@ -62,14 +124,19 @@ def network(server: RedisServer, add_alias: Callable[..., str]) -> Iterator[Prox
 
 
 @pytest.fixture
+def impatient(network: Proxy, add_alias: Callable[..., str]) -> Proxy:
+    """The same for an alias that soon gives up on an answer."""
+    add_alias(network.url, SOCKET_TIMEOUT=0.2)
+    return network
+
+
+@pytest.fixture
 def allow_only(client: redis.Redis, server: RedisServer, add_alias: Callable[..., str]) -> Iterator[Callable[..., str]]:
-    """Make a user with all commands and keys and the given rights; return its URL. Its alias is ``other``."""
+    """Make a user with all commands and keys and the given rights. Its alias is ``other``."""
 
     def allow_only(*rules: str) -> str:
         client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "+@all", *rules)
-        url = f"redis://limited:secret@127.0.0.1:{server.port}/0"
-        add_alias(url)
-        return url
+        return add_alias(f"redis://limited:secret@127.0.0.1:{server.port}/0")
 
     yield allow_only
     client.execute_command("ACL", "DELUSER", "limited")
@@ -77,13 +144,17 @@ def allow_only(client: redis.Redis, server: RedisServer, add_alias: Callable[...
 
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters learn of a lock only by messages within this test. (Hold the lock for LONG, as they also look at its
-    end.)"""
+    """Waiters learn of a lock only by messages. (Hold it for LONG, as they also look at its end.)"""
     limit(monkeypatch, look_every=LONG)
 
 
 @pytest.fixture
-def listening(eventually: Eventually) -> Callable[..., Ears]:
+def look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, look_every=0.3)
+
+
+@pytest.fixture
+def listening(eventually: Eventually) -> Listening:
     """Subscribe this process first, so that no waiter looks again because of a new subscription."""
 
     def listening(using: str | None = None) -> Ears:
@@ -107,17 +178,7 @@ def renew_all(eventually: Eventually) -> Callable[..., None]:
 
 
 @pytest.fixture
-def a_round(eventually: Eventually, renew_all: Callable[..., None]) -> Callable[[], None]:
-    """Wait until the watchdog has finished another round, including the answers."""
-
-    def a_round() -> None:
-        lock = Lock("round", ttl=LONG)
-        lock.acquire()
-        lease = next(lease for lease in leases() if lease.name == "round")
-        eventually(lambda: lease.seen)
-        ends = lease.ends
-        renew_all()
-        eventually(lambda: lease.ends > ends)
-        lock.release()
-
-    return a_round
+def pool() -> LockPool:
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    return pool

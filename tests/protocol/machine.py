@@ -19,13 +19,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, Phase, note, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests import inside
 from tests.helpers.actors import GENEROUS
@@ -98,6 +92,9 @@ FIRST: dict[str, Any] = {
     "second": st.fixed_dictionaries(SECOND),
 }
 
+is_held = precondition(lambda self: self._is_held())
+suspends = precondition(lambda self: self.suspends)
+
 
 @dataclass
 class Someone:
@@ -107,13 +104,6 @@ class Someone:
     attempt: Attempt
     listens: bool = True  # if not, its process is not subscribed, although the attempt waits for messages
     ticket: int | None = None
-
-    @property
-    def id(self) -> str:
-        return self.attempt.id
-
-    def __str__(self) -> str:
-        return f"{self.id} of process {self.process}, token {self.attempt.token}{', listens' * self.listens}"
 
 
 class Machine(RuleBasedStateMachine):
@@ -135,10 +125,8 @@ class Machine(RuleBasedStateMachine):
         self._subscribe(EAR)
         self.advance(0)
         for process, home in enumerate(self.homes):
-            home.know_fence(0)
+            home.highest_fence(0)
             self.live_or_die(process, dies=False)
-
-    # -- what happens -----------------------------------------------------------------------------------------------
 
     @initialize(first=st.none() | st.fixed_dictionaries(FIRST), suspends=st.sampled_from([False, False, False, True]))
     def begin(self, first: dict[str, Any] | None, suspends: bool) -> None:
@@ -157,19 +145,11 @@ class Machine(RuleBasedStateMachine):
         repeats=st.sampled_from([False, False, True]),
     )
     def come(
-        self,
-        process: int,
-        token: str | None,
-        ttl: int,
-        wait: str,
-        adopts: bool = False,
-        listens: bool = True,
-        most: int | None = None,
-        repeats: bool = False,
+        self, process: int, token: Any, ttl: int, wait: str, adopts: bool = False, repeats: bool = False, **more: Any
     ) -> None:
         """A new attempt. ``repeats``: its first answer is lost, and it asks once more."""
         held = self.reference.lock
-        one = self._make(process, token, ttl, held.id if adopts and held else "", listens, most)
+        one = self._make(process, token, ttl, held.id if adopts and held else "", **more)
         for _ in range(1 + repeats):
             self._ask(one, wait)
 
@@ -191,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         if one := self._pick(who):
             self._renew(one, (one.process + further) % 3, ttl, how, ms, below)
 
-    @precondition(lambda self: self._is_held())
+    @is_held
     @rule(how=RIGHTS)
     def release_held(self, how: str = "") -> None:
         """The holder's release, more often than by chance; with its own right, if none is given."""
@@ -199,13 +179,13 @@ class Machine(RuleBasedStateMachine):
         right = inside.BEARER if self._held().flag == "d" else inside.HOLDER
         self._release(one, one.process, unknown=False, how=how or right)
 
-    @precondition(lambda self: self._is_held())
+    @is_held
     @rule(ttl=TTLS, how=HOWS, ms=TTLS, below=BELOW)
     def renew_held(self, ttl: int, how: str, ms: int, below: int | None = None) -> None:
         one = self._holder()
         self._renew(one, one.process, ttl, how, ms, below)
 
-    @precondition(lambda self: self._is_held())
+    @is_held
     @rule()
     def lapse(self) -> None:
         """The holder's lease ends, and the waiters are not forgotten yet."""
@@ -213,7 +193,7 @@ class Machine(RuleBasedStateMachine):
             self.renew_held(21_000, "set", 21_000)
         self.advance(self.reference.left())
 
-    @precondition(lambda self: self._is_held())
+    @is_held
     @rule(
         state=st.sampled_from(["in use", "detached", "dead"]),
         further=st.integers(0, 2),
@@ -222,7 +202,6 @@ class Machine(RuleBasedStateMachine):
         wait=st.sampled_from([inside.QUEUED, inside.ADOPTING]),
     )
     def adopt_held(self, state: str, further: int, ttl: int, adopts: bool, wait: str) -> None:
-        """An attempt with the holder's token. The lock may be in use, or left behind."""
         held = self._held()
         process = self._holder().process
         if state == "detached":
@@ -235,7 +214,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, ttl=TTLS, token=TOKENS)
     def seize(self, process: int, ttl: int, token: str | None) -> None:
-        """A new attempt seizes the lock."""
         self._ask(self._make(process, token, ttl), inside.SEIZING)
 
     @rule(process=PROCESSES, below=st.sampled_from([None, None, 0, 1]))
@@ -245,13 +223,13 @@ class Machine(RuleBasedStateMachine):
         held = self.reference.lock
         self._force(process, None if below is None or held is None else held.fence - below)
 
-    @precondition(lambda self: self.suspends)
+    @suspends
     @rule(process=PROCESSES, ms=st.sampled_from([5_000, 50_000, 180_000]))
     def suspend(self, process: int, ms: int) -> None:
         home, owner = self.homes[process], f"owner of a suspension at {process}\nits note"
 
         def act() -> bool:
-            expected = self.reference.suspend(Process(home.channel, home.known_fence), ms, owner)
+            expected = self.reference.suspend(Process(home.channel, home.highest_fence()), ms, owner)
             begun = home.suspend(NAME, ms / 1000, owner)
             note(f"  # process {process} suspends it for {ms}: {begun}; should be {expected}")
             assert begun is expected
@@ -262,24 +240,21 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.suspends and self._is_held())
     @rule(process=PROCESSES, end=ENDS, askers=CROWDS, asks=ASKS)
     def suspend_next(self, process: int, end: str, askers: list[int], asks: str) -> None:
-        """The holder releases while a suspension is waiting for that."""
         self.suspend(process, 180_000)
         self._end(end, askers, asks)
 
-    @precondition(lambda self: self.suspends)
+    @suspends
     @rule(process=PROCESSES)
     def resume(self, process: int) -> None:
         self._force(process, None, inside.SUSPENSION)
 
-    @precondition(lambda self: self.reference.lock is not None and not self._is_held())
+    @precondition(lambda self: bool(self.reference.lock and not self._is_held()))
     @rule()
     def end_suspension(self) -> None:
         self.advance(self.reference.left())
 
     @rule(homes=CROWDS, waits=WAITS_OF_CROWDS, tokens=TOKENS_OF_CROWDS, ttl=TTLS, anew=st.booleans())
-    def crowd(
-        self, homes: list[int], waits: tuple[str, ...], tokens: tuple[str | None, ...], ttl: int, anew: bool
-    ) -> None:
+    def crowd(self, homes: list[int], waits: Any, tokens: Any, ttl: int, anew: bool) -> None:
         """All waiters look and others queue; or all waiters leave, and as many others queue in this order."""
         for id, _ in self.reference.in_order():
             one = self.people[id]
@@ -292,25 +267,12 @@ class Machine(RuleBasedStateMachine):
                 self.come(home, token, ttl, wait)
 
     @rule(**FIRST)
-    def hand_over(
-        self,
-        homes: list[int],
-        waits: tuple[str, ...],
-        tokens: tuple[str | None, ...],
-        ttl: int,
-        anew: bool,
-        age: int,
-        dead: tuple[int, ...],
-        end: str,
-        askers: list[int],
-        asks: str,
-        second: dict[str, Any],
-    ) -> None:
+    def hand_over(self, age: int, dead: Any, end: str, askers: Any, asks: str, second: Any, **crowd: Any) -> None:
         """Several queue, some of them dead, and the holder releases; then the second one does, if the lock was handed
         over."""
         for process in HOMES:
             self.live_or_die(process, process in dead)
-        self.crowd(homes, waits, tokens, ttl, anew)
+        self.crowd(**crowd)
         self.advance(age)
         self._end(end, askers, asks)
         if self._is_handed_over():
@@ -331,7 +293,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
     def live_or_die(self, process: int, dies: bool) -> None:
-        """A process subscribes, or its subscription ends."""
         channel = self.homes[process].channel
         if dies and channel in self.reference.subscribed:
             self.reference.subscribed.remove(channel)
@@ -351,11 +312,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(["lock", "queue", "waiters", "index", "fence"]))
     def evict(self, key: str) -> None:
-        """Redis evicts a key because memory has run out."""
         self.reference.evict(key)
         if key == "fence":
             self.granted = 0  # the clock may have jumped back before, and not all processes have seen the highest fence
-        self.client.delete({"lock": LOCK, "queue": QUEUE, "waiters": WAITERS, "index": INDEX, "fence": FENCE}[key])
+        self.client.delete({"index": INDEX, "fence": FENCE}.get(key, f"{PREFIX}{key}:{NAME}"))
         self._check()
 
     @rule(ms=st.sampled_from([-3_600_000, 0, 0, 3_600_000]))
@@ -375,23 +335,14 @@ class Machine(RuleBasedStateMachine):
         """Repeat the last request, as if its answer had been lost."""
         self._do(self.last)
 
-    # -- who does it --------------------------------------------------------------------------------------------------
-
     def _make(
-        self,
-        process: int,
-        token: str | None,
-        ttl: int,
-        adopts: str = "",
-        listens: bool = True,
-        most: int | None = None,
+        self, process: int, token: Any, ttl: int, adopts: str = "", listens: bool = True, most: int | None = None
     ) -> Someone:
-        """A new attempt, with an id that was never used before."""
         number = len(self.people)
         owner = f"owner {number} at {process}" + f"\nnote of {number}" * (number % 3 == 0)
         attempt = Attempt(f"an-attempt-with-no-{number:04}", ttl, token or "-", adopts, most, owner)
         one = Someone(process, attempt, listens)
-        self.people[one.id] = one
+        self.people[one.attempt.id] = one
         return one
 
     def _pick(self, who: str) -> Someone | None:
@@ -399,12 +350,9 @@ class Machine(RuleBasedStateMachine):
         held = self.reference.lock
         waiting = [id for id, _ in self.reference.in_order()]
         over = [id for id in self.people if id not in waiting and not (held and id == held.id)]
-        among = {
-            "holder": [held.id] if held and self._is_held() else [],
-            "former": over[-1:],
-            "older": over[: len(over) // 2 + 1],
-        }
-        among |= {"first": waiting[:1], "second": waiting[:2], "last": waiting}
+        among = {"first": waiting[:1], "second": waiting[:2], "last": waiting}
+        among |= {"former": over[-1:], "older": over[: len(over) // 2 + 1]}
+        among["holder"] = [held.id] if held and self._is_held() else []
         ids = among[who] or waiting or list(self.people)
         return self.people[ids[-1]] if ids else None
 
@@ -418,10 +366,10 @@ class Machine(RuleBasedStateMachine):
 
     def _is_held(self) -> bool:
         """Whether somebody holds the lock; otherwise it may be suspended."""
-        return self.reference.lock is not None and self.reference.lock.flag != "s"
+        return bool(self.reference.lock and self.reference.lock.flag != "s")
 
     def _is_handed_over(self) -> bool:
-        return self.reference.lock is not None and self.reference.lock.flag == "h"
+        return bool(self.reference.lock and self.reference.lock.flag == "h")
 
     def _request(self, one: Someone, process: int, *, listens: bool) -> inside.Request:
         id, ttl, token, adopts, most, owner = one.attempt
@@ -429,20 +377,19 @@ class Machine(RuleBasedStateMachine):
         more = {"token": own, "adopts": adopts, "most": most, "owner": owner, "listens": listens}
         return self.homes[process].request(id, name=NAME, ttl=ttl / 1000, **more)
 
-    # -- what they do -------------------------------------------------------------------------------------------------
-
     def _ask(self, one: Someone, wait: str, ticket: int | None = None) -> None:
         def act() -> bool:
             request = self._request(one, one.process, listens=one.listens or wait == inside.QUEUED)
             expected = self.reference.acquire(_caller(request), one.attempt, wait, ticket)
             taken = self.homes[one.process].acquire(request, wait, ticket)
-            note(f"  # ({one}) asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
+            note(f"  # {one} asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
             assert (taken.state, taken.number) == (expected.state, expected.number)
             assert (taken.holder.decode() if taken.holder else None) == expected.holder
             assert (taken.unheard, taken.namesake) == (expected.unheard, expected.namesake)
             assert taken.us == self.reference.now
             if taken.state != inside.GIVEN_UP:
-                self._check_left(taken.left * 1000 if taken.left > 0 else taken.left)
+                left = self.reference.left()
+                assert taken.left == left if left < 0 else abs(taken.left * 1000 - left) < DRIFT
             if taken.state in (inside.BUSY, inside.REQUEUED) and taken.number:
                 one.ticket = taken.number
             # seized, adopted; or dropped earlier, and back in front of a polling waiter, where it looks again at once
@@ -453,9 +400,9 @@ class Machine(RuleBasedStateMachine):
     def _release(self, one: Someone, process: int, *, unknown: bool, how: str = inside.HOLDER) -> None:
         def act() -> bool:
             request = self._request(one, process, listens=one.listens or process != one.process)
-            expected = self.reference.release(_caller(request), one.id, unknown=unknown, how=how)
+            expected = self.reference.release(_caller(request), one.attempt.id, unknown=unknown, how=how)
             answer = self.homes[process].release(request, unknown=unknown, how=how)
-            note(f"  # process {process} releases ({one}), {unknown=}, {how=}: {answer.state}; should be {expected}")
+            note(f"  # process {process} releases {one}, {unknown=}, {how=}: {answer.state}; should be {expected}")
             assert answer[:2] == (expected, False)
             return False
 
@@ -470,7 +417,7 @@ class Machine(RuleBasedStateMachine):
             expected = self.reference.renew(_caller(request), one.attempt, ttl, how, ms, fence)
             state, left, raised = expected
             renewed = self.homes[process].renew(request._replace(ttl=ttl / 1000), how, ms / 1000, fence)
-            note(f"  # process {process} renews ({one}), {how} {ms}, {ttl=}, {fence=}: {renewed}")
+            note(f"  # process {process} renews {one}, {how} {ms}, {ttl=}, {fence=}: {renewed}")
             note(f"  # should be {expected}")
             assert (renewed.state, renewed.held_by_other) == (state, state == inside.LOST and left > 0)
             assert renewed.fence == raised
@@ -483,7 +430,7 @@ class Machine(RuleBasedStateMachine):
         home = self.homes[process]
 
         def act() -> bool:
-            expected = self.reference.force(Process(home.channel, home.known_fence), highest, what)
+            expected = self.reference.force(Process(home.channel, home.highest_fence()), highest, what)
             value = home.force(NAME, highest, what)
             note(f"  # process {process} force-releases up to {highest}, {what=}: {value!r}; should be {expected}")
             assert (value.decode() if value else None) == expected
@@ -495,15 +442,14 @@ class Machine(RuleBasedStateMachine):
         """The holder leaves; if the lock is free then, waiters ask until somebody has it."""
         if self.reference.lock and not self._is_held():
             self.resume(askers[0])
+        elif self.reference.lock and how == "released":
+            self.release_held()
+        elif self.reference.lock and how == "lapsed":
+            self.lapse()
+        elif self.reference.lock and how == "forced":
+            self.force(askers[0], None)
         elif self.reference.lock:
-            if how == "released":
-                self.release_held()
-            elif how == "lapsed":
-                self.lapse()
-            elif how == "forced":
-                self.force(askers[0], None)
-            else:
-                self.seize(askers[0], 50_000, None)
+            self.seize(askers[0], 50_000, None)
         for process in askers:
             if self.reference.lock:
                 return
@@ -518,8 +464,6 @@ class Machine(RuleBasedStateMachine):
                 self._release(former, process, unknown=True, how=inside.WITHDRAWAL)
             else:
                 self.come(process, None, 50_000, inside.QUEUED)
-
-    # -- what must be so ----------------------------------------------------------------------------------------------
 
     def _tick(self, ms: int) -> None:
         before = self.reference.ends()
@@ -545,10 +489,6 @@ class Machine(RuleBasedStateMachine):
             self.granted = held.fence
             assert out_of_turn or all(tickets.get(held.id, math.inf) <= ticket for _, ticket in first)
         self._check()
-
-    def _check_left(self, left: float) -> None:
-        expected = self.reference.left()
-        assert left == expected if expected < 0 else abs(left - expected) < DRIFT
 
     def _check(self) -> None:
         """The keys in Redis, and the messages it has published, are those of the reference."""
@@ -577,20 +517,13 @@ class Machine(RuleBasedStateMachine):
 
     def _subscribe(self, channel: str, how: str = "subscribe") -> None:
         getattr(self.ear, how)(channel)
-        message = self.ear.get_message(timeout=GENEROUS)
-        assert message
-        assert message["type"] == how
+        assert self.ear.get_message(timeout=GENEROUS)["type"] == how
 
     def _heard(self) -> list[tuple[str, str]]:
-        """Everything published since the last call: channel and text."""
         heard: list[tuple[str, str]] = []
-        while True:
-            message = self.ear.get_message(timeout=GENEROUS)
-            assert message
-            channel = message["channel"].decode()
-            if channel == EAR:
-                return heard
-            heard.append((channel, message["data"].decode()))
+        while (message := self.ear.get_message(timeout=GENEROUS))["channel"].decode() != EAR:
+            heard.append((message["channel"].decode(), message["data"].decode()))
+        return heard
 
     def teardown(self) -> None:
         """When all have left, nothing stays except the fence and keys that expire by themselves."""
@@ -631,7 +564,7 @@ def prepared(client: redis.Redis, without: str | None = None) -> Iterator[type[M
     """Prepare the machine; ``without``: the scripts leave out the rule of this name."""
     homes, ear = [inside.Process() for _ in HOMES], client.pubsub()
     try:
-        with inside.changed_scripts([without] if without else [], CLOCK), pytest.MonkeyPatch.context() as patch:
+        with inside.change_scripts([without] if without else [], CLOCK), pytest.MonkeyPatch.context() as patch:
             for name, value in (("client", client), ("homes", homes), ("ear", ear)):
                 patch.setattr(Machine, name, value, raising=False)
             yield Machine

@@ -1,32 +1,10 @@
-"""What the scripts must do, in Python: one lock, the attempts to acquire it, and a clock that is moved by hand.
-
-machine.py compares it with what the scripts do on a real server.
-"""
+"""What the scripts must do, in Python: one lock, the attempts to acquire it, and a clock that is moved by hand."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.inside import (
-    ADOPTED,
-    ADOPTING,
-    ALREADY,
-    BEARER,
-    BUSY,
-    DETACHED,
-    FULL,
-    GIVEN_UP,
-    GRANTED,
-    HELD,
-    LOST,
-    NOT_AT_ALL,
-    NOT_HELD,
-    RELEASED,
-    REQUEUED,
-    SEIZING,
-    SUSPENSION,
-    WITHDRAWAL,
-)
+from tests import inside
 
 MS = 1000  # microseconds
 MINUTE = 60_000  # ms after which Redis forgets queues and withdrawals
@@ -49,8 +27,6 @@ class Attempt(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The lock, while somebody holds it."""
-
     id: str
     channel: str
     flag: str  # c(onfirmed), h(anded over and not confirmed), a(dopted), d(etached); s(uspended): nobody holds it
@@ -76,8 +52,6 @@ class Waiter(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to an acquire."""
-
     state: int
     number: int  # fence or ticket
     holder: str | None = None  # the value of a lock that somebody else holds, or held until it was seized
@@ -103,10 +77,7 @@ class Reference:
         self.gone: dict[str, int] = {}  # ids of attempts that are over, and until when Redis remembers that
         self.subscribed = subscribed or set()
         self.messages: list[tuple[str, str]] = []  # channel and text of the messages of the last step
-        self._unheard = False
-        self._namesake = ""
-
-    # -- time and accidents -------------------------------------------------------------------------------------------
+        self._unheard, self._namesake = False, ""
 
     def advance(self, ms: int) -> None:
         self.now += ms * MS
@@ -125,57 +96,48 @@ class Reference:
             ends[f"lock:{self.name}"] = self.lock.ends
         if self.queue:
             ends[f"queue:{self.name}"] = self.queue_ends
-        if self._knows_waiters():
-            ends[f"waiters:{self.name}"] = self.waiters_end
+        if known_until := self._waiters_known_until():
+            ends[f"waiters:{self.name}"] = known_until
         return ends
 
     def evict(self, key: str) -> None:
-        """Redis has no memory left, and evicts a key."""
-        if key == "lock":
-            self.lock = None
-        elif key == "queue":
+        if key == "queue":
             self.queue.clear()
         elif key == "waiters":
             self._forget_waiters()
-        elif key == "index":
-            self.index = None
-        elif key == "fence":
-            self.fence = 0
-
-    # -- the scripts --------------------------------------------------------------------------------------------------
+        else:
+            setattr(self, key, 0 if key == "fence" else None)
 
     def acquire(self, caller: Process, attempt: Attempt, wait: str, ticket: int | None) -> Answer:
         """The first try, and every later look. ``ticket``: the place in the queue, or None before one was drawn."""
-        self._unheard = False
-        self._namesake = ""
-        held = self.lock
+        self._unheard, self._namesake, held = False, "", self.lock
         if held and held.id == attempt.id:
-            return Answer(ALREADY, held.fence)  # granted to an earlier request, or handed over
+            return Answer(inside.ALREADY, held.fence)  # granted to an earlier request, or handed over
         if attempt.id in self.gone:
-            return Answer(GIVEN_UP, 0)
+            return Answer(inside.GIVEN_UP, 0)
         if held and self._may_adopt(caller, attempt, held):
-            return Answer(ALREADY, self._adopt(caller, attempt, held))
-        if wait == ADOPTING:
+            return Answer(inside.ALREADY, self._adopt(caller, attempt, held))
+        if wait == inside.ADOPTING:
             if held:
-                state = BUSY if self._bears(attempt, held) else GIVEN_UP
+                state = inside.BUSY if self._bears(attempt, held) else inside.GIVEN_UP
                 return Answer(state, 0, held.text(), namesake=self._namesake)
             self._free(caller)
-            return Answer(GIVEN_UP, 0, unheard=self._unheard)
-        if wait == SEIZING:
+            return Answer(inside.GIVEN_UP, 0, unheard=self._unheard)
+        if wait == inside.SEIZING:
             return self._seize(caller, attempt, held)
         if not held:
             if self._begin_suspension():
                 held = self.lock
             elif self._pass_on(caller, attempt.id):
                 self._leave(attempt.id)
-                return Answer(GRANTED, self._enter(caller, attempt), unheard=self._unheard)
-        state, value = BUSY, self.lock.text() if held and self.lock else None
-        if wait == NOT_AT_ALL:
+                return Answer(inside.GRANTED, self._enter(caller, attempt), unheard=self._unheard)
+        state, value = inside.BUSY, self.lock.text() if held and self.lock else None
+        if wait == inside.NOT_AT_ALL:
             ticket = ticket or 0
         elif attempt.most is not None and ticket is None and self._is_full(attempt.id, attempt.most):
-            state, ticket = FULL, 0
+            state, ticket = inside.FULL, 0
         else:
-            state = BUSY if ticket is None or attempt.id in self.queue else REQUEUED
+            state = inside.BUSY if ticket is None or attempt.id in self.queue else inside.REQUEUED
             ticket = self._join(caller, attempt, wait, ticket)
         return Answer(state, ticket, value, unheard=self._unheard, namesake=self._namesake)
 
@@ -183,23 +145,23 @@ class Reference:
         """``unknown``: an acquire may still arrive; ``how``: see calls.release()."""
         held = self.lock
         mine = held is not None and held.id == id
-        if held and mine and held.flag == "d" and how != BEARER:
-            return DETACHED  # no longer ours: it waits for somebody with the token
+        if held and mine and held.flag == "d" and how != inside.BEARER:
+            return inside.DETACHED  # no longer ours: it waits for somebody with the token
         if unknown:
             self.gone[id] = self.now + MINUTE * MS
-        if held and mine and held.flag == "a" and how == WITHDRAWAL:
+        if held and mine and held.flag == "a" and how == inside.WITHDRAWAL:
             self.lock = held._replace(flag="d")  # the attempt that was about to adopt it never learned that it had
-            return DETACHED
+            return inside.DETACHED
         if not held or not mine:
             self._leave(id)
             if not held:
                 self._free(caller)
-            return NOT_HELD
+            return inside.NOT_HELD
         self.lock = None
         if held.channel != caller.channel:
             self._publish(held.channel, f"r {id} {self.name}")
         self._free(caller, given_back=True)
-        return RELEASED
+        return inside.RELEASED
 
     def renew(
         self, caller: Process, attempt: Attempt, ttl: int, how: str, ms: int, fence: int | None = None
@@ -211,14 +173,14 @@ class Reference:
         held = self.lock
         if not held:
             self._free(caller)
-            return LOST, 0, 0
+            return inside.LOST, 0, 0
         if held.id != attempt.id:
             own = attempt.id if attempt.token == "-" else attempt.token
-            return (ADOPTED if held.token == own else LOST), self.left(), 0
+            return (inside.ADOPTED if held.token == own else inside.LOST), self.left(), 0
         if fence not in (None, held.fence):
-            return LOST, self.left(), 0
+            return inside.LOST, self.left(), 0
         if held.flag == "d" and how != "detach":
-            return HELD, self.left(), 0  # a late request: nobody here renews this lock any more
+            return inside.HELD, self.left(), 0  # a late request: nobody here renews this lock any more
         ends = held.ends
         if held.flag == "h":
             ends = max(ends, held.since + ttl * MS)
@@ -229,7 +191,7 @@ class Reference:
         flag = {"detach": "d", "raise": "c"}.get(how, "c" if held.flag == "h" else held.flag)
         raised = self._next_fence(caller) if how == "raise" else 0
         self._hold(held._replace(flag=flag, fence=raised or held.fence, ends=wanted.get(how, self.now + ms * MS)))
-        return HELD, self.left(), raised
+        return inside.HELD, self.left(), raised
 
     def force(self, caller: Process, highest: int | None, what: str = "") -> str | None:
         """Returns the value that the lock had, or the planned suspension that is cancelled with it.
@@ -241,7 +203,7 @@ class Reference:
             return None
         planned, self.planned = self.planned, None
         value = planned.text() if planned and planned.ends > self.now else None
-        if what == SUSPENSION and held and held.flag != "s":
+        if what == inside.SUSPENSION and held and held.flag != "s":
             return value
         self.lock = None
         if held:
@@ -255,14 +217,12 @@ class Reference:
         suspension = Held("-", "-", "s", fence, self.now, "-", owner, self.now + ms * MS)
         self.planned = None
         if self.lock and self.lock.flag != "s":
-            known_until = self.waiters_end if self._knows_waiters() else 0
-            self.planned, self.waiters_end = suspension, max(known_until, suspension.ends)
+            self.waiters_end = max(self._waiters_known_until(), suspension.ends)
+            self.planned = suspension
             return False
         self._hold(suspension)
         self._tell_to_look(0)
         return True
-
-    # -- who may have the lock ----------------------------------------------------------------------------------------
 
     def left(self) -> int:
         """Milliseconds left, as PTTL returns them, also when nobody holds the lock."""
@@ -301,8 +261,10 @@ class Reference:
 
     def _pass_on(self, caller: Process, me: str = "", *, given_back: bool = False) -> bool:
         """Grant a free lock to the first live waiter. True: there is none, or it is the caller."""
-        if not given_back:
-            self._suspect(caller)
+        if self.handed_to == caller.channel:
+            self._unheard = self._unheard or not given_back  # it let a lease end, and is not stuck, as it is calling
+        elif self.handed_to and not given_back:
+            self.suspects.add(self.handed_to)
         self.handed_to = ""
         for id, _ in self.in_order():
             if id == me:
@@ -314,21 +276,12 @@ class Reference:
                     self._tell_to_look(1)
                 return False
             self._leave(id)
-            if waiter and self._lives(waiter.channel, caller):
+            mine = waiter is not None and waiter.channel == caller.channel
+            if waiter and waiter.channel in self.subscribed and (mine or waiter.channel not in self.suspects):
                 self._hand_over(caller, id, waiter)
                 return False
         self._forget_waiters()
         return True
-
-    def _suspect(self, caller: Process) -> None:
-        """The lock is free although nobody released it: if it was handed over, that process is stuck."""
-        if self.handed_to == caller.channel:
-            self._unheard = True  # it is not stuck, as it is calling
-        elif self.handed_to:
-            self.suspects.add(self.handed_to)
-
-    def _lives(self, channel: str, caller: Process) -> bool:
-        return channel in self.subscribed and (channel == caller.channel or channel not in self.suspects)
 
     def _tell_to_look(self, first: int) -> None:
         """Tell the first waiter from this place on that can be told: it watches a polling head of the queue, or a
@@ -351,7 +304,6 @@ class Reference:
             self.index = None
 
     def _begin_suspension(self) -> bool:
-        """The lock is free. Whether a planned suspension begins."""
         planned = self.planned
         if planned is None or planned.ends <= self.now:
             return False
@@ -359,8 +311,6 @@ class Reference:
         self.planned = None
         self._hold(planned._replace(ends=self.now + left * MS))
         return True
-
-    # -- how it changes hands -----------------------------------------------------------------------------------------
 
     def _enter(self, caller: Process, attempt: Attempt) -> int:
         return self._grant(caller, attempt.id, caller.channel, "c", attempt.ttl, attempt.token, attempt.owner)
@@ -396,7 +346,7 @@ class Reference:
         fence = self._enter(caller, attempt)
         if held:
             self._publish(held.channel, f"f {held.id} {self.name}")
-        return Answer(GRANTED, fence, held.text() if held else None)
+        return Answer(inside.GRANTED, fence, held.text() if held else None)
 
     def _join(self, caller: Process, attempt: Attempt, wait: str, ticket: int | None) -> int:
         """Join the queue, which expires a minute after the last join."""
@@ -409,7 +359,7 @@ class Reference:
         if caller.channel in self.suspects:
             self.suspects.remove(caller.channel)
             self._unheard = True
-        known_until = self.waiters_end if self._knows_waiters() else 0
+        known_until = self._waiters_known_until()
         self.waiters[attempt.id] = Waiter(channel, attempt.ttl, until, attempt.token, attempt.owner)
         self.queue_ends = self.now + MINUTE * MS
         self.waiters_end = max(known_until, self.queue_ends)
@@ -425,7 +375,6 @@ class Reference:
         self.index = held.ends
 
     def _next_fence(self, caller: Process) -> int:
-        """Fences and tickets only grow."""
         self.fence = max(self.fence, caller.known, self.now - 1) + 1
         return self.fence
 
@@ -433,8 +382,8 @@ class Reference:
         self.queue.pop(id, None)
         self.waiters.pop(id, None)
 
-    def _knows_waiters(self) -> bool:
-        return bool(self.waiters or self.handed_to or self.suspects or self.planned)
+    def _waiters_known_until(self) -> int:
+        return self.waiters_end if self.waiters or self.handed_to or self.suspects or self.planned else 0
 
     def _forget_waiters(self) -> None:
         self.planned = None

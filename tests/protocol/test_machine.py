@@ -1,8 +1,5 @@
-"""The scripts do what the reference says: see machine.py.
-
-The suite draws the same sequences each time, so a failure is caused by the change under test. With
-``REDISLOCK_TEST_EXAMPLES=5000`` it draws that many new ones, and a failure prints how to repeat it.
-"""
+"""The scripts do what the reference says. The suite draws the same sequences each time; with
+``REDISLOCK_TEST_EXAMPLES=5000`` it draws that many new ones, and a failure prints how to repeat it."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ from tests.protocol.machine import EXAMPLES, QUIETLY, prepared
 @pytest.mark.complete
 @pytest.mark.timeout(0 if EXAMPLES else 600)
 def test_the_scripts_do_what_the_reference_says(client: redis.Redis) -> None:
+    chosen = settings(QUIETLY, max_examples=EXAMPLES or 100, derandomize=not EXAMPLES, print_blob=True)
     with prepared(client) as machine:
-        run_state_machine_as_test(
-            machine,
-            settings=settings(QUIETLY, max_examples=EXAMPLES or 100, derandomize=not EXAMPLES, print_blob=True),
-        )
+        run_state_machine_as_test(machine, settings=chosen)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import django_redislock
-from django_redislock import Lock, LockLost
+from django_redislock import Lock
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.inside import limit
 
@@ -19,19 +19,13 @@ Exercise = Callable[[], None]
 
 
 @pytest.fixture
-def me(crowd: Crowd) -> Any:
-    """A user of locks: a thread, or a task."""
-    return crowd()
-
-
-@pytest.fixture
 def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> Exercise:
-    """Use all connections of a lock: acquire, queue, hand over, confirm, look, extend, force-release."""
+    """Use all connections of a lock: acquire, queue, hand over, confirm, look, extend."""
     limit(monkeypatch, look_every=1000.0)  # waiters must be told
 
     def exercise() -> None:
         me, you = crowd(), crowd()
-        lock, following, forced = Lock("a", ttl=60), Lock("a", ttl=60), Lock("b", ttl=60)
+        lock, following = Lock("a", ttl=60), Lock("a", ttl=60)
         me(lock, "acquire")
         waiting = you.start(following, "acquire", blocking_timeout=GENEROUS)
         eventually(lambda: me(lock, "info").waiters == 1)
@@ -44,11 +38,6 @@ def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPat
         assert you.read(lambda: following.fence) > fence
         eventually(lambda: you(following, "info").lease_left > 30)  # the watchdog: a handoff has 20 s at first
         you(following, "release")
-        me(forced, "acquire")
-        assert you(django_redislock, "force_release", "b")
-        eventually(lambda: me.read(lambda: forced.lost), within=15)  # the listener again: a renewal is due after 20 s
-        with pytest.raises(LockLost):
-            me(forced, "release")
         assert me(django_redislock, "list_locks") == []
 
     return exercise
@@ -68,7 +57,6 @@ def all_at_once(work: Callable[[int], object], count: int) -> None:
 
 
 def use(number: int) -> None:
-    """Enter a few short sections."""
     for _ in range(5):
         with Lock(f"a:{number}"):
             pass

@@ -3,53 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 import redis
 
-from django_redislock import Lock, LockUnavailable, get_lock, locked
-from redisserver import RedisServer
+import django_redislock
+from django_redislock import Lock, LockUnavailable, locked
+from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.proxy import proxy
-from tests.helpers.twins import Twins
+from tests.helpers.servers import Twins
+from tests.helpers.state import count, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
-from tests.inside import Wire, distrust, limit, surplus, unused_here
+from tests.inside import AskedOnce, Wire, command, limit, put_together, surplus, unused_here
 
-from .conftest import Eventually
-
-AEventually = Callable[..., Awaitable[Any]]
+from .conftest import Eventually, all_at_once, use
 
 pytestmark = pytest.mark.usefixtures("own_pools")
 
 WIRE = Wire()
 
 
-def ask_again(ask: Callable[[], Any], expected: Any) -> None:
+def echo(person: Any, word: str) -> None:
     """Ask until a call succeeds, as a short timeout may expire on a slow machine; any answer must be the right one."""
     for _ in range(50):
         try:
-            assert ask() == expected
+            assert person(WIRE, "exchange", ("ECHO", word)) == [word.encode()]
         except redis.TimeoutError:
             continue
         return
     pytest.fail("the server never answered in time")
 
 
-def echo(person: Any, word: str, **options: Any) -> bytes:
-    (answer,) = person(WIRE, "exchange", ("ECHO", word), **options)
-    return bytes(answer)
-
-
-# -- how many ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def one(server: RedisServer) -> Iterator[None]:
+    with caches(alias(DJANGO_REDIS, server.url, max_connections=1, socket_timeout=GENEROUS, client_name=NAME)):
+        yield
 
 
 @BOTH
-@pytest.mark.parametrize(("bound", "setting"), [(3, 16), (100, 16), (100, 3)])
+@pytest.mark.parametrize(("bound", "setting"), [(3, 16), (100, 3)])
 def test_the_number_of_connections_is_bounded(
     backend: str, bound: int, setting: int, crowd: Crowd, server: RedisServer, client: redis.Redis, settings: Any
 ) -> None:
@@ -62,34 +59,42 @@ def test_the_number_of_connections_is_bounded(
     assert 1 <= most <= min(bound, setting) + 4
 
 
-@BOTH
-def test_a_holder_can_release_while_many_wait_on_a_pool_of_one(
-    backend: str, crowd: Crowd, server: RedisServer, client: redis.Redis, eventually: Eventually
+@pytest.mark.usefixtures("one")
+def test_who_finds_no_connection_free_waits_until_its_deadline_and_is_told_so_in_the_end(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, retry_for: Any
 ) -> None:
-    """Coroutines and threads need the listener of the process only."""
-    with caches(alias(backend, server.url, max_connections=1, client_name=NAME)):
-        me, lock = crowd(), Lock("a", ttl=60)
+    retry_for(0.1)
+    me, lock, busy = crowd(), Lock("a"), crowd().start(WIRE, "exchange", ("BLPOP", "busy", str(GENEROUS)))
+    eventually(lambda: client.info("clients")["blocked_clients"])
+    waiting = [crowd().start(WIRE, "exchange", ("ECHO", "1")) for _ in range(5)]
+    with pytest.raises(redis.TimeoutError, match="no connection became free in time"):
+        me(WIRE, "exchange", ("ECHO", "1"), within=0.05)
+    limit(monkeypatch, patience_threads=0.05, patience_loops=0.05)
+    with pytest.raises(LockUnavailable, match="no connection became free in time"):
         me(lock, "acquire")
-        waits = Twins(locked("a", blocking_timeout=60), lambda: len(connections(client)))
-        waiting = [crowd().start(waits, "call") for _ in range(40)]
-        eventually(lambda: get_lock("a").waiters == 40)  # type: ignore[union-attr]
-        assert [connection["sub"] != "0" for connection in connections(client)].count(True) == 1
-        me(lock, "release")
-        assert max(waited.result(60) for waited in waiting) <= 4  # of coroutines, threads, listener and watchdog
+    assert not any(waited.done() for waited in waiting)
+    client.rpush("busy", "over")
+    assert busy.result(GENEROUS) == [[b"busy", b"over"]]
+    assert [waited.result(GENEROUS) for waited in waiting] == [[b"1"]] * 5
+    assert me(lock, "acquire")
 
 
-@pytest.mark.parametrize("number", [2, 8])
-def test_who_was_busy_and_is_quiet_keeps_one_connection(
-    number: int, crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, fresh: None
+async def test_a_connection_that_becomes_free_in_the_moment_in_which_its_waiter_gives_up_is_used(
+    one: None, client: redis.Redis, eventually: Eventually, aeventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit(monkeypatch, idle_for_threads=0.0, idle_for_loops=0.0, idle_look=0.05)
-    people = [crowd() for _ in range(number)]
-    asking = [one.start(WIRE, "exchange", ("BLPOP", "gate", "30")) for one in people]
-    eventually(lambda: client.info("clients")["blocked_clients"] == number)
-    client.rpush("gate", *range(number))
-    assert all(asked.result(GENEROUS) for asked in asking)
-    with Lock("a", ttl=60):  # so that the renewer runs
-        eventually(lambda: people[0].read(unused_here) == 1)
+    limit(monkeypatch, patience_loops=0.5)
+    busy = asyncio.create_task(WIRE.aexchange(("BLPOP", "busy", str(GENEROUS))))
+    await aeventually(lambda: client.info("clients")["blocked_clients"])
+    waiting, begun = asyncio.create_task(WIRE.aexchange(("ECHO", "1"))), monotonic()
+    await asyncio.sleep(0)
+    client.rpush("busy", "over")
+    eventually(lambda: not client.info("clients")["blocked_clients"])
+    await asyncio.sleep(0)  # the loop reads the answer after this, and looks at the clock after that
+    sleep(max(0.0, begun + 0.6 - monotonic()))
+    await asyncio.wait([waiting])
+    assert await busy == [[b"busy", b"over"]]
+    assert waiting.exception() or waiting.result() == [b"1"]
+    assert await WIRE.aexchange(("ECHO", "2")) == [b"2"]
 
 
 def test_a_connection_that_somebody_takes_meanwhile_is_not_closed() -> None:
@@ -108,219 +113,32 @@ def test_a_connection_that_somebody_takes_meanwhile_is_not_closed() -> None:
     assert surplus([deque()], 1, in_use=2) == []
 
 
-# -- who waits for one ------------------------------------------------------------------------------------------------
-
-
-class Busy:
-    """The only connection is in use until ``end()``."""
-
-    def __init__(self, person: Any, client: redis.Redis, eventually: Eventually) -> None:
-        self._client = client
-        self._asked: Future[Any] = person.start(WIRE, "exchange", ("BLPOP", "busy", str(GENEROUS)))
-        eventually(lambda: client.info("clients")["blocked_clients"] or self._asked.done())
-
-    def end(self) -> None:
-        self._client.rpush("busy", "over")
-        assert self._asked.result(GENEROUS) == [[b"busy", b"over"]]
-
-
-@pytest.fixture
-def one(server: RedisServer) -> Iterator[None]:
-    """An alias that may have one connection only."""
-    with caches(alias(DJANGO_REDIS, server.url, max_connections=1, socket_timeout=GENEROUS, client_name=NAME)):
-        yield
-
-
-def test_who_finds_no_connection_free_is_told_so_in_the_end(
-    one: None,
-    crowd: Crowd,
-    client: redis.Redis,
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
-    retry_for: Callable[[float], None],
-) -> None:
-    limit(monkeypatch, patience_threads=0.05, patience_loops=0.05)
-    retry_for(0.1)
-    me, lock, busy = crowd(), Lock("a"), Busy(crowd(), client, eventually)
-    with pytest.raises(LockUnavailable, match="no connection became free in time"):
-        me(lock, "acquire")
-    busy.end()
-    assert me(lock, "acquire")
-
-
-def test_who_waits_gets_the_connection_that_becomes_free_but_not_beyond_its_own_deadline(
-    one: None, crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, busy = crowd(), Busy(crowd(), client, eventually)
-    waiting = [crowd().start(WIRE, "exchange", ("ECHO", "1")) for _ in range(5)]
-    with pytest.raises(redis.TimeoutError, match="no connection became free in time"):
-        me(WIRE, "exchange", ("ECHO", "1"), within=0.05)
-    assert not any(waited.done() for waited in waiting)
-    busy.end()
-    assert [waited.result(GENEROUS) for waited in waiting] == [[b"1"]] * 5
-    assert echo(me, "1", within=GENEROUS) == b"1"
-
-
-async def test_a_coroutine_with_time_waits_longer_for_a_connection_than_for_an_answer(
-    server: RedisServer, retry_for: Callable[[float], None]
-) -> None:
-    retry_for(0.1)
-    with caches(alias(DJANGO_REDIS, server.url, max_connections=1, socket_timeout=0.3)):
-        ahead = [asyncio.create_task(WIRE.aexchange(("BLPOP", "nothing", "0.2"))) for _ in range(6)]
-        await asyncio.sleep(0)
-        # not all of those ahead, nor this one, may be answered in time on a slow machine
-        acquired = None
-        while acquired is None:
-            try:
-                acquired = await Lock("a").aacquire(blocking_timeout=GENEROUS)
-            except LockUnavailable as unavailable:
-                if "no answer" not in str(unavailable):
-                    raise
-        assert acquired
-        assert all(asked.done() for asked in ahead)
-        await asyncio.gather(*ahead, return_exceptions=True)
-
-
-async def test_a_release_goes_before_the_coroutines_that_wait_for_a_connection(
-    one: None, client: redis.Redis, aeventually: AEventually
-) -> None:
-    done: list[str] = []
-
-    async def note(what: str, call: Awaitable[object]) -> None:
-        await call
-        done.append(what)
-
-    lock = Lock("a")
-    await lock.aacquire()
-    busy = asyncio.create_task(WIRE.aexchange(("BLPOP", "busy", str(GENEROUS))))
-    await aeventually(lambda: client.info("clients")["blocked_clients"])
-    others = [asyncio.create_task(note("other", Lock("b").alocked())) for _ in range(5)]
-    await asyncio.sleep(0)
-    # not before this coroutine waits
-    asyncio.get_running_loop().call_later(0.05, client.rpush, "busy", "over")
-    await note("release", lock.arelease())
-    await asyncio.gather(busy, *others)
-    assert done == ["release"] + ["other"] * 5
-
-
-async def test_a_connection_that_becomes_free_in_the_moment_in_which_its_waiter_gives_up_is_used(
-    one: None, client: redis.Redis, eventually: Eventually, aeventually: AEventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit(monkeypatch, patience_loops=1.0)
-    busy = asyncio.create_task(WIRE.aexchange(("BLPOP", "busy", str(GENEROUS))))
-    await aeventually(lambda: client.info("clients")["blocked_clients"])
-    waiting, begun = asyncio.create_task(WIRE.aexchange(("ECHO", "1"))), monotonic()
-    await asyncio.sleep(0)
-    client.rpush("busy", "over")
-    eventually(lambda: not client.info("clients")["blocked_clients"])
-    await asyncio.sleep(0)  # the loop reads the answer after this, and looks at the clock after that
-    sleep(max(0.0, begun + 1.1 - monotonic()))
-    await asyncio.wait([waiting])
-    assert await busy == [[b"busy", b"over"]]
-    assert waiting.exception() or waiting.result() == [b"1"]
-    assert await WIRE.aexchange(("ECHO", "2")) == [b"2"]
-
-
-class Forgetful(redis.CredentialProvider):
-    """A site's own code with a bug, which raises no connection error."""
-
-    def get_credentials(self) -> tuple[str, str]:
-        raise RuntimeError("no credentials")
-
-
-def test_an_error_of_the_sites_own_code_propagates_and_takes_no_connection(me: Any, server: RedisServer) -> None:
-    with caches(alias(DJANGO_REDIS, server.url, max_connections=1, credential_provider=Forgetful())):
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="no credentials"):
-                me(Lock("a"), "acquire")
-
-
-# -- whose answer it is -----------------------------------------------------------------------------------------------
-
-
 def test_a_late_answer_is_given_to_nobody_else(me: Any, server: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, server.url, socket_timeout=0.1, max_connections=1)):
-        ask_again(lambda: echo(me, "first"), b"first")
+        echo(me, "first")
         for late in ([("ECHO", "late")], [("ECHO", "late"), ("ECHO", "later")]):
             with stopped(server), pytest.raises(redis.TimeoutError):
                 me(WIRE, "exchange", *late)
-            ask_again(lambda: echo(me, "next"), b"next")
+            echo(me, "next")
 
 
-@pytest.mark.parametrize("warm", [True, False], ids=["connected", "not connected"])
-def test_an_answer_is_waited_for_no_longer_than_to_the_deadline(
-    warm: bool, one: None, me: Any, server: RedisServer
-) -> None:
-    assert echo(me, "first") == b"first"
-    if not warm:
-        distrust()
-    begin = monotonic()
-    with stopped(server), pytest.raises((redis.TimeoutError, redis.ConnectionError)):
-        me(WIRE, "exchange", ("ECHO", "late"), within=0.1)
-    assert monotonic() - begin < GENEROUS / 2  # which is the timeout
-    assert echo(me, "next") == b"next"
-
-
-def test_a_connection_that_was_made_under_a_deadline_has_the_timeout_of_the_alias_afterwards(
-    server: RedisServer, me: Any
-) -> None:
-    with caches(alias(DJANGO_REDIS, server.url, socket_timeout=2, max_connections=1)):
-        ask_again(lambda: echo(me, "1", within=0.5), b"1")
-        begin = monotonic()
-        assert me(WIRE, "exchange", ("BLPOP", "nothing", "1")) == [None]
-        assert monotonic() - begin > 0.9
-
-
-async def test_an_answer_that_came_while_the_loop_was_blocked_counts(
-    server: RedisServer, retry_for: Callable[[float], None], aeventually: AEventually, eventually: Eventually
-) -> None:
-    retry_for(0.1)
-    with proxy(server.port) as network, caches(alias(DJANGO_REDIS, network.url, socket_timeout=0.5)):
-        async with Lock("a"):
-            answer = network.hold_answer("lock:a")
-            asking = asyncio.create_task(Lock("a").alocked())
-            await aeventually(answer.caught.is_set)
-            begin = monotonic()
-            answer.let_go()
-            eventually(lambda: answer.over.is_set() and monotonic() - begin > 0.7)  # blocks
-            assert await asking is True
-
-
-LOOKS = pytest.mark.parametrize("look_after", [-1.0, 1000.0], ids=["looked at", "not looked at"])
-
-
-@LOOKS
-def test_a_connection_killed_while_it_idles_is_replaced(
-    look_after: float, one: None, me: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("how", "look_after"),
+    [("killed", -1.0), ("killed", 1000.0), ("unasked", -1.0), ("closed", -1.0), ("reset", -1.0), ("reset", 1000.0)],
+)
+def test_a_connection_that_is_not_as_we_left_it_is_replaced(
+    how: str, look_after: float, one: None, crowd: Crowd, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, check_idle_threads=look_after, check_idle_loops=look_after)
-    for _ in range(3):
+    me = crowd()
+    for _ in range(2):
         assert not me(Lock("a"), "locked")
-        kill(client)
+        if how == "killed":
+            kill(client)
+        else:
+            me(WIRE, "spoil", how if crowd.awaits or how != "reset" else "closed")
     assert not me(Lock("a"), "locked")
     assert me.read(unused_here) == 1
-
-
-@pytest.mark.parametrize("how", ["unasked", "closed"])
-def test_a_connection_that_is_not_as_we_left_it_is_not_used(
-    how: str, one: None, me: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit(monkeypatch, check_idle_threads=-1.0, check_idle_loops=-1.0)
-    assert echo(me, "1") == b"1"
-    me(WIRE, "spoil", how)
-    assert echo(me, "2") == b"2"
-    assert me.read(unused_here) == 1
-
-
-@LOOKS
-async def test_a_connection_that_was_reset_while_it_idled_is_replaced(
-    look_after: float, one: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some Pythons fail where it is written to."""
-    limit(monkeypatch, check_idle_loops=look_after)
-    assert not await Lock("a").alocked()
-    await WIRE.aspoil("reset")
-    assert not await Lock("a").alocked()
 
 
 @pytest.mark.parametrize("using", ["default", "memory"])
@@ -330,22 +148,113 @@ def test_the_errors_of_single_commands_stand_among_the_answers(using: str, me: A
         first, error, second = me(wire, "exchange", ("ECHO", "1"), ("NO-SUCH",), ("ECHO", "2"))
         assert (first, second) == (b"1", b"2")
         assert type(error) is redis.ResponseError
+    with pytest.raises(redis.ResponseError):
+        command("NO-SUCH", using=using)
 
 
-@pytest.mark.parametrize(
-    ("word", "kind"),
-    [
-        ("MOVED", redis.exceptions.MovedError),
-        ("ASK", redis.exceptions.AskError),
-        ("TRYAGAIN", redis.exceptions.TryAgainError),
-        ("CLUSTERDOWN", redis.exceptions.ClusterDownError),
-        ("OOM", redis.exceptions.OutOfMemoryError),
-    ],
-)
-def test_errors_of_a_cluster_have_their_own_classes(word: str, kind: type, me: Any) -> None:
-    """redis-py 5 leaves these to the parser of its own cluster client."""
-    error: Any
-    (error,) = me(WIRE, "exchange", ("EVAL", f"return redis.error_reply('{word} 7 127.0.0.1:6379')", "0"))
-    if word == "MOVED":
-        assert (error.slot_id, error.host, error.port) == (7, "127.0.0.1", 6379)
-    assert type(error) is kind
+def test_killed_connections_and_a_restart_make_no_call_fail(
+    crowd: Crowd, own: RedisServer, eventually: Eventually, retry_for: Callable[[float], None]
+) -> None:
+    me, you, lock, following = crowd(), crowd(), Lock("a", ttl=60), Lock("a", ttl=60)
+    all_at_once(use, 8)  # so that many connections go stale at once
+    me(lock, "acquire")
+    waiting = you.start(following, "acquire", blocking_timeout=60)
+    asking: list[Callable[[], Any]] = [
+        lambda: me(lock, "extend", 1),
+        lambda: me(lock, "info"),
+        lambda: me(django_redislock, "list_locks"),
+        lambda: me(Lock("b"), "acquire"),
+    ]
+    with own.client() as client:
+        eventually(lambda: queued(client, "a") == 1)
+        for ask in asking:
+            kill(client)
+            assert ask()
+        eventually(lambda: queued(client, "a") == 1)
+        assert not waiting.done()
+        kill(client)
+        me(lock, "release")
+        assert waiting.result(GENEROUS)
+        kill(client)
+        you(following, "release")
+    for ask in (lambda: me(Lock("a"), "acquire", blocking=False), lambda: me(django_redislock, "list_locks")):
+        all_at_once(use, 8)
+        own.stop()
+        own.start()
+        assert ask() is not None
+    own.stop()
+    retry_for(0.1)
+    with pytest.raises(LockUnavailable, match=r"cannot be reached for the lock 'c' .*alias 'default'"):
+        me(Lock("c"), "acquire")
+    own.start()
+    all_at_once(use, 8)
+
+
+def test_an_unknown_script_is_sent_in_full_once(me: Any, client: redis.Redis) -> None:
+    client.script_flush()
+    client.config_resetstat()
+    for _ in range(3):
+        me(Lock("a"), "info")
+    assert (count(client, "eval"), count(client, "evalsha")) == (1, 3)
+
+
+def test_a_server_that_is_read_only_is_asked_again_for_a_moment(
+    me: Any, server: RedisServer, client: redis.Redis, settings: Any, eventually: Eventually, retry_for: Any
+) -> None:
+    lock = Lock("a", using="replica")
+    client.config_set("repl-diskless-sync-delay", 0)
+    with redis_server() as second, second.client() as replica:
+        settings.CACHES = {**settings.CACHES, "replica": alias(DJANGO_REDIS, second.url)}
+        replica.replicaof("127.0.0.1", str(server.port))
+        eventually(lambda: replica.info("replication")["master_link_status"] == "up")
+        retry_for(0.1)
+        refused = r"^Redis refuses to serve the lock 'a' .*: You can't write against a read only replica\.$"
+        with pytest.raises(LockUnavailable, match=refused):
+            me(lock, "acquire")
+        retry_for(30.0)
+        replica.config_resetstat()
+        acquired = me.start(lock, "acquire")
+        # the refusals are counted by some servers only, and some replicas know the scripts of their master
+        eventually(lambda: acquired.done() or count(replica, "evalsha") + count(replica, "eval") > 2)
+        assert not acquired.done()
+        replica.replicaof("NO", "ONE")
+        assert acquired.result(GENEROUS) is True
+
+
+def test_what_redis_refuses_for_good_is_an_error_at_once(me: Any, own: RedisServer) -> None:
+    with caches(alias(DJANGO_REDIS, own.url)), own.client() as client:
+        me(django_redislock, "force_release", "a")  # the scripts are known
+        client.set("redislock{0}:index", "foreign")
+        client.config_resetstat()
+        with pytest.raises(LockUnavailable, match="Redis refuses to serve the lock 'a'"):
+            me(django_redislock, "force_release", "a")
+        assert count(client, "evalsha") + count(client, "eval") <= 2
+        client.flushall()
+        client.config_set("requirepass", "secret")
+        kill(client)
+        with pytest.raises(LockUnavailable, match=r"The server wants a password|Authentication required"):
+            me(Lock("a"), "acquire", blocking=False)
+        client.config_set("requirepass", "")
+
+
+def test_a_question_outlives_those_who_ask_it_and_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, loop = threading.Event(), asyncio.new_event_loop()
+    question = AskedOnce(lambda: gate.wait(GENEROUS))
+    task = loop.create_task(question.aanswer(GENEROUS))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    for ask in (question.answer, lambda within: asyncio.run(question.aanswer(within))):
+        with pytest.raises(redis.TimeoutError, match="did not say in time"):
+            ask(0.01)
+    gate.set()
+    question.answer(None)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("too many")))
+    AskedOnce(gate.wait).answer(0.0)
+
+
+def test_names_stand_for_positions_and_an_unknown_one_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = "-- made: up\n-- KEYS index fence\n-- ARGV name\n"
+    assert put_together(monkeypatch, f"{head}return {{KEYS.fence, ARGV.name}}\n") == "return {KEYS[2], ARGV[1]}\n"
+    with pytest.raises(ValueError, match=r"The script made \(key\) uses a name that its header does not have"):
+        put_together(monkeypatch, f"{head}return KEYS.queue\n")

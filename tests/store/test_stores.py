@@ -1,4 +1,5 @@
-"""The locks of an alias in a process: what a change of the settings does to their connections, and a fork."""
+"""The connections of an alias in a process: what a change of the settings, a fork, the end of a loop and a failover by
+Sentinel do to them."""
 
 from __future__ import annotations
 
@@ -7,77 +8,53 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
-from django.core.cache.backends.redis import RedisCache
 from django.test import override_settings
 
-from django_redislock import Lock
+from django_redislock import Lock, LockUnavailable
 from redisserver import RedisServer, redis_server
-from tests.helpers.actors import Other
+from tests.helpers import state
+from tests.helpers.actors import Crowd
 from tests.helpers.processes import Worker
-from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, alias, caches, connections
-from tests.inside import Wire, all_seen, close_store, command, own_channel, release_in_the_background
+from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Sentinels, alias, caches, connections, kill, stopped
+from tests.inside import all_seen, distrust, hang_up_idle, loops_with_connections, watch_connections
 
-from .conftest import Eventually, Exercise, all_at_once, ause
+from .conftest import Eventually, Exercise, ause
 
 pytestmark = pytest.mark.usefixtures("own_pools")
-
-AEventually = Callable[..., Awaitable[Any]]
-
-
-def test_threads_that_come_first_together_share_one(server: RedisServer) -> None:
-    found: list[str] = []
-    with caches(alias(DJANGO, server.url)):
-        all_at_once(lambda _: found.append(own_channel()), 20)
-    assert len(found) == 20
-    assert len({*found}) == 1
-
-
-def test_a_single_command_raises_the_error_of_redis(client: redis.Redis) -> None:
-    client.set("text", "x")
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        command("LPOP", "text")
-
-
-# -- changed settings -------------------------------------------------------------------------------------------------
 
 
 @BOTH
 def test_changed_caches_lead_elsewhere_and_leave_no_connection_and_no_thread_behind(
     backend: str, server: RedisServer, client: redis.Redis, me: Any, exercise: Exercise, eventually: Eventually
 ) -> None:
-
     def threads() -> int:
         return sum(thread.name.startswith("redislock") for thread in threading.enumerate())
 
     before = threads()
-    with caches(alias(backend, server.url, client_name=NAME)):
-        first = own_channel()
-        assert own_channel("default") == first
+    third = alias(backend, server.url.removesuffix("/0") + "/3")
+    with caches(alias(backend, server.url, client_name=NAME), third=third):
         exercise()
         assert connections(client)
         with redis_server() as another, caches(alias(backend, another.url)):
-            assert own_channel() != first
             me(Lock("a"), "acquire")
             with another.client() as there:
                 assert there.exists("redislock{0}:lock:a")
             assert not client.exists("redislock{0}:lock:a")
             eventually(lambda: not connections(client))
         exercise()
+        me(Lock("a"), "acquire")
+        with override_settings(REDISLOCK={"CACHE": "third"}):
+            assert not me(Lock("a"), "locked")
+        assert me(Lock("a"), "locked")
     eventually(lambda: not connections(client))
     eventually(lambda: threads() <= before + 2)  # renewer and notifier, which are for all aliases
-
-
-def test_a_closed_store_is_not_used_again(fresh: None, client: redis.Redis, eventually: Eventually) -> None:
-    channel = own_channel()
-    close_store()
-    assert own_channel() != channel
-    with Lock("a", ttl=600):  # it is held for long, so its process listens
-        eventually(lambda: client.pubsub_numsub(own_channel())[0][1])
 
 
 def test_a_lock_from_before_a_change_of_settings_can_be_released_and_leaves_no_connection(
@@ -94,95 +71,37 @@ def test_a_lock_from_before_a_change_of_settings_can_be_released_and_leaves_no_c
     eventually(lambda: not connections(client))
 
 
-def test_a_release_in_the_background_after_a_change_leaves_no_connection_behind(
-    server: RedisServer, client: redis.Redis, eventually: Eventually
-) -> None:
-    """Of a waiter that left as the settings changed, say."""
-    lock = Lock("a", ttl=60)
-    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
-        lock.acquire()
-    release_in_the_background(lock)
-    eventually(lambda: not client.exists("redislock{0}:lock:a"))
-    eventually(lambda: not connections(client))
-
-
-async def test_what_coroutines_send_after_a_change_leaves_no_connection_behind(
-    server: RedisServer, client: redis.Redis, aeventually: AEventually
-) -> None:
-    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
-        used, wire = Lock("a"), Wire()
-        await used.aacquire()
-        busy = asyncio.create_task(wire.aexchange(("BLPOP", "busy", "60")))
-        await aeventually(lambda: client.info("clients")["blocked_clients"])
-    client.rpush("busy", "over")
-    await busy
-    await used.arelease()
-    await aeventually(lambda: not connections(client))
-
-
-def test_caches_that_change_at_the_very_end_of_a_loop_or_between_two_runs_leave_no_connection_behind(
-    server: RedisServer, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def main() -> None:
-        with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
-            await ause(1)
-
-    for _ in range(3):
-        asyncio.run(main())
-    loop = asyncio.new_event_loop()
-    try:
-        with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
-            loop.run_until_complete(ause(1))
-            assert connections(client)
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        loop.close()
-    gc.collect()
-    eventually(lambda: not connections(client))
-    assert caplog.text == ""
-
-
-def test_changed_settings_choose_another_alias_at_once(me: Any, server: RedisServer) -> None:
-    third = alias(DJANGO_REDIS, server.url.removesuffix("/0") + "/3")
-    with caches(alias(DJANGO_REDIS, server.url), third=third):
-        me(Lock("a"), "acquire")
-        with override_settings(REDISLOCK={"CACHE": "third"}):
-            assert not me(Lock("a"), "locked")
-        assert me(Lock("a"), "locked")
-
-
-# -- a fork -----------------------------------------------------------------------------------------------------------
-
 FORK = """
 from tests.inside import hears, own_channel
 
+def wait():
+    Lock(name, blocking_timeout=60).acquire()
+
 held = Lock("held", ttl=600)
 held.acquire()
+threading.Thread(target=wait, daemon=True).start()
 while not hears():
     time.sleep(0.01)
 say("parent", own_channel())
+hear()
 child = os.fork()
 if child == 0:
     hear()
-    for _ in range(100):
-        with Lock("b"):
-            pass
     other = Lock("other", ttl=600)
     other.acquire()
     while not hears():
         time.sleep(0.01)
-    hear()
     say("child", own_channel(), held.token, len(list_locks()))
+    wait()
+    say("waited")
     hear()
     with Lock("c"):
         say("still", "alive")
     hear()
 else:
     say("forked", child)
-    for _ in range(100):
-        with Lock("d"):
-            pass
-    say("done", held.owned())
+    with Lock("d"):
+        say("done", held.owned())
     time.sleep(600)
 """
 
@@ -190,46 +109,230 @@ else:
 def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
     start: Callable[..., Worker], client: redis.Redis, eventually: Eventually
 ) -> None:
-    parent = start(FORK)
+    lock, parent = Lock(state.NAME), start(FORK, name=state.NAME)
+    lock.acquire()
     (channel,) = parent.expect("parent")
+    eventually(lambda: state.queued(client) == 1)
+    parent.tell()
     (child,) = map(int, parent.expect("forked"))
     try:
         assert dict(client.pubsub_numsub(channel)) == {channel.encode(): 1}
-        before = {connection["id"] for connection in client.client_list()}
-        parent.tell()
         assert parent.expect("done") == ["True"]
         parent.tell()
         own_channel, token, locks = parent.expect("child")
         assert own_channel != channel
-        assert (token, locks) == ("None", "2")
-        assert {connection["id"] for connection in client.client_list()} - before
+        assert (token, locks) == ("None", "3")
+        eventually(lambda: state.queued(client) == 2)
+        _, second = list[Any](client.zrange(state.QUEUE, 0, -1))
         parent.signal(signal.SIGKILL)
         parent.process.wait()
         # were the child to keep the parent's socket open, Redis would count the parent as alive
         eventually(lambda: dict(client.pubsub_numsub(channel)) == {channel.encode(): 0})
         assert dict(client.pubsub_numsub(own_channel)) == {own_channel.encode(): 1}
+        lock.release()
+        assert state.holder(client) == second.decode()
+        parent.expect("waited")
         parent.tell()
         assert parent.expect("still") == ["alive"]
     finally:
         os.kill(child, signal.SIGKILL)
 
 
-# -- a finalizer ------------------------------------------------------------------------------------------------------
+def of_commands(client: redis.Redis) -> list[dict[str, str]]:
+    """Those of our connections that listen to nothing."""
+    return [connection for connection in connections(client) if connection["sub"] == "0"]
 
 
-class Nesting(RedisCache):
-    """It uses locks of its alias while that is made: as a finalizer may, which the garbage collector runs then."""
+@BOTH
+def test_many_event_loops_leave_no_connection_behind(
+    backend: str, server: RedisServer, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bool] = []
 
-    nested: list[str] = []
+    async def rows() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:  # with the loop
+            seen.append(await Lock("a").alocked())
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        if not self.nested:
-            self.nested.append("")
-            self.nested[0] = own_channel("ours")
+    async def main(number: int) -> None:
+        if number % 2:
+            await asyncio.gather(*map(ause, range(3)))
+            assert len(of_commands(client)) >= 3
+        left.append(rows())
+        await left[-1].__anext__()
+
+    with caches(alias(backend, server.url, client_name=NAME)):
+        left: list[AsyncIterator[int]] = []
+        for number in range(20):
+            asyncio.run(main(number))
+        assert seen == [False] * 20
+        gc.collect()  # a socket that nobody closed would warn now
+        eventually(lambda: len(of_commands(client)) <= 2)  # those of the process's threads, on a slow machine
+        asyncio.run(ause(1))
+        assert loops_with_connections() == 0
+    assert caplog.text == ""
 
 
-def test_a_finalizer_may_use_an_alias_while_its_store_is_made(server: RedisServer, other: Callable[[], Other]) -> None:
-    ours = {"BACKEND": f"{__name__}.Nesting", "LOCATION": server.url}
-    with caches(alias(DJANGO, server.url), ours=ours):
-        assert other()(lambda: own_channel("ours")) == own_channel("ours") == Nesting.nested[0]
+def test_a_loop_may_run_in_pieces_and_be_closed_without_shutdown(server: RedisServer) -> None:
+    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
+        loop = asyncio.new_event_loop()
+        for _ in range(3):
+            loop.run_until_complete(ause(1))
+            assert loops_with_connections() == 1
+        hang_up_idle(loop)  # the connection of such a loop is its owner's affair; here it shall not warn
+        loop.close()
+        asyncio.run(ause(1))
+        assert loops_with_connections() == 0
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(ause(1))
+        hang_up_idle(loop)
+        loop.close()
+    # and the change of the settings does not mind either
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # those in use: nobody can close them any more
+def test_tasks_of_a_closed_loop_end_silently(own: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caches(alias(DJANGO_REDIS, own.url, max_connections=3)):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(ause(1))
+        counts = watch_connections()
+
+        async def until_all_wait() -> None:
+            while counts() != (3, 2):
+                await asyncio.sleep(0.001)
+
+        with stopped(own):
+            tasks = [loop.create_task(Lock(f"a:{number}").aacquire()) for number in range(5)]
+            loop.run_until_complete(until_all_wait())
+            loop.close()
+            for task in tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                # as the garbage collector would, but one after the other: it may close one that is executing
+                task.get_coro().close()
+            del tasks, task
+            gc.collect()
+        assert "closed" not in caplog.text
+        assert counts()[0] == 0
+
+
+# -- Sentinel ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("at_once", [True, False])
+def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, eventually: Eventually) -> None:
+    old, new = sentinels.clients
+    with closing(Crowd(tasks=False)) as threads, closing(Crowd(tasks=True)) as tasks, caches(sentinels.alias()):
+        held, waiting = [], []
+        for number, crowd in enumerate((threads, tasks)):
+            me, you, lock, following = crowd(), crowd(), Lock(f"a:{number}", ttl=60), Lock(f"a:{number}", ttl=60)
+            me(lock, "acquire")
+            held.append((me, lock, me.read(lambda lock=lock: lock.fence)))
+            waiting.append((you, following, you.start(following, "acquire", blocking_timeout=60)))
+            eventually(lambda me=me, lock=lock: me(lock, "info").waiters == 1)
+        assert connections(old)
+        assert not connections(new)
+        sentinels.replicate()
+        sentinels.fail_over()
+        if at_once:  # what the sentinel does to the old master too, up to ten seconds later
+            old.replicaof("127.0.0.1", str(sentinels.servers[1].port))
+            kill(old)
+        eventually(lambda: old.info("replication")["role"] == "slave")
+        for me, lock, _ in held:
+            assert me(lock, "owned")
+            assert not me.read(lambda lock=lock: lock.lost)
+            me(lock, "release")
+        for (you, following, acquired), (_, _, fence) in zip(waiting, held, strict=True):
+            assert acquired.result(60) is True
+            assert you.read(lambda following=following: following.fence) > fence
+        # not at once: whoever meets the end of the old master closes what idles, and a replica passes wakes on
+        eventually(lambda: connections(new))
+
+
+def test_locks_work_again_after_the_master_died(
+    sentinels: Sentinels, eventually: Eventually, retry_for: Callable[[float], None]
+) -> None:
+    def works(me: Any) -> bool:
+        lock = Lock("a", blocking_timeout=1)
+        try:
+            assert me(lock, "acquire")
+        except LockUnavailable:
+            return False
+        assert me.read(lambda: lock.fence) > fence
+        me(lock, "release")
+        return True
+
+    retry_for(0.1)
+    with closing(Crowd(tasks=False)) as threads, closing(Crowd(tasks=True)) as tasks, caches(sentinels.alias()):
+        people = [threads(), tasks()]
+        with Lock("a") as lock:
+            fence = lock.fence
+        sentinels.replicate()
+        sentinels.wait_for_it(300)  # else the replica may be the master before we have asked
+        sentinels.servers[0].stop()
+        for me in people:
+            with pytest.raises(LockUnavailable, match="alias 'default'"):
+                me(Lock("a"), "acquire")
+        sentinels.wait_for_it(0.2)
+        eventually(lambda: sentinels.master() == sentinels.servers[1].port)
+        sentinels.wait_for_it(300)  # else the new one may be taken for dead as well, where a machine is busy
+        for me in people:
+            eventually(lambda me=me: works(me))
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Sentinels]:
+    with closing(Sentinels(3)) as running:
+        yield running
+
+
+def test_silent_and_refusing_sentinels_cost_a_share_of_the_time_and_no_connection_stays(
+    three: Sentinels, crowd: Crowd, eventually: Eventually, retry_for: Callable[[float], None]
+) -> None:
+    def use() -> None:
+        lock, begin = Lock("a", blocking_timeout=1.5), monotonic()
+        assert me(lock, "acquire")
+        assert monotonic() - begin < 10  # far less, on a machine that is not busy
+        me(lock, "release")
+        distrust()
+
+    retry_for(0.1)
+    me, first = crowd(), three.sentinel_clients[0]
+    for silent in three.sentinels:
+        with caches(three.alias()), stopped(silent):  # the one that answers is asked first from then on
+            use()
+            use()
+    first.execute_command("ACL", "SETUSER", "default", "-sentinel")
+    with caches(three.alias()):
+        use()
+        asyncio.run(ause(1))
+        gc.collect()  # a socket that nobody closed would warn now
+    first.execute_command("ACL", "SETUSER", "default", "+sentinel")
+    eventually(lambda: not connections(three.clients[0]))
+
+
+def test_the_error_about_a_missing_master_quotes_the_sentinels(
+    three: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    me, unknown, nobody = crowd(), three.alias(), three.alias()
+    unknown["LOCATION"] = "redis://others/0"
+    nobody["OPTIONS"]["SENTINELS"] = [("127.0.0.1", 1)]
+    for given, said in (unknown, r"'others'\.$"), (nobody, r"'tickets'\. Error .*connecting to 127"):
+        with caches(given), pytest.raises(LockUnavailable, match=rf"No sentinel knows the master {said}"):
+            me(Lock("a"), "acquire")
+
+
+@pytest.mark.complete
+def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_acknowledge(
+    sentinels: Sentinels, eventually: Eventually
+) -> None:
+    sentinels.replicate()
+    with caches(sentinels.alias()):
+        Lock("a").locked()  # a connection to the old master
+        with stopped(sentinels.servers[0]):
+            sentinels.fail_over()
+        with pytest.raises(LockUnavailable, match="0 of 1 replicas acknowledged it"):
+            Lock("a", replicas=1).acquire()
+        eventually(lambda: not sentinels.clients[0].exists("redislock{0}:lock:a"))

@@ -1,28 +1,36 @@
-"""A small site with tests of its own, run by pytest-django with workers, and by ``manage.py test``."""
+"""The pytest plugin, and a small site whose tests are run by pytest-django and by Django's runner with workers."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
 from django.conf import settings
 
+from django_redislock import Lock
+from django_redislock.pytest_plugin import redislock_own_locks as redislock_own_locks
 from tests.helpers.actors import GENEROUS
+from tests.helpers.state import NAME
+from tests.inside import settings as known_settings
 from tests.project.programs import environment
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_each_test_has_locks_of_its_own_without_asking_for_them(number: int) -> None:
+    assert known_settings()["KEY_PREFIX"].startswith("redislock-test-")
+    assert Lock(NAME).acquire(blocking_timeout=0)
+
 
 PROJECT = {
     "site_settings.py": """
 INSTALLED_APPS = ["django_redislock"]
 CACHES = {caches!r}
 ROOT_URLCONF = "urls"
-ALLOWED_HOSTS = ["*"]
 DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}}
 USE_TZ = True
-REDISLOCK = {{"VIEW_UNAVAILABLE_STATUS": 503}}
 """,
     "urls.py": """
 from django.http import HttpResponse
@@ -38,21 +46,12 @@ def forget(request):
 
 urlpatterns = [path("orders/<int:pk>/pay/", pay), path("forget/", forget)]
 """,
-    "manage.py": """
-import os, sys
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "site_settings")
-from django.core.management import execute_from_command_line
-execute_from_command_line(sys.argv)
-""",
     "conftest.py": """
 pytest_plugins = ["django_redislock.pytest_plugin"]
 """,
     "pytest.ini": """
 [pytest]
-DJANGO_SETTINGS_MODULE = site_settings
-filterwarnings = error
-asyncio_mode = auto
-asyncio_default_fixture_loop_scope = function
+addopts = -n 2 -W error -p no:cacheprovider -p no:valkey -p no:asyncio
 python_files = check_*.py
 """,
     "check_by_pytest.py": """
@@ -60,17 +59,14 @@ import pytest
 from django_redislock import Lock, LockPool
 from django_redislock.testing import assert_locked, assert_not_locked, hold, redis_away
 
-@pytest.mark.parametrize("number", range(2))
-async def test_423_and_503(number, async_client):
-    with hold("order:42"):
-        assert (await async_client.get("/orders/42/pay/")).status_code == 423
-    with redis_away():
-        assert (await async_client.get("/orders/42/pay/")).status_code == 503
-    assert (await async_client.get("/orders/42/pay/")).status_code == 200
-
 @pytest.mark.parametrize("number", range(6))
 def test_no_test_meets_what_another_one_has_left(number, client, settings):
-    settings.REDISLOCK = {"TTL": 5}
+    settings.REDISLOCK = {"TTL": 5, "VIEW_UNAVAILABLE_STATUS": 503}
+    with hold("order:42"):
+        assert client.get("/orders/42/pay/").status_code == 423
+    with redis_away():
+        assert client.get("/orders/42/pay/").status_code == 503
+    assert client.get("/orders/42/pay/").status_code == 200
     assert_not_locked("forgotten")
     assert client.get("/forget/").content == b"True"
     assert_locked("forgotten")
@@ -80,69 +76,31 @@ def test_no_test_meets_what_another_one_has_left(number, client, settings):
     pool.acquire(blocking_timeout=0)
     Lock("never released").acquire(blocking_timeout=0)
 """,
-    "test_by_manage.py": """
+    "test_by_django.py": """
 from django.test import TestCase
-from django_redislock import Lock
-from django_redislock.testing import OwnLocksMixin, assert_not_locked, hold
+from django_redislock.testing import OwnLocksMixin
 
-class Base(OwnLocksMixin, TestCase):
-    async def test_busy(self):
-        with hold("order:42"):
-            self.assertEqual((await self.async_client.get("/orders/42/pay/")).status_code, 423)
-
+class Tests(OwnLocksMixin, TestCase):
     def test_forgotten(self):
-        assert_not_locked("forgotten")
         self.assertEqual(self.client.get("/forget/").content, b"True")
-        Lock("never released").acquire(blocking_timeout=0)
 
-    test_forgotten_too = test_forgotten
-
-class Other(Base):
-    pass
+class Others(Tests): ...
 """,
 }
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+@pytest.mark.complete
+@pytest.mark.parametrize("where", ["redis"], indirect=True)
+def test_tests_and_workers_of_a_site_do_not_meet(tmp_path: Path, client: redis.Redis) -> None:
     for name, text in PROJECT.items():
-        caches: Any = settings.CACHES
-        (tmp_path / name).write_text(text.format(caches=caches) if name == "site_settings.py" else text)
-    return tmp_path
-
-
-def run(project: Path, *words: str) -> str:
-    known = environment(project)
-    for name in [name for name in known if name.startswith(("PYTEST_", "COV_", "COVERAGE_"))]:
-        del known[name]  # set by the test run that this test is part of
+        (tmp_path / name).write_text(text.format(caches=settings.CACHES) if name == "site_settings.py" else text)
+    # the rest is set by the test run that this test is part of
+    known = {name: known for name, known in environment(tmp_path).items() if not name.startswith(("PYTEST_", "COV"))}
     known["DJANGO_SETTINGS_MODULE"] = "site_settings"
-    command = [sys.executable, "-W", "error", *words]
-    done = subprocess.run(command, cwd=project, env=known, capture_output=True, text=True, timeout=4 * GENEROUS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def left(client: redis.Redis) -> list[bytes]:
-    """The keys that do not end by themselves."""
-    return [key for key in client.scan_iter() if b"redislock" in key and client.ttl(key) == -1]
-
-
-@pytest.mark.complete
-def test_workers_of_pytest_do_not_meet(project: Path, client: redis.Redis) -> None:
-    said = run(project, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", "-p", "no:valkey")
-    assert "8 passed" in said
-    assert left(client) == []
-
-
-@pytest.mark.complete
-def test_without_the_plugin_they_would(project: Path) -> None:
-    (project / "conftest.py").unlink()
-    with pytest.raises(AssertionError, match="failed"):
-        run(project, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:valkey")
-
-
-@pytest.mark.complete
-def test_processes_of_djangos_runner_do_not_meet(project: Path, client: redis.Redis) -> None:
-    said = run(project, "manage.py", "test", "--parallel", "2")
-    assert "Ran 6 tests" in said
-    assert left(client) == []
+    for words, said in ((["pytest"], "6 passed"), (["django", "test", "--parallel", "2"], "Ran 2 tests")):
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=known, capture_output=True, text=True, timeout=4 * GENEROUS)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert said in done.stdout + done.stderr
+    # nothing is left but what ends by itself
+    assert [key for key in client.scan_iter() if b"redislock" in key and client.ttl(key) == -1] == []

@@ -10,22 +10,17 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from redisserver import RedisServer
 from tests.helpers import site
 from tests.helpers.actors import Crowd
 from tests.helpers.databases import Account
-from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.servers import AsyncTestClient, SyncTestClient, Web, asgi_server, wsgi_server
-from tests.helpers.twins import Pages
-
-SITE = {"ROOT_URLCONF": site.__name__, "MIDDLEWARE": [f"{site.__name__}.middleware"]}
+from tests.helpers.servers import AsyncTestClient, Pages, SyncTestClient, Web, asgi_server, wsgi_server
 
 
 @pytest.fixture(scope="module")
 def webs() -> Iterator[dict[str, Web]]:
     """All ways in which a request can reach the site."""
     with ExitStack() as stack:
-        stack.enter_context(override_settings(**SITE))
+        stack.enter_context(override_settings(ROOT_URLCONF=site.__name__, MIDDLEWARE=[f"{site.__name__}.middleware"]))
         yield {
             "wsgi": stack.enter_context(wsgi_server()),
             "asgi": stack.enter_context(asgi_server()),
@@ -47,14 +42,6 @@ def gate() -> Iterator[site.Gate]:
     site.gates["here"] = made = site.Gate()
     yield made
     made.go_on.set()
-
-
-@pytest.fixture
-def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """A proxy between the default alias and the server."""
-    with proxy(server.port) as running:
-        settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": running.url}}
-        yield running
 
 
 @pytest.fixture

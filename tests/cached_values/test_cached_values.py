@@ -1,0 +1,469 @@
+"""Values in caches of several kinds, and threads and tasks that ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+from django.core.cache import caches
+from django.core.cache.backends.base import InvalidCacheBackendError
+from django.core.exceptions import SynchronousOnlyOperation
+
+import django_redislock
+from django_redislock import (
+    Lock,
+    LockError,
+    LockNotAcquired,
+    LockUnavailable,
+    alist_locks,
+    alocked_get_or_set,
+    force_release,
+    list_locks,
+    locked_get_or_set,
+)
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, in_any_thread, in_thread, to_thread
+from tests.helpers.cancelling import Interrupt, Interrupter
+from tests.helpers.processes import Worker
+from tests.inside import joins_at_the_end, limit, values_under_way, waiting_for_values
+
+Eventually = Callable[..., Any]
+Main = Callable[[], Awaitable[Any]]
+
+BACKENDS = {
+    "ours": "django_redislock.cache.RedisCache",
+    "django-redis": "django_redis.cache.RedisCache",
+    "django": "django.core.cache.backends.redis.RedisCache",
+    "locmem": "django.core.cache.backends.locmem.LocMemCache",
+    "dummy": "django.core.cache.backends.dummy.DummyCache",
+}
+NAME = "get_or_set:ours::1:x"  # of the lock on the value x
+
+
+class Value:
+    """``person(value, "get")`` asks for the value, with a default that counts its calls and waits for ``go``."""
+
+    def __init__(self, value: Any = "computed", *, key: str = "x", held_up: bool = False, **options: Any):
+        self.value, self.key, self.options = value, key, {"using": "ours", **options}
+        self.calls, self.turn = 0, Future[Any]()
+        self.called, self.go = threading.Event(), threading.Event()
+        if not held_up:
+            self.go.set()
+
+    def get(self) -> Any:
+        return locked_get_or_set(self.key, self.compute, **self.options)
+
+    async def aget(self) -> Any:
+        return await alocked_get_or_set(self.key, self.acompute, **self.options)
+
+    def compute(self) -> Any:
+        self.calls += 1
+        self.called.set()
+        assert self.go.wait(GENEROUS)
+        return self._end()
+
+    async def acompute(self) -> Any:
+        self.calls += 1
+        self.called.set()
+        await auntil(self.go.is_set)
+        return self._end()
+
+    def _end(self) -> Any:
+        if isinstance(self.value, BaseException):
+            raise self.value
+        return self.value
+
+
+Computing = Callable[..., AbstractContextManager[Value]]
+
+
+@pytest.fixture(autouse=True)
+def _aliases(settings: Any, server: RedisServer) -> Iterator[None]:
+    for alias, backend in BACKENDS.items():
+        cache = {"BACKEND": backend, "LOCATION": server.url if "edis" in backend else ""}
+        settings.CACHES = {**settings.CACHES, alias: cache}
+    caches["locmem"].clear()
+    yield
+    assert not values_under_way()
+
+
+@pytest.fixture
+def computing(crowd: Crowd) -> Computing:
+    """Another user computes the value ``x`` until the end of the block."""
+
+    @contextmanager
+    def computing(value: Any = "theirs", **options: Any) -> Iterator[Value]:
+        wanted = Value(value, held_up=True, **options)
+        wanted.turn = crowd().start(wanted, "get")
+        assert wanted.called.wait(GENEROUS)
+        try:
+            yield wanted
+        finally:
+            wanted.go.set()
+            wanted.turn.exception(GENEROUS)
+
+    return computing
+
+
+@pytest.mark.parametrize("alias", ["ours", "django-redis", "django", "locmem"])
+@pytest.mark.parametrize("wanted", [[1, 2], None])
+def test_a_missing_value_is_computed_under_a_lock_and_kept(
+    me: Any, computing: Computing, alias: str, wanted: Any
+) -> None:
+    with computing(wanted, using=alias) as value:
+        assert [lock.name for lock in list_locks()] == [f"get_or_set:{alias}::1:x"]
+    assert list_locks() == []
+    assert caches[alias].get("x", "missing") == wanted
+    assert me(value, "get") == wanted
+    assert caches[alias].get_or_set("x", value.compute) == wanted
+    assert value.calls == 1
+
+
+async def compute() -> list[str]:
+    return [lock.name for lock in await alist_locks()]
+
+
+def test_a_plain_function_may_return_an_awaitable_and_is_called_in_a_thread_for_a_coroutine() -> None:
+    default: Any = lambda: compute()  # noqa: E731
+    assert locked_get_or_set("x", default) == ["get_or_set:default::1:x"]
+    assert asyncio.run(alocked_get_or_set("y", default)) == ["get_or_set:default::1:y"]
+    assert asyncio.run(alocked_get_or_set("z", asyncio._get_running_loop)) is None
+
+
+def test_our_backend_has_it_as_methods() -> None:
+    cache: Any = caches["ours"]
+    assert cache.locked_get_or_set("x", lambda: 1, timeout=60, version=2, blocking_timeout=5) == 1
+    assert asyncio.run(cache.alocked_get_or_set("x", lambda: 2, timeout=None, version=3)) == 2
+    assert [cache.get("x", version=version) for version in (1, 2, 3)] == [None, 1, 2]
+    for method in (cache.locked_get_or_set, cache.alocked_get_or_set):
+        with pytest.raises(TypeError, match=r"takes its options by name, not 2\."):  # the version, for others
+            asyncio.run(method("x", int, 2))
+
+
+@pytest.mark.parametrize("alias", ["ours", "django-redis", "django"])
+def test_a_value_that_is_there_costs_one_get_and_one_that_is_no_callable_no_lock(
+    me: Any, alias: str, client: redis.Redis
+) -> None:
+    client.config_resetstat()
+    assert locked_get_or_set("x", 1, using=alias) == 1
+    assert asyncio.run(alocked_get_or_set("y", 2, using=alias)) == 2
+    assert me(Value(using=alias), "get") == 1
+    counts: Any = client.info("commandstats")
+    assert counts["cmdstat_get"]["calls"] == 3
+    assert {"cmdstat_evalsha", "cmdstat_script|load"}.isdisjoint(counts)
+
+
+def test_the_timeout_and_version_are_those_of_the_cache(me: Any, client: redis.Redis) -> None:
+    for value in (Value(key="x", timeout=60, version=2), Value(key="y", timeout=None), Value(key="z")):
+        me(value, "get")
+    assert 30 < int(client.ttl(":2:x")) <= 60
+    assert client.ttl(":1:y") == -1
+    assert 270 < int(client.ttl(":1:z")) <= 300
+
+
+@pytest.mark.parametrize("options", [{"using": "dummy"}, {"timeout": 0, "key": "ü" * 400 + "\n"}])
+def test_a_value_that_the_cache_does_not_keep_is_computed_each_time(me: Any, options: dict[str, Any]) -> None:
+    value = Value(**options)
+    assert [me(value, "get"), me(value, "get")] == ["computed"] * 2
+    assert value.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "awaits"),
+    [(ValueError("a"), True), (ValueError("s"), False), (StopIteration(7), False), (KeyboardInterrupt(), False)],
+)
+def test_an_exception_of_the_default_propagates_and_leaves_no_lock(error: BaseException, awaits: bool) -> None:
+    value = Value(error)
+    with pytest.raises(type(error)) as raised:
+        asyncio.run(value.aget()) if awaits else value.get()
+    assert raised.value is error
+    assert list_locks() == []
+    assert Value().get() == "computed"
+
+
+async def in_the_event_loop() -> None:
+    locked_get_or_set("y", int)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (Value(blocking_timeout=-1).get, ValueError, "blocking_timeout must be"),
+        (Value(lock_timeout=1).get, TypeError, "lock_timeout"),
+        (Value(using="nowhere").get, InvalidCacheBackendError, "nowhere"),
+        (lambda: locked_get_or_set("x", Value().acompute), TypeError, "await alocked_get_or_set"),
+        (lambda: asyncio.run(Value(lock_timeout=1).aget()), TypeError, "lock_timeout"),
+        (async_to_sync(in_the_event_loop), SynchronousOnlyOperation, "alocked_get_or_set"),
+    ],
+)
+def test_a_wrong_call_is_an_error_even_where_the_value_is_there(
+    call: Callable[[], Any], error: type[Exception], text: str
+) -> None:
+    caches["ours"].set("x", 1)
+    with pytest.raises(error, match=text):
+        call()
+
+
+class Itself(Value):
+    compute, acompute = Value.get, Value.aget
+
+
+@pytest.mark.parametrize(("patience", "kind"), [(None, LockError), (0.05, LockNotAcquired)])
+def test_a_default_that_asks_for_its_own_value_gets_an_error(patience: float | None, kind: type, me: Any) -> None:
+    text = r"^Could not compute the value of the cache key 'x': what computes it asks for that very value\.$"
+    with pytest.raises(LockError, match=text) as raised:
+        me(Itself(blocking_timeout=patience), "get")
+    assert raised.type is kind
+    assert list_locks() == []
+    assert locked_get_or_set("x", lambda: locked_get_or_set("y", lambda: 20) + 1) == 21  # another value
+
+
+def ask(crowd: Crowd, value: Value, number: int, eventually: Eventually) -> list[Future[Any]]:
+    """Let so many more callers ask for the value, and wait until they wait for the one that computes it."""
+    before = waiting_for_values()
+    turns = [crowd().start(value, "get") for _ in range(number)]
+    eventually(lambda: waiting_for_values() == before + number)
+    return turns
+
+
+@pytest.mark.parametrize("alias", ["ours", "locmem"])
+def test_coroutines_and_threads_wait_for_each_other_however_long_and_each_reads_an_object_of_its_own(
+    crowd: Crowd, computing: Computing, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, alias: str
+) -> None:
+    limit(monkeypatch, value_look=0.001)
+    late = Value("never", using=alias)
+    with closing(Crowd(tasks=not crowd.awaits)) as others, computing({"a": []}, using=alias) as value:
+        assert crowd()(Value("mine", using=alias, version=2), "get") == "mine"
+        turns = ask(others, late, 3, eventually) + ask(crowd, late, 3, eventually)
+        sleep(0.1)  # many looks
+        value.go.set()
+        found = [turn.result(GENEROUS) for turn in turns]
+    assert found == [{"a": []}] * 6
+    assert len({id(one) for one in found}) == 6
+    assert (value.calls, late.calls) == (1, 0)
+
+
+@pytest.mark.parametrize("end", [ValueError("no"), LockUnavailable("of another lock", "another"), "force-released"])
+def test_if_the_one_that_computes_fails_or_loses_its_lock_the_next_one_tries(
+    end: Any, crowd: Crowd, computing: Computing, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, value_look=0.05)
+    late = Value("second")
+    with computing(end) as value:
+        turns = ask(crowd, late, 3, eventually)
+        if end == "force-released":
+            assert force_release(NAME)
+        else:
+            value.go.set()
+        assert [turn.result(GENEROUS) for turn in turns] == ["second"] * 3
+    assert (value.calls, late.calls) == (1, 1)
+    # what was stored meanwhile takes precedence, and the loss costs nobody the value
+    assert (end == "force-released" and value.turn.result() == "second") or value.turn.exception() is end
+
+
+async def test_a_cancelled_coroutine_lets_the_next_one_try(aeventually: Callable[..., Any]) -> None:
+    value = Value(held_up=True)
+    leader = asyncio.create_task(value.aget())
+    await aeventually(value.called.is_set)
+    cancelled = asyncio.create_task(Value("never").aget())
+    second = asyncio.create_task(Value("second").aget())
+    await aeventually(lambda: waiting_for_values() == 2)
+    cancelled.cancel()
+    leader.cancel()
+    assert await asyncio.wait_for(second, GENEROUS) == "second"
+    await asyncio.wait([leader, cancelled])
+    assert leader.cancelled()
+    assert cancelled.cancelled()
+
+
+@pytest.mark.parametrize("how", ["released", "died"])
+def test_a_caller_waits_for_another_process_and_reads_the_cache_again(
+    how: str, crowd: Crowd, eventually: Eventually
+) -> None:
+    elsewhere, late, lock = crowd(), Value("mine"), Lock(NAME, ttl=1, auto_renew=False)
+    assert elsewhere(lock, "acquire")
+    turn = crowd().start(late, "get")
+    eventually(lambda: list_locks()[0].waiters == 1)
+    if how == "released":
+        caches["ours"].set("x", "theirs")
+        elsewhere(lock, "release")
+    assert turn.result(GENEROUS) == ("theirs" if how == "released" else "mine")
+    assert late.calls == (how == "died")
+    eventually(lambda: list_locks() == [])
+
+
+PROCESS = """
+from django.conf import settings
+settings.CACHES["ours"] = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": url}
+calls, got, gate = [], [], threading.Barrier(100)
+
+def compute():
+    calls.append(1)
+    time.sleep(0.2)
+    return "value"
+
+def ask():
+    gate.wait()
+    got.append(locked_get_or_set("x", compute, using="ours"))
+
+crowd = [threading.Thread(target=ask) for _ in range(100)]
+say("ready")
+hear()
+for thread in crowd: thread.start()
+for thread in crowd: thread.join()
+say("done", len(calls), *sorted(set(got)), len(got))
+"""
+
+
+@pytest.mark.complete
+def test_200_threads_of_2_processes_compute_it_once(
+    start: Callable[..., Worker], client: redis.Redis, server: RedisServer
+) -> None:
+    workers = [start(PROCESS, url=server.url) for _ in range(2)]
+    for worker in workers:
+        worker.expect("ready")
+    client.config_resetstat()
+    for worker in workers:
+        worker.tell()
+    answers = [worker.expect("done") for worker in workers]
+    assert sum(int(computed) for computed, *_ in answers) == 1
+    assert [rest for _, *rest in answers] == [["value", "100"]] * 2
+    # each of them looks twice, and each process asks for the lock once, or again when it is woken
+    counts: Any = client.info("commandstats")
+    assert counts["cmdstat_get"]["calls"] <= 2 * 200 + 100
+    assert counts["cmdstat_evalsha"]["calls"] < 20
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in this process", "elsewhere"])
+@pytest.mark.parametrize(("patience", "setting"), [(0, None), (0.05, None), (None, 0.05)])
+def test_a_caller_whose_timeout_has_passed_gets_an_error(
+    crowd: Crowd, computing: Computing, elsewhere: bool, patience: float | None, setting: float | None, settings: Any
+) -> None:
+    settings.REDISLOCK = {"BLOCKING_TIMEOUT": setting}
+    with ExitStack() as stack:
+        if elsewhere:
+            crowd()(Lock(NAME), "acquire")
+        else:
+            stack.enter_context(computing())
+        with pytest.raises(LockNotAcquired, match="'x' in time: it is being computed elsewhere") as raised:
+            crowd()(Value("never", blocking_timeout=patience), "get")
+    assert raised.value.name == NAME
+    assert raised.value.outcome == ("busy" if patience == 0 else "timeout")
+    assert raised.value.waited >= (setting or patience or 0)
+
+
+def test_an_outage_costs_nobody_a_value_that_is_there_and_a_missing_one_is_not_computed(
+    crowd: Crowd, own: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.REDISLOCK = {"CACHE": "default", "RETRY_FOR": 0.5}  # the values are in this process
+    there, missing = Value(using="locmem", held_up=True), Value(key="y", using="locmem")
+    turn = crowd().start(there, "get")
+    assert there.called.wait(GENEROUS)
+    assert list_locks()
+    own.stop()
+    there.go.set()
+    assert turn.result(GENEROUS) == "computed"
+    assert "event=not-released name=get_or_set:locmem::1:x" in caplog.text
+    assert crowd()(Value("never", using="locmem"), "get") == "computed"
+    begun = monotonic()
+    turns = [crowd().start(missing, "get") for _ in range(10)]
+    for turn in turns:
+        with pytest.raises(LockUnavailable) as raised:
+            turn.result(GENEROUS)
+        assert raised.value.name == "get_or_set:locmem::1:y"
+    assert monotonic() - begun < 4  # not one after the other
+    assert missing.calls == 0
+
+
+def by_wsgi(main: Main) -> Any:
+    """As an async view is run there."""
+    return async_to_sync(asyncio.wait_for)(main(), GENEROUS)
+
+
+def by_asgi(main: Main) -> Any:
+    """With a thread for each request."""
+
+    async def request() -> Any:
+        async with ThreadSensitiveContext():
+            return await asyncio.wait_for(main(), GENEROUS)
+
+    return asyncio.run(request())
+
+
+@pytest.mark.parametrize("run", [by_wsgi, by_asgi])
+@pytest.mark.parametrize("bridge", [in_thread, in_any_thread, to_thread])
+def test_sync_code_does_not_wait_for_a_coroutine_that_needs_its_thread(
+    run: Callable[[Main], Any], bridge: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one thread for sync code, or the only one of the loop, waits for the value."""
+    limit(monkeypatch, value_look=0.05)
+    sync = Value("of sync code", blocking_timeout=2)  # else it would wait for ever
+
+    async def compute() -> Any:
+        await auntil(lambda: waiting_for_values() or sync.calls)
+        await (sync_to_async(int)() if bridge is in_thread else asyncio.to_thread(int))
+        return "of the coroutine"
+
+    async def main() -> Any:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        leads = asyncio.create_task(alocked_get_or_set("x", compute, using="ours"))
+        await auntil(values_under_way)
+        return await asyncio.gather(leads, bridge(sync.get))
+
+    assert run(main) == ["of sync code"] * 2
+    assert "event=computed-twice key=x" in caplog.text
+
+
+def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
+    crowd: Crowd, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, value_look=0.05)
+    settings.REDISLOCK = {"TTL": 0.5}
+    value, second = Value("never", held_up=True), Value("second", blocking_timeout=GENEROUS / 2)
+    loop = asyncio.new_event_loop()
+    computes = loop.create_task(value.aget())
+    loop.run_until_complete(auntil(value.called.is_set))
+    turns = [crowd().start(second, "get")]
+    eventually(waiting_for_values)
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+    turns.append(crowd().start(second, "get"))
+    assert [turn.result(GENEROUS) for turn in turns] == ["second"] * 2
+    computes._log_destroy_pending = False  # type: ignore[attr-defined]
+    computes.get_coro().close()  # else it would end in the midst of a later test
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_caller_that_joins_at_the_moment_of_the_end_does_not_wait(
+    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, value_look=GENEROUS)
+    begun = monotonic()
+    assert joins_at_the_end(asynchronous)
+    assert monotonic() < begun + GENEROUS / 2
+
+
+@pytest.mark.complete
+def test_a_waiter_for_a_computation_that_is_interrupted_anywhere_computes(other: Callable[[], Other]) -> None:
+    """R18: whether before it computes, or when it is about to tell the others that it has ended."""
+    ours = str(Path(django_redislock.__file__).parent)
+    waits, places = other(), Interrupter(lambda file: file.startswith(ours))
+    locked_get_or_set("warm-up", int)
+    places.run(lambda: locked_get_or_set("counted", int))
+    assert places.places > 50
+    for place in range(places.places):
+        get = partial(locked_get_or_set, f"key-{place}", int)
+        with suppress(Interrupt):
+            Interrupter(lambda file: file.startswith(ours), place).run(get)
+        caches["default"].delete(f"key-{place}")
+        waits(get)

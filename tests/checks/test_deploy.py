@@ -1,0 +1,230 @@
+"""Checks of the server and of the views, for ``check --deploy``."""
+# mypy: disable-error-code="misc, untyped-decorator"
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from types import ModuleType
+from typing import Any
+
+import pytest
+from django.contrib.auth.decorators import login_required
+from django.core.checks import INFO
+from django.http import HttpRequest
+from django.urls import include, path
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
+from rest_framework.views import APIView
+
+from django_redislock import Lock, LockUnavailable, list_locks, locked, locked_atomic, locked_view
+from redisserver import RedisServer, redis_server
+from tests.checks.conftest import OURS, Set, check, ids, only
+from tests.helpers.docs import redis_user
+from tests.helpers.servers import Page, arespond, respond
+from tests.inside import limit
+
+
+@pytest.fixture
+def own(caching: Set) -> Iterator[RedisServer]:
+    with redis_server() as running:
+        caching(locks={"LOCATION": running.url})
+        yield running
+
+
+def become(own: RedisServer, caching: Set, *rights: str) -> None:
+    """Use that server as a user with these rights."""
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "~*", *rights)
+    caching(locks={"LOCATION": f"redis://narrow:secret@127.0.0.1:{own.port}/5"})
+
+
+class Pretender(StreamRequestHandler):
+    """Answers INFO with this (None: never answers anything), and otherwise like Redis as far as the check goes."""
+
+    info: bytes | None
+
+    def handle(self) -> None:
+        while line := self.rfile.readline():
+            command, *_ = [self.rfile.read(int(self.rfile.readline()[1:]) + 2) for _ in range(int(line[1:]))]
+            if self.info is not None:
+                text = b"$%d\r\n%s\r\n" % (len(self.info), self.info)
+                lock = b"*5\r\n:1\r\n" + 4 * b":0\r\n"
+                answers = {b"INFO\r\n": text, b"EVAL\r\n": b":0\r\n", b"EVALSHA\r\n": lock}
+                self.wfile.write(answers.get(command, b"+OK\r\n"))
+
+
+def test_checks_start_no_threads_and_leave_neither_connection_nor_lock(own: RedisServer, eventually: Any) -> None:
+    with own.client() as client:
+        eventually(lambda: len(client.client_list()) == 1)  # whoever started the server has left
+        threads = threading.active_count()
+        assert ids(deploy=True) == []
+        assert threading.active_count() == threads
+        eventually(lambda: len(client.client_list()) == 1)
+    assert list_locks() == []
+
+
+def test_a_server_that_evicts_is_found_for_each_alias_with_locks(own: RedisServer, caching: Set, settings: Any) -> None:
+    caching(pages={"BACKEND": OURS, "LOCATION": "redis://127.0.0.1:1/0"})
+    with own.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        found = {message.id: message.msg for message in check(deploy=True) if message.level > INFO}
+        assert "(cache alias 'pages')" in found["django_redislock.W004"]
+        assert "(cache alias 'locks')" in found["django_redislock.W005"]
+        assert "as soon as it has a memory limit (maxmemory-policy allkeys-lru)" in found["django_redislock.W005"]
+        del settings.CACHES["pages"]
+        client.config_set("maxmemory", "100mb")
+        assert "when its memory is full" in only("W005", deploy=True).msg
+
+
+@pytest.mark.parametrize(("version", "expected"), [(b"6.0.16", ["E006"]), (b"6.2.0", []), (b"", []), (None, ["W004"])])
+def test_a_server_too_old_or_silent_is_found(version: Any, expected: Any, caching: Set, monkeypatch: Any) -> None:
+    if version is None:
+        limit(monkeypatch, check_patience=0.2)
+    Pretender.info = None if version is None else b"# Server\r\nredis_version:%s\r\n" % version
+    with ThreadingTCPServer(("127.0.0.1", 0), Pretender) as running:
+        running.daemon_threads = True
+        threading.Thread(target=running.serve_forever, args=(0.01,)).start()
+        caching(locks={"LOCATION": f"redis://127.0.0.1:{running.server_address[1]}/0"})
+        assert ids(deploy=True) == expected
+        running.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("rights", "expected"),
+    [
+        (["resetchannels"], ["W006"]),
+        (["resetchannels", "&redislock*"], []),
+        (["&*", "-subscribe"], ["W006"]),
+        (["&*", "-info"], ["W004"]),
+        (["&*", "-eval"], ["E008"]),
+        (["&*", "-evalsha"], []),  # locks do without
+        (["&*", "-zadd"], ["E008"]),
+        (["&*", "-publish"], ["W006"]),
+    ],
+)
+def test_missing_rights_are_found(rights: Any, expected: Any, own: RedisServer, caching: Set, settings: Any) -> None:
+    become(own, caching, "+@all", *rights)
+    assert ids(deploy=True) == expected
+    settings.REDISLOCK = {**settings.REDISLOCK, "POLL": True}  # then nobody needs rights to channels
+    assert ids(deploy=True) == [id for id in expected if id != "W006"]
+
+
+def test_the_hint_to_missing_rights_helps(own: RedisServer, caching: Set) -> None:
+    rights = ["+info", *(rule for rule in redis_user()[0] if rule[0] == "+" and "sub" not in rule), "-publish"]
+    become(own, caching, *rights, "resetchannels")
+    hint = only("W006", deploy=True).hint or ""
+    become(own, caching, *rights, "resetchannels", *hint.rpartition("... ")[2].split())
+    assert ids(deploy=True) == []
+
+
+@pytest.mark.parametrize(("renamed", "works"), [(["EVALSHA"], True), (["EVAL", "EVALSHA"], False)], ids=str)
+def test_where_commands_were_renamed_away_the_check_fails_if_locks_do(
+    renamed: list[str], works: bool, caching: Set, tmp_path: Path
+) -> None:
+    (tmp_path / "renamed.conf").write_text("".join(f'rename-command {command} ""\n' for command in renamed))
+    with redis_server(include=tmp_path / "renamed.conf") as running:
+        caching(locks={"LOCATION": running.url})
+        with nullcontext() if works else pytest.raises(LockUnavailable):
+            Lock("a").acquire()
+        assert ids(deploy=True) == ["E008"] * (not works)
+
+
+def test_a_replica_is_found(own: RedisServer, server: RedisServer) -> None:
+    with own.client() as client:
+        client.replicaof("127.0.0.1", str(server.port))
+    assert "(cache alias 'locks') refuses all locks: it is a read-only replica." in only("E008", deploy=True).msg
+
+
+lock = locked_view("order")
+limited = locked_view("order", max_hold=60)
+
+
+@method_decorator(lock, name="dispatch")
+class Locked(Page):
+    pass
+
+
+class LockedGet(Page):
+    get = method_decorator(lock)(Page.get)
+
+
+class Api(APIView):
+    get = method_decorator(lock)(Page.get)
+
+
+class Free(LockedGet):
+    get = Page.get
+
+
+def itself(request: HttpRequest) -> Any: ...
+
+
+itself.__wrapped__ = itself  # type: ignore[attr-defined]
+WITHOUT_LIMIT = {
+    "a function": lock(respond),
+    "a coroutine function": lock(arespond),
+    "below decorators": login_required(never_cache(lock(respond))),
+    "below another lock": limited(lock(respond)),
+    "given arguments": partial(lock(respond)),
+    "locked": locked("order")(respond),
+    "locked_atomic": locked_atomic("order")(respond),
+    "a class": lock(Page.as_view()),
+    "dispatch": Locked.as_view(),
+    "a method": LockedGet.as_view(),
+    "of REST framework": Api.as_view(),
+}
+OTHERS = {
+    "no lock": respond,
+    "a limit": limited(respond),
+    "not renewed": locked_view("order", auto_renew=False)(respond),
+    "a method without a lock": Free.as_view(),
+    "one that wraps itself": itself,
+}
+
+
+@pytest.fixture
+def site(settings: Any) -> Set:
+    def site(first: Any, *views: Any) -> None:
+        inner = [path("inner/", view) for view in views]
+        settings.ROOT_URLCONF = (path("", first), path("more/", include(inner)))
+
+    return site
+
+
+@pytest.mark.parametrize("case", [*WITHOUT_LIMIT, *OTHERS])
+def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(case: str, site: Set, settings: Any) -> None:
+    site((WITHOUT_LIMIT | OTHERS)[case])
+    assert ids(deploy=True) == ["W008"] * (case in WITHOUT_LIMIT)
+    assert ids() == []
+    settings.REDISLOCK = {"CACHE": "locks", "MAX_HOLD": 60}
+    assert ids(deploy=True) == []
+
+
+def test_they_are_named_once(site: Set) -> None:
+    site(lock(respond), Locked.as_view(), Locked.as_view(), respond)
+    assert "tests.checks.test_deploy.Locked, tests.helpers.servers.respond." in only("W008", deploy=True).msg
+
+
+def test_where_the_settings_say_that_locks_are_not_renewed_none_is(site: Set, settings: Any) -> None:
+    site(lock(respond), locked_view("order", auto_renew=True)(arespond))
+    settings.REDISLOCK = {"CACHE": "locks", "AUTO_RENEW": False}
+    assert "tests.helpers.servers.arespond." in only("W008", deploy=True).msg
+
+
+@pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])
+def test_what_cannot_be_read_is_for_others_to_report(urls: Any, site: Set, settings: Any, monkeypatch: Any) -> None:
+    site(lock(respond))
+    settings.REDISLOCK = {"TLL": 3}
+    only("E001", deploy=True)
+    settings.REDISLOCK = {"CACHE": "locks"}
+    monkeypatch.setitem(sys.modules, "broken_urls", ModuleType("broken_urls"))
+    settings.ROOT_URLCONF = urls
+    assert ids(deploy=True) == []
+    del settings.ROOT_URLCONF
+    assert ids(deploy=True) == []

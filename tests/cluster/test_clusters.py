@@ -1,0 +1,438 @@
+"""What works on one server works on a cluster, which aliases can be clusters, and what is refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+from zlib import crc32
+
+import pytest
+import redis
+from django.conf import settings as site
+from django.contrib.auth.models import User
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.test import RequestFactory
+from redis.cluster import RedisCluster
+from redis.exceptions import ResponseError
+
+from django_redislock import (
+    ConditionalValue,
+    Counter,
+    Lock,
+    LockError,
+    LockNotAcquired,
+    LockPool,
+    LockUnavailable,
+    alist_locks,
+    force_release,
+    get_lock,
+    list_locks,
+    list_pools,
+    locked_get_or_set,
+    locked_view,
+)
+from tests.admin.pages import login, select, told
+from tests.helpers.browser import LIST
+from tests.helpers.cluster import Cluster
+from tests.helpers.docs import redis_user
+from tests.helpers.processes import Worker
+from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
+from tests.inside import RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription
+
+from .conftest import Eventually, Queue, key_of, names_on, slot_of, waiters
+
+MANY = [f"order:{number}" for number in range(200)]
+
+Look = Callable[[int, Any], object]
+
+
+def mine(look: Look) -> Look:
+    """Only in this thread: the process has others that send."""
+    me = threading.current_thread()
+    return lambda port, commands: look(port, commands) if threading.current_thread() is me else None
+
+
+def test_names_are_spread_over_slots_and_a_section_is_two_round_trips_and_a_list_two_to_each_node(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C1: the tag of a name depends on nothing else."""
+    asked: list[int] = []
+    for _ in range(2):  # at first, the nodes do not know the scripts
+        with monkeypatch.context() as patch:
+            asked.clear()
+            note_round_trips(patch, mine(lambda port, commands: asked.append(port)))
+            for name in MANY:
+                with Lock(name):
+                    pass
+    assert len(asked) == 2 * len(MANY)
+    assert len({slot_of(name) for name in MANY}) > 50
+    for name in MANY:
+        Lock(name).acquire()
+    (key,) = cluster.owner_of(slot_of("order:1")).client().keys("*lock:order:1")
+    assert key == b"redislock{%d}:lock:order:1" % (crc32(b"order:1") % 64)
+    asked.clear()
+    note_round_trips(monkeypatch, mine(lambda port, commands: asked.append(port)))
+    assert [lock.name for lock in list_locks("order:1?")] == [f"order:{number}" for number in range(10, 20)]
+    assert max(asked.count(node.port) for node in cluster.masters()) == 2
+    assert len(asyncio.run(alist_locks())) == len(MANY)
+    call_command("redislocks", "clear", "--all", "--noinput")
+    assert list_locks() == []
+
+
+def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_by_one_message(
+    cluster: Cluster, queue: Queue, eventually: Eventually
+) -> None:
+    """So whoever waits there next is not overtaken while its process subscribes, and each node has one connection."""
+    for node in cluster.masters():
+        names = names_on(cluster, node, 5)
+        held = Lock(names[0])
+        held.acquire()
+        waiting = queue(Lock(names[0]))
+        ears = [Ears(name=name) for name in names]
+        eventually(lambda ears=ears: all(each.hears for each in ears))
+        channels = [each.channel for each in ears]
+        assert node.client().execute_command("PUBSUB", "SHARDNUMSUB", *channels)[1::2] == [1] * 5
+        heard = ears[0].heard
+        held.release()
+        assert waiting.result(30)
+        assert ears[0].heard == heard + 1
+    eventually(lambda: all(len(node.client().client_list(_type="pubsub")) == 1 for node in cluster.masters()))
+
+
+@pytest.mark.complete
+def test_coroutines_and_processes_exclude_each_other_on_all_nodes(
+    cluster: Cluster, start: Callable[..., Worker]
+) -> None:
+    code = """
+import asyncio, redis
+from django.test.utils import override_settings
+override_settings(CACHES=CACHES, REDISLOCK={"CACHE": "locks", "CLUSTER": True}).enable()
+mark = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
+
+async def section(name):
+    async with Lock(name):
+        assert mark.set(name, "inside", nx=True), "two holders at once"
+        await asyncio.sleep(0)
+        mark.delete(name)
+
+async def main():
+    await asyncio.gather(*[section(name) for _ in range(10) for name in NAMES])
+
+asyncio.run(main())
+say("done")
+"""
+    names = [name for node in cluster.masters() for name in names_on(cluster, node, 2)]
+    for worker in [start(code, CACHES=site.CACHES, NAMES=names) for _ in range(3)]:
+        worker.expect("done", 60)
+    assert list_locks() == []
+
+
+def test_pools_values_and_cached_values(cluster: Cluster) -> None:
+    pools = [LockPool(f"cars {number}") for number in range(8)]
+    for pool in pools:
+        pool.extend(["a", "b"])
+        with pool.acquire() as member:
+            assert (pool.info().free, get_lock(member.name) is not None) == (1, True)
+            with pool.acquire(), pytest.raises(LockNotAcquired):
+                pool.acquire(blocking_timeout=0)
+    assert [pool.name for pool in list_pools()] == sorted(pool.name for pool in pools)
+    value = ConditionalValue("best")
+    assert [value.setgt(3), value.setgt(2), value.get()] == [True, False, 3]
+    assert [Counter("visits").incr() for _ in range(3)] == [1, 2, 3]
+    assert locked_get_or_set("answer", lambda: 42) == 42
+
+
+def test_a_node_that_has_the_lock_no_longer_is_not_believed(
+    cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that was paused answers one request more, before it hears that it is none any more."""
+    here, there = cluster.masters()[:2]
+    (replica,) = cluster.replicas_of(here)
+    (name,) = names_on(cluster, here)
+    asked: list[int] = []
+
+    def moved_meanwhile(port: int, commands: Any) -> None:
+        asked.append(port)
+        if len(asked) == 1:
+            believe_at(name, there.port)
+
+    ears = Ears(name=name)
+    believe_at(name, replica.port)
+    ears.start()
+    eventually(lambda: ears.hears)
+    assert ears.node == here.port  # R3, C3: no script at a replica counts who is subscribed there
+    with monkeypatch.context() as patch:
+        note_round_trips(patch, after=mine(moved_meanwhile))
+        Lock(name).acquire()
+        assert asked == [here.port, there.port, here.port]  # the other one has sent us back
+    believe_at(name, there.port)
+    assert [lock.name for lock in list_locks()] == [name]
+
+
+def test_a_renewal_that_goes_where_the_lock_is_no_longer_is_sent_on(cluster: Cluster, eventually: Eventually) -> None:
+    here, there = cluster.masters()[:2]
+    (name,) = names_on(cluster, here)
+    ears = Ears(name=name)
+    ears.start()
+    eventually(lambda: ears.hears)  # else this may be what finds it
+    with Lock(name, ttl=1.5) as lock:
+        believe_at(name, there.port)
+        end = monotonic() + lock.remaining()
+        eventually(lambda: monotonic() + lock.remaining() > end + 0.3)
+        assert not lock.lost
+
+
+def test_a_subscription_that_is_refused_as_another_one_joins_is_made_anew(
+    cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (Ears(name=name) for name in names_on(cluster, cluster.masters()[0], 2))
+    one.start()
+    eventually(lambda: one.hears and two.hears)
+    two.end()
+    refused = refuse_subscription(monkeypatch, one, lambda number, itself: not itself)
+    generation = one.generation
+    two.start()
+    eventually(lambda: refused and two.hears and one.hears and one.generation > generation)
+
+
+def test_an_answer_that_is_lost_before_replicas_have_it_is_asked_for_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C6: one that came twice was not written by the connection that would wait for replicas."""
+    lock = Lock("order:1", replicas=1)
+    with Lock("order:1"):
+        pass  # the node knows the script
+    confirmed, lost = list[object](), list[object]()
+
+    def too_late(port: int, commands: Any) -> None:
+        if any(RENEW in command for command in commands) and not confirmed:
+            confirmed.append(commands)
+            cluster.owner_of(slot_of(lock.name)).client().delete(key_of(lock.name))
+
+    def lose_answer(port: int, commands: Any) -> None:
+        if commands[-1][0] == "WAIT" and not lost:
+            lost.append(commands)
+            raise redis.ConnectionError("the answer is lost")
+
+    note_round_trips(monkeypatch, too_late, lose_answer)
+    assert lock.acquire()
+    assert lock.owned()
+    assert confirmed
+
+
+BOUND = 4
+
+
+@pytest.mark.complete
+def test_a_process_or_event_loop_has_as_many_connections_as_the_documentation_says(
+    cluster: Cluster, crowd: Any, settings: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count() -> int:
+        return sum(len(connections(client)) for client, _ in nodes)
+
+    nodes = [(node.client(), names_on(cluster, node, 4)) for node in cluster.masters()]
+    location = [node.url for node in cluster.masters()]
+    settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, location, client_name=NAME)}
+    settings.REDISLOCK = {**settings.REDISLOCK, "MAX_CONNECTIONS": BOUND, "TTL": 60}
+    for _, names in nodes:
+        me, you, held, lock = crowd(), crowd(), Lock(names[0]), Lock(names[0])
+        me(held, "acquire")
+        waiting = you.start(lock, "acquire")
+        eventually(lambda lock=lock: waiters(lock.name) == 1)
+        me(held, "release")
+        assert waiting.result(30)
+        eventually(lambda you=you, lock=lock: you.read(lock.remaining) > 30)  # confirmed by the sender
+    for client, _ in nodes:
+        client.client_pause(60_000, all=False)
+    asking = [crowd().start(Lock(name), "acquire") for _, names in nodes for name in names[1:]]
+    try:
+        # besides: those that listen, and those that have renewed what is held
+        eventually(lambda: count() >= BOUND + 2 * len(nodes))
+    finally:
+        for client, _ in nodes:
+            client.client_unpause()
+    assert all(future.result(30) for future in asking)
+    # this thread has asked who waits
+    assert count() <= BOUND + 2 * len(nodes) + crowd.awaits * len(nodes)
+    limit(monkeypatch, idle_for_threads=0.0, idle_for_loops=0.0, idle_look=0.05)
+    eventually(lambda: count() <= 1 + 2 * len(nodes) + crowd.awaits)
+
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def ids(*, deploy: bool = True) -> list[str]:
+    found = run_checks(include_deployment_checks=deploy)
+    return [str(message.id).removeprefix("django_redislock.") for message in found if "redislock" in str(message.id)]
+
+
+def use_all() -> None:
+    """At all nodes."""
+    for number in range(10):
+        with Lock(f"order:{number}"):
+            pass
+
+
+def test_an_alias_that_cannot_be_a_cluster_is_refused(settings: Any) -> None:
+    settings.REDISLOCK = {"CLUSTER": True}
+    for location, why in (
+        ("redis://127.0.0.1:6379/3", "names database 3, and a cluster has only database 0"),
+        ("unix:///tmp/redis.sock", "is reached by UnixDomainSocketConnection"),
+    ):
+        settings.CACHES = {"default": alias(DJANGO_REDIS, location)}
+        with pytest.raises(ImproperlyConfigured, match=f"is a cluster, but it {why}"):
+            Lock("a").acquire()
+        assert "E003" in ids()
+
+
+@BOTH
+def test_the_setting_names_the_aliases_whose_addresses_are_all_tried(
+    backend: str, cluster: Cluster, settings: Any
+) -> None:
+    settings.CACHES = {"default": alias(backend, [NOWHERE, cluster.masters()[0].url])}
+    for setting in True, ["default"]:
+        settings.REDISLOCK = {"CLUSTER": setting, "RETRY_FOR": 0}
+        use_all()
+    for setting in False, ["other"]:
+        settings.REDISLOCK = {"CLUSTER": setting, "RETRY_FOR": 0}
+        with pytest.raises(LockUnavailable):  # it is one server, the first
+            use_all()
+    failed = []
+    for node in cluster.masters():
+        settings.CACHES = {"default": alias(backend, node.url)}
+        try:
+            Lock("a").acquire(blocking_timeout=0)
+        except LockError as error:
+            failed.append(str(error))
+    assert len(failed) == 2  # one node has the slot of the tag 0
+    for text in failed:
+        assert "MOVED" in text
+        assert text.endswith("This is a node of a Redis Cluster: set REDISLOCK['CLUSTER'] = True.")
+
+
+@pytest.mark.complete
+def test_the_checks_look_at_every_node(cluster: Cluster, settings: Any) -> None:
+    assert ids() == []
+    settings.REDISLOCK = {**settings.REDISLOCK, "REPLICAS": 2}
+    assert ids() == ["W009"]
+    cluster.masters()[1].client().config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        assert ids() == ["W009", "W005"]
+    finally:
+        cluster.masters()[1].client().config_set("maxmemory-policy", "noeviction")
+    settings.REDISLOCK = {"CACHE": "locks"}
+    assert ids() == ["E007"]
+    settings.REDISLOCK = {"CLUSTER": ["lokcs"]}
+    assert ids(deploy=False) == ["E002"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("known_by", ["its client", "the setting"])
+def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable(
+    known_by: str,
+    cluster: Cluster,
+    settings: Any,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if known_by == "its client":
+        make = lambda self, write=True: RedisCluster.from_url(self._server[0])  # noqa: E731
+        monkeypatch.setattr("django_redis.client.DefaultClient.get_client", make)
+    settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": known_by == "the setting", "RETRY_FOR": 0}
+    settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, cluster.masters()[0].url)}
+    use_all()
+    settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, NOWHERE)}
+    with pytest.raises(LockUnavailable, match="cannot be reached for"):
+        Lock("a").acquire()
+    if known_by == "the setting":
+        Ears(name="a").start()
+        eventually(lambda: "event=listener-disconnected" in caplog.text)
+    assert "W004" in ids()
+    assert "W004" not in ids(deploy=False)
+    settings.REDISLOCK = {**settings.REDISLOCK, "VIEW_UNAVAILABLE_STATUS": 503}
+    view = locked_view("a")(lambda request: HttpResponse("ran"))
+    assert view(RequestFactory().get("/")).status_code == 503
+    page = login(User.objects.create_superuser("jo")).get(LIST)
+    assert "Could not read the locks from Redis" in page.text
+
+
+@pytest.mark.parametrize("found", ["6.2.14", redis.ConnectionError("down"), ResponseError("NOPERM")])
+def test_a_cluster_without_sharded_messages_is_refused_by_name_if_it_says_its_version(
+    found: Any, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def info(self: redis.Redis, section: str) -> dict[str, str]:
+        if isinstance(found, Exception):
+            raise found
+        return {"redis_version": found}
+
+    monkeypatch.setattr(redis.Redis, "info", info)
+    if isinstance(found, Exception):
+        use_all()
+    else:
+        with pytest.raises(ImproperlyConfigured, match=r"is version 6\.2\.14; locks on a cluster need"):
+            use_all()
+
+
+def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def remap(address: tuple[str, int]) -> tuple[str, int]:
+        seen.append(address)
+        return "127.0.0.1", address[1]
+
+    first = cluster.masters()[0].url
+    settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, first, address_remap=remap)}
+    use_all()
+    assert {port for _, port in seen} >= {master.port for master in cluster.masters()}
+
+
+def test_a_user_with_the_documented_rights_can_use_a_cluster(
+    cluster: Cluster, settings: Any, queue: Queue, eventually: Eventually
+) -> None:
+    def become(*rights: str) -> None:
+        for node in cluster.nodes:
+            node.ask("ACL", "SETUSER", "locks", "reset", "on", ">s3cret", *rights)
+        url = cluster.masters()[0].url.replace("redis://", "redis://locks:s3cret@")
+        settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, url)}
+
+    become("~*", "&*", "+@all", "-wait")
+    with pytest.raises(LockUnavailable, match="Without WAIT, no replicas can be asked for: set REPLICAS to 0"):
+        Lock("a", replicas=1).acquire()
+    rights = {word for word in redis_user()[0] if word[0] == "+"} - {"+subscribe", "+publish", "+pubsub|numsub"}
+    rights |= {"+ssubscribe", "+spublish", "+pubsub|shardnumsub", "+cluster|slots", "+cluster|myid", "+wait"}
+    become("resetchannels", "~redislock{*}:*", "&redislock{*}:wake!*", *sorted(rights))
+    for node in cluster.masters():
+        (name,) = names_on(cluster, node)
+        held = Lock(name, replicas=1)
+        held.acquire()
+        waiting = queue(Lock(name))
+        eventually(lambda name=name: Ears(name=name).hears)
+        held.release()
+        assert waiting.result(30)
+    assert len(list_locks()) == 3
+    for node in cluster.nodes:
+        node.ask("ACL", "DELUSER", "locks")
+
+
+@pytest.mark.django_db
+def test_who_acquired_after_the_confirmation_is_spared_however_high_the_fences_of_other_nodes_are(
+    cluster: Cluster,
+) -> None:
+    admin, node, other = login(User.objects.create_superuser("jo")), *cluster.masters()[:2]
+    (first,), (second,) = names_on(cluster, node), names_on(cluster, other)
+    ahead = (int(node.client().time()[0]) + 600) * 10**6  # as if its clock were
+    node.client().set(key_of(first).replace(f"lock:{first}", "fence"), ahead)
+    for name in (first, second):
+        Lock(name, ttl=600).acquire()
+    asked = select(admin, first, second).context
+    force_release(second)
+    assert Lock(second, ttl=600, token="t" * 22).acquire()
+    assert told(select(admin, first, second, post="yes", **asked["fences"]))[0] == "1 lock was force-released."
+    assert (Lock(first).locked(), Lock(second).locked()) == (False, True)

@@ -1,0 +1,102 @@
+"""Sentences of docs/guarantees.rst that no other test shows. See docs/promises.rst."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, closing, suppress
+from itertools import takewhile
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import sync_to_async
+from django.test import RequestFactory
+
+from django_redislock import Lock, LockLost, LockUnavailable, locked_view
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.docs import blocks, page
+from tests.helpers.processes import Worker
+from tests.helpers.state import NAME, QUEUE, Monitor, holder, put, queued
+
+AEventually = Callable[..., Awaitable[Any]]
+
+
+def test_the_first_waiter_of_a_process_queues_two_round_trips_after_its_request(
+    start: Callable[..., Worker], server: RedisServer, client: redis.Redis, eventually: Callable[..., Any]
+) -> None:
+    worker = start("with Lock('warm-up'):\n    pass\nsay('ready')\nhear()\nLock(name).acquire()", name=NAME)
+    worker.expect("ready")
+    put(client, NAME, ttl=600)
+    with closing(Monitor(server)) as monitor:
+        worker.tell()
+        eventually(lambda: queued(client))
+        until_it_queues = takewhile(lambda one: one.words[:2] != ["ZADD", QUEUE], monitor.seen())
+        sent = [one.name for one in until_it_queues if one.name in ("eval", "evalsha", "subscribe")]
+    assert len(sent) == 4  # the request, the subscription, a message to itself, and the request again
+    assert sent[1] == "subscribe"
+
+
+def test_acquire_asks_a_redis_that_is_away_no_longer_than_its_blocking_timeout(
+    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(GENEROUS)
+    own.stop()
+    for timeout in (0, 0.3):
+        began = monotonic()
+        with pytest.raises(LockUnavailable):
+            crowd()(Lock(NAME), "acquire", blocking_timeout=timeout)
+        assert monotonic() - began < GENEROUS / 2
+
+
+@pytest.mark.parametrize("how", ["ExitStack", "acquire"])
+async def test_what_sync_code_acquired_without_a_block_is_lost_when_its_task_is_cancelled(
+    how: str, client: redis.Redis, aeventually: AEventually
+) -> None:
+    lock, inside, go_on, found = Lock(NAME, ttl=0.6), threading.Event(), threading.Event(), list[bool]()
+
+    def work() -> None:
+        with suppress(LockLost), ExitStack() as stack:
+            stack.enter_context(lock) if how == "ExitStack" else lock.acquire()
+            inside.set()
+            assert go_on.wait(GENEROUS)
+            found.append(lock.lost)
+
+    task = asyncio.ensure_future(sync_to_async(work)())
+    await aeventually(inside.is_set)
+    task.cancel()
+    await asyncio.wait([task])
+    await aeventually(lambda: not holder(client))
+    go_on.set()
+    await aeventually(lambda: found)
+    assert found == [True]
+
+
+async def test_the_documented_view_waits_under_its_lock_for_the_thread_that_it_has_started(
+    client: redis.Redis, aeventually: AEventually
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def save_rows(pk: int) -> None:
+        begun.set()
+        assert go_on.wait(GENEROUS)
+
+    names: dict[str, Any] = {
+        "asyncio": asyncio,
+        "sync_to_async": sync_to_async,
+        "locked_view": locked_view,
+        "save_rows": save_rows,
+    }
+    exec(blocks(page("guarantees"))[0], names)
+    task = asyncio.ensure_future(names["import_rows"](RequestFactory().get("/"), pk=7))
+    await aeventually(begun.is_set)
+    task.cancel()
+    await asyncio.sleep(0.3)
+    assert holder(client, "import:7")
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await aeventually(lambda: not holder(client, "import:7"))

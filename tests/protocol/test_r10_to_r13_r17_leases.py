@@ -1,0 +1,280 @@
+"""How long a lease is (R10), who finds its end (R11), what renews it (R12), and how others adopt or release a lock and
+its former holder learns of that (R13, R17)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockLost, LockPool, force_release, get_lock
+from redisserver import RedisServer
+from tests import inside
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, TOKEN, holder, value
+from tests.helpers.ways import stopped
+from tests.inside import Ears, leases
+
+from .conftest import LONG, MEMBER, POOL, Eventually, Ghosts, Join, Listening, lapse
+
+
+@pytest.mark.parametrize(("ttl", "lease"), [(0.5, 500), (2, 2000), (6, 3000), (30, 10_000)])
+@pytest.mark.parametrize("kind", ["key", "line"])
+def test_r10_a_handoffs_lease_is_a_third_of_the_ttl_but_at_least_three_seconds_and_at_most_the_ttl(
+    kind: str, ttl: float, lease: int, pool: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    waiter, held = ghost(), Lock(NAME if kind == "key" else MEMBER)
+    held.acquire()
+    waiter.queue(TOKEN, name=NAME if kind == "key" else POOL, ttl=ttl)
+    before = server_time(client)
+    held.release()
+    word, id, _, granted, told, name = waiter.hear()
+    assert (word, id, int(told), name) == ("g", TOKEN, lease, held.name)
+    assert before <= int(granted) <= server_time(client)
+
+
+@pytest.mark.parametrize("auto_renew", [True, False], ids=["renewed", "not renewed"])
+@pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "pool"])
+def test_r10_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
+    name: str, auto_renew: bool, pool: LockPool, join: Join, eventually: Eventually
+) -> None:
+    held = Lock(name)
+    held.acquire()
+    options: Any = {"ttl": 300, "auto_renew": auto_renew}
+    waiting = join(Lock(name, **options)) if name == NAME else join(pool, **options)
+    held.release()
+    assert waiting.result()
+    eventually(lambda: 200 < (get_lock(name).lease_left or 0) <= 300)  # type: ignore[union-attr]
+    eventually(lambda: 200 < waiting.person.read(waiting.lock.remaining) <= 300)
+
+
+def test_r10_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
+    join: Join, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside.limit(monkeypatch, confirm_after=10.0 * GENEROUS)  # not by the watchdog
+    held = Lock(NAME)
+    held.acquire()
+    waiting = join(Lock(NAME, ttl=60, auto_renew=False))
+    held.release()
+    assert waiting.result()
+    assert int(client.pttl(LOCK)) <= 20_000
+    assert waiting.person(waiting.lock, "extend", 50)
+    assert 80_000 < int(client.pttl(LOCK)) <= 110_000
+
+
+@pytest.mark.usefixtures("nobody_looks")
+@pytest.mark.parametrize("call", ["release", "extend", "detach", "a withdrawal"])
+@pytest.mark.parametrize("name", [NAME, MEMBER, POOL])
+def test_r11_whoever_finds_the_lease_ended_passes_the_lock_on(
+    name: str, call: str, pool: LockPool, crowd: Crowd, join: Join, client: redis.Redis, listening: Listening
+) -> None:
+    listening()
+    me = crowd()
+    held, wanted = Lock(MEMBER if name == POOL else name, ttl=LONG), pool if name == POOL else Lock(name)
+    me(held, "acquire")
+    stays = join(wanted, blocking_timeout=GENEROUS)
+    if call == "a withdrawal":
+        leaves = join(wanted if name == POOL else Lock(name), blocking_timeout=0.3)
+    lapse(client, name)
+    if call == "a withdrawal":
+        assert leaves.future.exception(GENEROUS) or not leaves.result()
+    else:
+        with pytest.raises(LockLost):
+            me(held, call, *[1] * (call == "extend"))
+    assert stays.result()
+
+
+@pytest.mark.parametrize("mark", ["c", "h", "a"], ids=["held", "handed over", "adopted"])
+def test_r11_whoever_comes_in_the_last_millisecond_of_a_lease_still_has_it(mark: str, client: redis.Redis) -> None:
+    here = inside.own_process()
+    request = here.request("i" * 22, name=NAME, ttl=0.001)
+    client.set(LOCK, f"{request.id} - {mark} 1 1 - me", px=60_000)
+    inside.change_scripts(["lease-left"])  # as if every lease had less than a millisecond
+    try:
+        if mark == "a":
+            assert here.release(request, how=inside.WITHDRAWAL).state == inside.DETACHED
+        else:
+            assert here.renew(request, "confirm", 0.001).state == inside.HELD
+    finally:
+        inside.change_scripts()
+
+
+def is_renewed(lock: Lock, eventually: Eventually) -> None:
+    ends = monotonic() + lock.remaining()
+    eventually(lambda: monotonic() + lock.remaining() > ends + 0.02)
+
+
+def test_r12_the_end_of_a_lease_is_reported_while_redis_hangs_and_a_restart_at_once(
+    own: RedisServer, eventually: Eventually
+) -> None:
+    """After any reconnect everything is renewed."""
+    losses: list[LockLost] = []
+    short, long = (Lock(f"{NAME}:{ttl}", ttl=ttl, on_lost=losses.append) for ttl in (0.6, LONG))
+    long.acquire()
+    eventually(lambda: Ears().ready)  # it is held for long, so its process listens
+    short.acquire()
+    with stopped(own):
+        eventually(lambda: losses, within=3)  # the timeout of the alias is 5 s
+        assert short.lost
+    own.stop()
+    own.start()
+    eventually(lambda: len(losses) == 2)
+    assert long.lost
+    assert "gone from Redis" in losses[1].reason
+
+
+def test_r12_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
+    network: Proxy, renew_all: Callable[..., None], eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One with a short TTL does not wait for one with a long TTL."""
+    losses: list[LockLost] = []
+    with Lock("slow", ttl=LONG, using="other"):
+        held = network.hold_request("keep")
+        renew_all("other")
+        assert held.caught.wait(GENEROUS)
+        Lock(NAME, ttl=0.5, auto_renew=False, on_lost=losses.append, using="other").acquire()
+        quick = Lock("quick", ttl=3, on_lost=losses.append, using="other")
+        quick.acquire()
+        is_renewed(quick, eventually)
+        assert [error.name for error in losses] == [NAME]
+        assert "event=renewal-failed" not in caplog.text  # that of the slow one is still waited for
+        held.let_go()
+
+
+@pytest.mark.complete
+def test_r12_a_redis_that_hangs_costs_no_lock_of_another_alias(
+    own: RedisServer, server: RedisServer, add_alias: Callable[..., str], renew_all: Any, eventually: Eventually
+) -> None:
+    losses: list[LockLost] = []
+    far, near = Lock(NAME, ttl=12), Lock(NAME, ttl=3, on_lost=losses.append, using=add_alias(server.url))
+    far.acquire()
+    with stopped(own), near:
+        renew_all()
+        for _ in range(3):
+            is_renewed(near, eventually)
+    assert losses == []
+
+
+def test_c3_a_holder_whose_attempt_was_granted_the_lock_again_is_told(client: redis.Redis) -> None:
+    """By a new master that has never heard of it, and has the attempt in its queue: a renewal names its fence."""
+    lock, here = Lock(NAME), inside.own_process()
+    lock.acquire()
+    client.delete(LOCK)
+    mine = here.request(lock.token or "", name=NAME)
+    assert here.acquire(mine, inside.NOT_AT_ALL).state == inside.GRANTED
+    with pytest.raises(LockLost):
+        lock.extend(10)
+    assert lock.lost
+
+
+ADOPTER = "adopter-adopter-adopte"
+
+
+@pytest.fixture
+def hold(crowd: Crowd, listening: Listening, eventually: Eventually) -> Callable[..., tuple[Any, Lock, list[LockLost]]]:
+    """Somebody holds the lock with TOKEN. Returns who, the lock, and the losses of which it is told."""
+
+    def hold(using: str = "default") -> tuple[Any, Lock, list[LockLost]]:
+        losses: list[LockLost] = []
+        me, lock = crowd(), Lock(NAME, token=TOKEN, ttl=30, on_lost=losses.append, using=using)
+        listening(using)
+        assert me(lock, "acquire")
+        eventually(lambda: all(lease.seen and not lease.urgent for lease in leases()))
+        return me, lock, losses
+
+    return hold
+
+
+def adopt(ghost: Ghost) -> inside.AcquireReply:
+    return ghost.acquire(ghost.request(ADOPTER, name=NAME, token=TOKEN), inside.NOT_AT_ALL)
+
+
+def test_r13_a_lock_is_adopted_only_if_nobody_uses_it_and_keeps_its_fence(
+    hold: Any, ghost: Ghosts, crowd: Crowd, client: redis.Redis
+) -> None:
+    me, lock, losses = hold()
+    before, new = value(client), ghost()
+    assert not crowd()(Lock(NAME, token=TOKEN), "acquire", blocking=False)
+    assert adopt(new).state == inside.BUSY
+    assert value(client) == before
+    assert me(lock, "detach") == TOKEN
+    assert adopt(new).state == inside.ALREADY
+    assert value(client)[:4] == [ADOPTER, new.channel, "a", before[3]]
+    assert losses == []
+
+
+@pytest.mark.parametrize("then", ["it is told", "it releases", "the adopter dies"])
+def test_r13_adoption_from_a_process_that_seems_dead_draws_a_new_fence_and_ends_what_that_has(
+    then: str, hold: Any, ghost: Ghosts, network: Proxy, client: redis.Redis, eventually: Eventually
+) -> None:
+    """If it is alive after all, its writes are outdated from now on. Renewals and releases go by the id of the attempt,
+    not by the token."""
+    me, lock, losses = hold("other")
+    network.cut()
+    _, channel, _, fence, *_ = value(client)
+    eventually(lambda: client.pubsub_numsub(channel)[0][1] == 0)
+    assert adopt(ghost()).state == inside.ALREADY
+    assert int(value(client)[3]) > int(fence)
+    if then == "the adopter dies":
+        client.pexpire(LOCK, 500)
+    network.mend()
+    if then == "it is told":
+        eventually(lambda: losses)  # at its next renewal, as no message could tell it
+        assert [error.reason for error in losses] == [inside.WAS_ADOPTED]
+    elif then == "it releases":
+        with pytest.raises(LockLost):
+            me(lock, "release")
+        assert holder(client) == ADOPTER
+    else:
+        eventually(lambda: not holder(client), within=10)  # nobody renews it
+
+
+def released_elsewhere(client: redis.Redis) -> None:
+    bearer = Ghost(client, alive=True)
+    bearer.release(bearer.request(holder(client), name=NAME), how=inside.BEARER)
+    bearer.close()
+
+
+def told_of_an_adoption(client: redis.Redis) -> None:
+    """As one that is subscribed again at the moment of the adoption."""
+    id, channel, *_ = value(client)
+    client.publish(channel, f"a {id} {NAME}")
+
+
+ENDS: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
+    "force": (lambda client: force_release(NAME), inside.WAS_FORCED),
+    "seize": (lambda client: Lock(NAME).seize(), inside.WAS_FORCED),
+    "release elsewhere": (released_elsewhere, inside.WAS_RELEASED),
+    "release here": (lambda client: Lock(NAME, token=TOKEN).release(), inside.WAS_RELEASED),
+    "adoption": (told_of_an_adoption, inside.WAS_ADOPTED),
+    # of these, it learns at its next renewal
+    "expiry": (lapse, inside.HAS_VANISHED),
+    "flush": (lambda client: client.flushall(), inside.HAS_VANISHED),
+    "overwritten": (lambda client: client.set(LOCK, f"{'x' * 22} - c 1 1 - owner", px=60_000), inside.WAS_TAKEN),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_r17_every_end_of_a_lease_from_outside_is_told_once(
+    how: str, hold: Any, client: redis.Redis, renew_all: Callable[..., None], heard: list[Any], eventually: Eventually
+) -> None:
+    """R17: ``lost`` is False only for a live lease that is ours."""
+    end, reason = ENDS[how]
+    me, lock, losses = hold()
+    fence = me.read(lambda: lock.fence)
+    end(client)
+    if how in ("expiry", "flush", "overwritten"):
+        renew_all()
+    eventually(lambda: losses)
+    assert me.read(lambda: lock.lost)
+    with pytest.raises(LockLost) as caught:
+        me(lock, "release")
+    assert caught.value.reason == reason
+    assert [error.reason for error in losses] == [reason]
+    assert [facts for which, facts in heard if which == "lost"] == [
+        {"name": NAME, "template": NAME, "fence": fence, "reason": reason, "expired": False}
+    ]

@@ -1,0 +1,347 @@
+"""Messages that come late (R1), to somebody who has left (R7), or not at all (R6, R19), and waiters who cannot be told
+anything (R3), have been stopped (R4), are dead (R9), or sleep past an end (R5)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockPool, LockUnavailable, force_release
+from redisserver import RedisServer
+from tests import inside
+from tests.helpers.actors import GENEROUS, Crowd, server_time
+from tests.helpers.cancelling import Interrupt
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, WAITERS, count, flag, holder, queued, value
+from tests.inside import change_probe, limit
+
+from .conftest import ACQUIRE, LONG, POOL, Eventually, Ghosts, Join, Listening, Start, lapse, listed, told
+
+nobody_looks = pytest.mark.usefixtures("nobody_looks")
+
+
+@pytest.fixture
+def held() -> Lock:
+    lock = Lock(NAME, ttl=LONG)
+    lock.acquire()
+    return lock
+
+
+@pytest.mark.parametrize("late", ["acquire", "reacquire", "handoff"])
+def test_r1_however_late_the_news_a_lease_ends_here_no_later_than_in_redis(
+    late: str, network: Proxy, crowd: Crowd, join: Join, client: redis.Redis
+) -> None:
+    lock, first = Lock(NAME, ttl=3, auto_renew=False, using="other"), Lock(NAME)
+    if late == "handoff":
+        first.acquire()
+        waiting = join(lock)
+        me = waiting.person
+        wake = network.delay_message(f"g {listed(client)[0][0]}", 0.5)
+        first.release()
+        assert waiting.result()
+        assert wake.over.wait(GENEROUS)
+    else:
+        me = crowd()
+        network.delay_answer(ACQUIRE, 0.5)
+        assert me(lock, "acquire")
+        if late == "reacquire":
+            network.delay_answer(LOCK, 0.5)
+            me(lock, "reacquire")
+    ends_here = me.read(lambda: monotonic() + lock.remaining())
+    assert ends_here <= int(client.pttl(LOCK)) / 1000 + monotonic() + 0.001
+
+
+def test_r1_answers_that_come_after_the_end_of_their_lease_grant_nothing(
+    network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    late = network.delay_answer(ACQUIRE, 0.1, times=3)
+    with pytest.raises(LockUnavailable, match=r"Redis takes longer to respond than the TTL of the lock \(0\.05 s"):
+        crowd()(Lock(NAME, ttl=0.05, using="other"), "acquire", blocking=False)
+    assert late.met == 3
+    eventually(lambda: not holder(client))
+
+
+@nobody_looks
+@pytest.mark.parametrize("at_work", [True, False], ids=["others hold it", "it is free"])
+def test_r1_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
+    at_work: bool, held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
+) -> None:
+    waiting = join(Lock(NAME, ttl=0.5, auto_renew=False, using="other"))
+    late = network.hold_message(f"g {listed(client)[0][0]}")
+    held.release()
+    eventually(lambda: not holder(client))
+    if at_work:
+        held.acquire()
+    late.let_go()
+    if at_work:
+        eventually(lambda: queued(client) == 1)
+        held.release()
+    assert waiting.result()
+    assert value(client)[0] == waiting.id
+
+
+@nobody_looks
+def test_r6_all_waiters_are_in_the_queue_again_after_a_reconnect_and_in_order(
+    held: Lock, join: Join, client: redis.Redis, eventually: Eventually
+) -> None:
+    waiting = [join(Lock(NAME)) for _ in range(4)]
+    before = listed(client)
+    client.delete(QUEUE, WAITERS)  # as those do who find nobody listening while the connection is down
+    client.client_kill_filter(_type="pubsub")
+    eventually(lambda: listed(client) == before)
+    held.release()
+    for one in waiting:
+        assert one.result()
+        one.release()
+
+
+@pytest.mark.usefixtures("nobody_looks", "fresh")
+@pytest.mark.parametrize("next_one", ["stands", "is refused"])
+def test_r6_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_its_process(
+    next_one: str, threads: Join, ghost: Ghosts, client: redis.Redis, eventually: Eventually
+) -> None:
+    """What it was about to read may be lost, but the subscription counts until another one stands."""
+    ghost().queue("the-holder------------", name=NAME, ttl=LONG)
+    waiting = [threads(Lock(NAME, ttl=LONG)) for _ in range(2)]
+    ghost().queue("of-another-process-----", name=NAME, ttl=LONG)
+    begun, may_subscribe, channel = threading.Event(), threading.Event(), inside.own_channel()
+    patch = pytest.MonkeyPatch()
+
+    def hold_up() -> None:
+        begun.set()
+        assert may_subscribe.wait(GENEROUS)
+        patch.undo()
+        if next_one == "is refused":
+            raise redis.ConnectionError("refused")
+
+    def interrupt() -> None:
+        if threading.current_thread().name != "redislock-listener":  # nobody interrupts that one
+            raise Interrupt
+
+    inside.before_it_subscribes(patch, hold_up)
+    inside.before_it_reads(patch, interrupt)
+    eventually(lambda: client.publish(channel, "a message") and any(one.future.done() for one in waiting))
+    reads, stays = sorted(waiting, key=lambda one: not one.future.done())
+    with pytest.raises(Interrupt):
+        reads.result()
+    assert begun.wait(GENEROUS)
+    eventually(lambda: len(listed(client)) == 2)
+    force_release(NAME)
+    assert value(client)[0] != "of-another-process-----"
+    may_subscribe.set()
+    assert stays.result()
+    eventually(lambda: client.pubsub_numsub(channel) == [(channel.encode(), 1)])  # the old one is closed
+
+
+@nobody_looks
+@pytest.mark.parametrize("kind", ["handed over", "left to one that polls", "a member"])
+def test_r7_a_message_to_a_waiter_that_has_left_reaches_the_next_at_once(
+    kind: str, held: Lock, pool: LockPool, join: Join, client: redis.Redis, listening: Listening
+) -> None:
+    listening()
+    thing, name = (pool, POOL) if kind == "a member" else (Lock(NAME), NAME)
+    lock = pool.acquire(ttl=LONG) if kind == "a member" else held
+    here, now = inside.own_process(), server_time(client)
+    if kind == "left to one that polls":
+        polls = here.request("polls-polls-polls-poll", name=name, ttl=LONG)
+        here.acquire(polls, inside.polled(0.5), now)
+    here.acquire(here.request("gone-gone-gone-gone-gone", name=name, ttl=LONG), ticket=now + 1)
+    waiting = join(thing, blocking_timeout=GENEROUS)
+    lock.release()
+    assert waiting.result(within=15)  # the lease of that handoff is 200 s
+    assert listed(client, name) == []
+
+
+def test_r7_a_withdrawal_that_could_not_be_sent_is_sent_later(
+    held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
+) -> None:
+    waiting = join(Lock(NAME, blocking_timeout=1, using="other"))
+    network.cut()
+    with suppress(LockUnavailable):  # that is true as well
+        assert not waiting.result()
+    assert queued(client) == 1
+    network.mend()
+    eventually(lambda: queued(client) == 0)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "what", "look_every"),
+    [
+        pytest.param(30, "granted long ago", 2.0, marks=pytest.mark.complete),
+        pytest.param(1, "its handoff has ended", 2.0, marks=pytest.mark.complete),
+        (30, "half a message", LONG),
+    ],
+)
+def test_r19_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listener_reconnect(
+    ttl: float,
+    what: str,
+    look_every: float,
+    held: Lock,
+    network: Proxy,
+    join: Join,
+    client: redis.Redis,
+    listening: Listening,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit(monkeypatch, look_every=look_every)
+    ears = listening("other")
+    generation = ears.generation
+    waiting = join(Lock(NAME, ttl=ttl, using="other"))
+    if what == "half a message":
+        (link,) = [one for one in network.links if one.down.fileno() >= 0 and one.down.getpeername()[1] == ears.port]
+        link.down.sendall(b"*3\r\n$7\r\nmessage\r\n$20\r\nhalf")
+        eventually(lambda: ears.generation > generation and ears.ready)
+    else:
+        network.swallow_message(f"g {listed(client)[0][0]}")
+    held.release()
+    assert waiting.result()
+    eventually(lambda: ears.generation > generation and ears.ready)
+
+
+@pytest.fixture(params=["no right to channels", "the probe is not counted"])
+def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Callable[..., str]) -> Iterator[str]:
+    """An alias for which messages do not reliably reach waiters."""
+    if request.param == "no right to channels":
+        yield request.getfixturevalue("allow_only")("resetchannels")
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        change_probe(patch, lambda text: text.replace("listeners(ARGV[1])", "0"))
+        yield add_alias(server.url)
+
+
+def test_r3_waiters_that_get_no_messages_poll_and_keep_their_places(
+    polled: str, join: Join, client: redis.Redis, listening: Listening, eventually: Eventually, caplog: Any
+) -> None:
+    """They are never handed the lock, which is left for the first of them. It counts as gone if it does not look."""
+    listening(polled).end()
+    listening(polled)  # refused once more, for the same reason
+    assert caplog.text.count("event=not-subscribed") <= 1
+    lock = Lock(NAME, using=polled)
+    lock.acquire()
+    leaves, *waiting = (join(Lock(NAME, using=polled, blocking_timeout=seconds)) for seconds in (0.5, 30, 30))
+    assert not leaves.result()
+    ids = [id for id, _ in listed(client)]
+
+    def alive_until() -> int:
+        entry: Any = client.hget(WAITERS, ids[0])
+        assert entry.startswith(b"- ")
+        return int(entry.split(b" ")[2])
+
+    first = alive_until()
+    eventually(lambda: alive_until() > first + 100_000)
+    lock.release()
+    assert not Lock(NAME, using=polled).acquire(blocking=False)
+    for id, one in zip(ids, waiting, strict=True):
+        assert one.result()
+        assert (holder(client), flag(client)) == (id, "c")
+        one.release()
+
+
+@pytest.mark.usefixtures("look_soon")
+@pytest.mark.parametrize("kind", ["lock", "pool"])
+def test_r4_a_stuck_process_with_four_waiters_costs_one_handoff_lease(
+    kind: str, pool: LockPool, ghost: Ghosts, join: Join
+) -> None:
+    """A handoff whose lease ended unconfirmed leaves a trace. Who finds it drops every waiter of that process."""
+    stuck, lock, held = ghost(), Lock(NAME), pool.acquire()
+    lock.acquire()
+    for number in range(4):
+        stuck.queue(f"stuck-stuck-stuck-stuck-{number}", name=POOL if kind == "pool" else NAME, ttl=0.5)
+    waiting = join(pool if kind == "pool" else Lock(NAME), blocking_timeout=GENEROUS)
+    (held if kind == "pool" else lock).release()
+    assert waiting.result()
+    assert told(stuck) == [["g", "stuck-stuck-stuck-stuck-0"]]
+
+
+# a process that starts a thread whenever it is told to, which waits for the lock and releases it
+WAITS = """
+from tests.inside import limit
+limit(look_every=600.0)
+
+def wait(number):
+    with Lock(name, ttl=1, blocking_timeout=60):
+        say("acquired", number)
+
+for number in range(4):
+    hear()
+    threading.Thread(target=wait, args=(number,), daemon=True).start()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.complete
+@pytest.mark.usefixtures("look_soon")
+@pytest.mark.parametrize("busy", [True, False], ids=["held", "free"])
+def test_r4_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
+    busy: bool, start: Start, join: Join, client: redis.Redis, eventually: Eventually
+) -> None:
+    """Dropped, but alive: when the process runs again, all its waiters are back at their places."""
+    lock, worker = Lock(NAME), start(WAITS, name=NAME)
+    lock.acquire()
+    for number in range(4):
+        worker.tell()
+        eventually(lambda number=number: queued(client) == number + 1)
+    worker.signal(signal.SIGSTOP)
+    os.waitpid(worker.pid, os.WUNTRACED)  # until it has stopped
+    before = listed(client)
+    waiting = join(Lock(NAME))
+    lock.release()
+    assert waiting.result()
+    assert listed(client) == []
+    if not busy:
+        waiting.release()
+    worker.signal(signal.SIGCONT)
+    if busy:
+        eventually(lambda: listed(client) == before)
+        waiting.release()
+    # nobody has to wait for a look by the clock, which would come when the first holder's lease (30 s) would have ended
+    entered = [worker.expect("acquired", within=15)[0] for _ in range(4)]
+    assert (entered if busy else sorted(entered)) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.usefixtures("nobody_looks")
+def test_r5_waiters_look_when_the_lease_ends_of_whoever_holds_the_lock_now(join: Join) -> None:
+    Lock(NAME, ttl=0.3, auto_renew=False).acquire()
+    second, third = (join(Lock(NAME, ttl=0.5, auto_renew=False)) for _ in range(2))
+    assert second.result()  # and nobody releases it
+    assert third.result()
+
+
+@pytest.mark.usefixtures("look_soon")
+def test_r5_waiters_of_a_process_look_no_more_often_than_one_and_the_next_goes_on_with_it(
+    join: Join, client: redis.Redis, eventually: Eventually
+) -> None:
+    Lock(NAME, ttl=LONG).acquire()
+    leave = [join(Lock(NAME, blocking_timeout=1.5)) for _ in range(5)]
+    stays = join(Lock(NAME))
+    before, began = count(client, "evalsha"), monotonic()
+    eventually(lambda: count(client, "evalsha") >= before + 4)
+    assert monotonic() - began > 3 * 0.3
+    assert not any(one.result() for one in leave)
+    lapse(client)
+    assert stays.result()
+
+
+@pytest.mark.parametrize(("name", "dead"), [(NAME, 1), (NAME, 1200), (POOL, 250)])
+def test_r9_who_finds_a_lock_free_behind_dead_waiters_takes_it_in_a_single_try_and_tells_nobody(
+    name: str, dead: int, pool: LockPool, crowd: Crowd, ghost: Ghosts, client: redis.Redis
+) -> None:
+    """After dropping them, the script decides again; where they are very many, it is called again."""
+    gone, thing = ghost(alive=False), pool if name == POOL else Lock(NAME)
+    thing.acquire()
+    for number in range(dead):
+        gone.queue(f"{TOKEN}-{number}", name=name, age=10)
+    lapse(client, name)
+    before = count(client, "publish")
+    assert crowd()(pool if name == POOL else Lock(NAME), "acquire", blocking_timeout=0)
+    assert listed(client, name) == []
+    assert count(client, "publish") == before

@@ -1,0 +1,289 @@
+"""Requests that come late (R16) or are sent again (R8, R14) have done their work once, and touch nothing newer; an
+exception that a signal handler raises at any moment leaves nothing behind (R18)."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+import django_redislock
+from django_redislock import Lock, LockLost, LockNotOwned, LockPool, LockUnavailable, locked, locked_view
+from tests import inside
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.cancelling import Interrupt, Interrupter
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued, value
+from tests.inside import Ears, keys_of, leases
+
+from .conftest import ACQUIRE, LONG, RELEASE, Eventually, Join
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["released", "left"])
+def test_r8_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_does_nothing(
+    busy: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, listening: Callable[..., Ears]
+) -> None:
+    """What releases an attempt of which a request may still arrive leaves a mark, which that one honours."""
+    if busy:
+        Lock(NAME, ttl=LONG).acquire()
+        listening("other")
+    me, lock, before = crowd(), Lock(NAME, using="other", blocking_timeout=1), holder(client)
+    late = impatient.hold_request(LOCK)
+    assert me(lock, "acquire") is not busy
+    assert late.caught.is_set()
+    if not busy:
+        me(lock, "release")
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert (holder(client), queued(client)) == (before, 0)
+
+
+def test_r8_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
+    impatient: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    late = [impatient.hold_request(ACQUIRE) for _ in range(30)]
+    with pytest.raises(LockUnavailable):
+        crowd()(Lock(NAME, using="other"), "acquire", blocking=False)
+    eventually(lambda: client.keys("*gone:*"))
+    met = [trouble for trouble in late if trouble.caught.is_set()]
+    for trouble in late:
+        trouble.let_go()
+    assert met
+    assert all(trouble.over.wait(GENEROUS) for trouble in met)
+    assert holder(client) == ""
+
+
+class Unwanted(Retry):
+    """The retries of an alias."""
+
+    def call_with_retry(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError
+
+
+RETRIES = {"retry": Unwanted(NoBackoff(), 10), "retry_on_error": [redis.ConnectionError], "retry_on_timeout": True}
+
+
+@pytest.mark.parametrize("options", [{}, {"CONNECTION_POOL_KWARGS": RETRIES}], ids=["", "retries of the alias"])
+def test_r8_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
+    options: dict[str, Any], network: Proxy, add_alias: Callable[..., str], crowd: Crowd, client: redis.Redis
+) -> None:
+    """The lock is not busy because of itself, nor lost because it was released. Only we repeat, and know that we do."""
+    add_alias(network.url, **options)
+    me, lock = crowd(), Lock(NAME, blocking=False, using="other")
+    network.lose_answer(ACQUIRE)
+    assert me(lock, "acquire")
+    granted = value(client)
+    assert (granted[0], int(granted[3])) == me.read(lambda: (lock.token, lock.fence))
+    lost = network.lose_answer(LOCK)
+    me(lock, "release")
+    assert lost.over.is_set()
+    assert holder(client) == ""
+    with pytest.raises(LockNotOwned):
+        me(lock, "release")
+
+
+def test_r8_a_release_that_failed_may_have_succeeded_and_can_be_tried_again(
+    network: Proxy, crowd: Crowd, client: redis.Redis
+) -> None:
+    """The lock is not entered again without asking Redis."""
+    me, you, lock, yours = crowd(), crowd(), Lock(NAME, using="other", reentrant=True), Lock(NAME, token=TOKEN)
+    me(lock, "acquire")
+    lost = network.lose_answer(LOCK, times=1000)
+    with pytest.raises(LockUnavailable) as caught:
+        me(lock, "release")
+    assert 0 < caught.value.lease_left <= 30
+    lost.end()
+    assert you(yours, "acquire")
+    assert not me(lock, "acquire", blocking=False)
+    you(yours, "release")
+    me(lock, "release")
+    assert holder(client) == ""
+
+
+def test_r14_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, join: Join, client: redis.Redis) -> None:
+    def forgetful(person: Any) -> Callable[..., Any]:
+        return lambda *call, **options: client.script_flush() and person(*call, **options)
+
+    me, you, lock, other = forgetful(crowd()), forgetful(crowd()), Lock(NAME, ttl=LONG), Lock(NAME)
+    assert me(lock, "acquire")
+    assert me(lock, "status").value == "locked"
+    assert me(lock, "extend", 1)
+    assert me(lock, "reacquire")
+    assert not you(other, "acquire", blocking_timeout=0.1)  # and withdraws
+    assert not you(Lock(NAME, poll=True), "acquire", blocking_timeout=0.1)
+    assert [info.waiters for info in me(django_redislock, "list_locks")] == [0]
+    waiting = join(other)
+    adopted = Lock(NAME, token=me(lock, "detach"))
+    assert you(adopted, "acquire")
+    assert me(django_redislock, "force_release", NAME)
+    assert waiting.result()
+    you(lock, "seize")
+    you(lock, "release")
+    counter, pool = django_redislock.Counter("hits"), LockPool("accounts")
+    assert (me(counter, "incr"), me(counter, "reset")) == (1, 1)
+    assert (me(pool, "assign", ["alice", "bob"]), me(pool, "shrink", ["bob"])) == (2, 1)
+    member = me(pool, "acquire")
+    assert me(member, "extend", 1)
+    assert me(pool, "info").free == 0
+    me(member, "release")
+    me(pool, "clear")
+    assert leftovers(client) == []
+
+
+def test_r14_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_background(
+    network: Proxy, client: redis.Redis, eventually: Eventually, renew_all: Any, retry_for: Callable[[float], None]
+) -> None:
+    """Of those, several go in one pipeline, and each command is checked by itself."""
+    retry_for(0.1)
+    losses: list[LockLost] = []
+    locks = [Lock(f"{NAME}:{number}", ttl=LONG, on_lost=losses.append, using="other") for number in range(5)]
+    keys = [keys_of(lock.name).lock for lock in locks]
+    with ExitStack() as blocks:
+        for lock, key in zip(locks, keys, strict=True):
+            blocks.enter_context(lock)
+            client.pexpire(key, 100_000)
+        client.script_flush()
+        renew_all("other")
+        eventually(lambda: all(int(client.pttl(key)) > 200_000 for key in keys))
+        assert losses == []
+        network.cut()
+        with pytest.raises(LockUnavailable):
+            blocks.close()
+    client.script_flush()
+    network.mend()
+    eventually(lambda: leftovers(client) == [])
+
+
+@pytest.mark.parametrize("by", ["holder", "bearer"])
+def test_r16_a_release_that_comes_late_leaves_a_new_holder_with_the_same_token_alone(
+    by: str, impatient: Proxy, crowd: Crowd, client: redis.Redis
+) -> None:
+    me, you = crowd(), crowd()
+    first, second = Lock(NAME, token=TOKEN, using="other"), Lock(NAME, token=TOKEN)
+    me(first, "acquire")
+    if by == "bearer":
+        me(first, "detach")
+    late = impatient.hold_request(RELEASE)
+    me(first, "release")  # at the second try
+    assert late.caught.is_set()
+    assert you(second, "acquire")
+    id = holder(client)
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert holder(client) == id
+    assert not you.read(lambda: second.lost)
+    you(second, "release")
+
+
+OURS = str(Path(django_redislock.__file__).parent)
+MEMBERS = {"free:pool:accounts:", "fresh:pool:accounts:", "members:pool:accounts:", "pools"}
+
+
+def enter() -> None:
+    with Lock(NAME, ttl=LONG, blocking_timeout=GENEROUS):
+        pass
+
+
+def take() -> None:
+    """An exception between the return of acquire() and the next line leaves the lock to the caller (see Guarantees)."""
+    lock = Lock(NAME, ttl=LONG)
+    try:
+        lock.acquire(blocking_timeout=GENEROUS)
+        lock.release()
+    except Interrupt:
+        if fence_of(lock) is not None:
+            lock.release()
+        raise
+
+
+def take_member() -> None:
+    member = None
+    try:
+        member = LockPool("accounts").acquire(ttl=LONG, blocking_timeout=GENEROUS)
+        with member:
+            pass
+    finally:
+        if member is not None and fence_of(member) is not None:
+            member.release()
+
+
+def enter_cache_lock() -> None:
+    """Without a timeout it is renewed, for as long as its thread lives."""
+    with inside.redis_py_lock(NAME):
+        pass
+
+
+def fail(*_: object) -> HttpResponse:
+    raise ValueError
+
+
+def compute() -> None:
+    caches["memory"].delete("key")
+    django_redislock.locked_get_or_set("key", fail, using="memory")
+
+
+@locked_view(NAME)
+def view(request: HttpRequest) -> HttpResponse:
+    return fail()
+
+
+SECTIONS: dict[str, Callable[[], object]] = {
+    "with": enter,
+    "acquire": take,
+    "pool": take_member,
+    "decorator": locked(NAME)(fail),
+    "cache.lock": enter_cache_lock,
+    "cached value": compute,
+    "view": lambda: view(RequestFactory().get("/")),
+}
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("how", SECTIONS)
+def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(how: str, client: redis.Redis) -> None:
+    section = SECTIONS[how]
+    LockPool("accounts").extend(["alice"])
+    with suppress(ValueError):
+        section()
+    places = Interrupter(lambda file: file.startswith(OURS))
+    with suppress(ValueError):
+        places.run(section)
+    assert places.places > 50  # newer Pythons check for signals at fewer places
+    for place in range(places.places):
+        one = Interrupter(lambda file: file.startswith(OURS), place)
+        with suppress(Interrupt, ValueError):
+            one.run(section)
+        deadline = monotonic() + 5
+        while leases() or not set(leftovers(client)) <= MEMBERS:
+            if sys.version_info < (3, 11):
+                gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
+            assert monotonic() < deadline, f"{leftovers(client)}, interrupted at {one.struck}"
+        with suppress(ValueError):
+            section()  # so that the next one finds a connection
+
+
+def test_r18_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    lock = Lock(NAME, ttl=LONG)
+    inside.interrupt_ends_of_blocks(monkeypatch, Interrupt())
+    with pytest.raises(Interrupt):
+        lock.__exit__(None, None, None)  # which nobody has entered
+    with pytest.raises(Interrupt), lock:
+        pass
+    monkeypatch.undo()
+    with lock:  # it does not wait for itself
+        pass
+    assert leftovers(client) == []
