@@ -367,6 +367,13 @@ def thread_reads(thread: threading.Thread, name: str) -> bool:
     return frame is not None and "can_read" in getline(frame.f_code.co_filename, frame.f_lineno)
 
 
+def listener_makes_way() -> bool:
+    """Whether the listener's own thread waits until a thread that reads for the others stops."""
+    from tests.helpers.actors import stands_in
+
+    return stands_in(Ears()._receiver.thread, "_take", "wait")
+
+
 def before_it_reads(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Whichever thread reads the next message calls ``act`` with the message in hand."""
     _around(patch, Ears()._reader, "_handle", lambda *_: act())

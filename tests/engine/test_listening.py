@@ -187,6 +187,27 @@ def test_who_wants_to_read_when_the_reader_stops_reads(
         assert waiting.result(GENEROUS)
 
 
+def test_a_listener_that_made_way_for_a_waiting_thread_does_so_for_the_next(
+    other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, look_every=600)
+    listen()
+    eventually(hears)
+    waiting = []
+    for name, again_within in (("first", 0.1), ("second", 600.0)):
+        limit(monkeypatch, reading_again_within=again_within)
+        put(client, name, ttl=600)
+        person = other()
+        waiting.append(person.start(Lock(name).acquire))
+        eventually(lambda name=name: queued(client, name))
+        if name == "first":
+            eventually(lambda person=person: inside.thread_reads(person._thread, "first"))
+            eventually(inside.listener_makes_way)
+    for name, future in zip(("first", "second"), waiting, strict=True):
+        assert force_release(name)
+        assert future.result(GENEROUS)
+
+
 ONE, ANOTHER = "@" + "a" * 40, "@" + "b" * 40
 
 
