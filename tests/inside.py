@@ -8,7 +8,6 @@ import asyncio
 import errno
 import math
 import socket
-import sys
 import threading
 import time
 import weakref
@@ -17,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import asdict
 from importlib import import_module
-from linecache import getline
 from operator import attrgetter
 from time import monotonic
 from types import SimpleNamespace
@@ -291,8 +289,9 @@ def renew_all(using: str | None = None) -> None:
 
 
 def all_seen() -> bool:
-    """Whether the renewer has looked at every lease, so that it treats none as a short section."""
-    return all(lease.seen for lease in leases())
+    """Whether the renewer has looked at every lease, so that it treats none as a short section, and is about to ask
+    Redis for none."""
+    return all(lease.seen and not lease.urgent for lease in leases())
 
 
 class Ears:
@@ -357,21 +356,22 @@ def before_it_subscribes(patch: pytest.MonkeyPatch, act: Callable[[], object]) -
     _around(patch, Receiver, "subscribe", lambda *_: act())
 
 
+def _stands_in(thread: threading.Thread, function: str, code: str) -> bool:
+    from tests.helpers.actors import stands_in  # which imports this module
+
+    return stands_in(thread, function, code)
+
+
 def thread_reads(thread: threading.Thread, name: str) -> bool:
     """Whether this thread waits for a message at the connection of the lock ``name``."""
     partition = get_partition(None, name)
     partition.execute(probe.probe_command(partition))  # whoever reads now makes room for one who waits
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None and frame.f_code.co_name != "lead":
-        frame = frame.f_back
-    return frame is not None and "can_read" in getline(frame.f_code.co_filename, frame.f_lineno)
+    return _stands_in(thread, "lead", "can_read")
 
 
 def listener_makes_way() -> bool:
     """Whether the listener's own thread waits until a thread that reads for the others stops."""
-    from tests.helpers.actors import stands_in
-
-    return stands_in(Ears()._receiver.thread, "_take", "wait")
+    return _stands_in(Ears()._receiver.thread, "_take", "wait")
 
 
 def before_it_reads(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -708,10 +708,8 @@ def lose_turns(patch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def first_listener_held_up() -> Iterator[Callable[[threading.Thread], bool]]:
     """Nobody gets a listener meanwhile; tells of a thread whether it waits for one."""
-    from tests.helpers.actors import stands_in
-
     with runtime()._mutex:
-        yield lambda thread: stands_in(thread, runtime().listener.__name__, "mutex:")
+        yield lambda thread: _stands_in(thread, runtime().listener.__name__, "mutex:")
 
 
 def mistrust(patch: pytest.MonkeyPatch, *, node: str | None = None, doubted: bool = False, clock: bool = True) -> None:

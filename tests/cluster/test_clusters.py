@@ -201,6 +201,21 @@ def test_a_subscription_that_is_refused_as_another_one_joins_is_made_anew(
     eventually(lambda: refused and two.hears and one.hears and one.generation > generation)
 
 
+def test_a_neighbour_that_was_refused_is_subscribed_when_somebody_waits_there(
+    cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = cluster.masters()[0]
+    names = names_on(cluster, here, 2)
+    one, two = (Ears(name=name) for name in names)
+    believe_at(names[1], here.port)
+    refused = refuse_subscription(monkeypatch, two, lambda number, itself: itself)
+    one.start()
+    eventually(lambda: refused and one.hears)
+    assert not two.ready
+    two.start()
+    eventually(lambda: two.hears)
+
+
 def test_an_answer_that_is_lost_before_replicas_have_it_is_asked_for_again(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.processes import require
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.ways import Sentinels
-from tests.inside import counter_of, leases
+from tests.inside import counter_of, let_go
 
 from .faults import Fault, fault
 from .trial import Trial, alias
@@ -292,8 +292,7 @@ def count_losses(replicas: int, failovers: int) -> tuple[Counter[str], float]:
             settings = {"REPLICAS": replicas, "RETRY_FOR": 0.0}
             with override_settings(CACHES={"default": alias(master.url)}, REDISLOCK=settings):
                 believed, lost = lose_master(master, replica, links[master])
-                for lease in leases():
-                    lease.close()
+                let_go()
             found += Counter(believed=len(believed), lost=lost, struck=lost > 0)
             took += [seconds for *_, seconds in believed]
             master.start()

@@ -555,6 +555,14 @@ def test_a_claim_waits_as_long_as_the_setting_says_or_else_the_database(
     late = other()
     late(transaction.atomic().__enter__)
     late(account.book)
-    with pytest.raises(LockUnavailable, match=r"on the database 'default': another transaction that writes"):
+    said: list[str] = []
+
+    def note(execute: Any, sql: str, *more: Any) -> Any:
+        said.append(sql)
+        return execute(sql, *more)
+
+    refused = pytest.raises(LockUnavailable, match=r"on the database 'default': another transaction that writes")
+    with connections["default"].execute_wrapper(note), refused:
         locked_atomic(NAME, fenced=True)(account.book)()
+    assert ("PRAGMA busy_timeout = 50" in said) == (setting is not None)
     late(connections.close_all)

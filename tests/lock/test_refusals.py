@@ -157,7 +157,9 @@ def test_one_waiter_of_a_process_asks_who_the_holder_is_for_all_of_them(
     with override_settings(REDISLOCK={"SLOW_WAIT": 1}), own.client() as client:
         waiting = [crowd().start(Block(Lock(NAME)), "run") for _ in range(30)]
         eventually(lambda: queued(client) == 30)
-        asked = count(client, "evalsha")
+        asked, all_wonder = count(client, "evalsha"), monotonic() + 1
+        with stopped(own):  # the others wait for the answer to the first
+            eventually(lambda: monotonic() > all_wonder + 0.1)
         eventually(lambda: caplog.text.count(f"event=still-waiting name={NAME} owner=") == 30)
         # they do not all reach that point at the same moment, and look for the lock meanwhile
         assert count(client, "evalsha") - asked < 30

@@ -17,7 +17,7 @@ from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, holder, value
 from tests.helpers.ways import stopped
-from tests.inside import Ears, leases
+from tests.inside import Ears, all_seen
 
 from .conftest import LONG, MEMBER, POOL, Eventually, Ghosts, Join, Listening, lapse
 
@@ -183,7 +183,7 @@ def hold(crowd: Crowd, listening: Listening, eventually: Eventually) -> Callable
         me, lock = crowd(), Lock(NAME, token=TOKEN, ttl=30, on_lost=losses.append, using=using)
         listening(using)
         assert me(lock, "acquire")
-        eventually(lambda: all(lease.seen and not lease.urgent for lease in leases()))
+        eventually(all_seen)
         return me, lock, losses
 
     return hold
