@@ -231,7 +231,7 @@ class CacheLock:
         try:
             if block is not None:
                 block.enter(section)
-            refusal = _run(section.obtain(bool(blocking), _patience(timeout)))
+            refusal = _ask(lambda: section.acquire(bool(blocking), _patience(timeout)))
             if refusal is not None:
                 return refusal
             if not self.thread_local:

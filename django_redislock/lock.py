@@ -6,29 +6,31 @@ Most of this module is docstrings: they are the reference, for sync and async ca
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from asyncio import _get_running_loop
 from collections.abc import Coroutine
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS
 
 from . import engine, signals
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, check_token
-from .base.steps import Steps, arun, run_blocking
+from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.suggestions import refuse_arguments, takes_by_name
 from .base.times import Seconds, seconds, ttl_seconds
 from .base.warn import is_ours
 from .conf import conf
 from .engine import Acquisition, Lease, Section, WithBlock, find, holds, twin
-from .exceptions import LockNotOwned, LockUnavailable
+from .exceptions import LockError, LockNotOwned, LockUnavailable
 from .fencing import claim
 from .inspection import LockInfo, LockStatus
 from .inspection.info import inspect, read_status
 from .inspection.suspension import resume, suspend
 from .open_transactions import warn_of_release
-from .options import LockOptions, check_timeout, read_options
+from .options import DEFAULTS, LockOptions, check_timeout, read_options
 from .store.calls import read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition
@@ -38,6 +40,43 @@ if TYPE_CHECKING:
 
 
 _ACQUIRE = ("blocking", "blocking_timeout", "token")
+
+
+def _leave_block(
+    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    lock: Lock = block.lock
+    section: Any = None
+    try:
+        if _get_running_loop() is not None:
+            refuse_event_loop("Use async with instead.")
+        section = engine.section_of(block)
+        if error is None and section is not None and section.at_least == 0.0 and section.was_released():
+            warn_of_release(lock.name, unclaimed=section.held.unclaimed)
+        else:
+            run(lock._end(section, error))
+    except (LockError, SynchronousOnlyOperation):
+        raise
+    except BaseException:  # interrupted; what an ExitStack has entered, nobody else gives back
+        section = section or engine.section_of(block)
+        if section is not None:
+            section.undo()
+        raise
+
+
+def _aleave_block(
+    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> Any:
+    return _await_end(block, error, block.exit)
+
+
+async def _await_end(block: WithBlock, error: BaseException | None, kept: object) -> None:
+    lock: Lock = block.lock
+    section: Any = engine.section_of(block)
+    if error is None and section is not None and section.at_least == 0.0 and await section.awas_released():
+        warn_of_release(lock.name, unclaimed=section.held.unclaimed)
+    else:
+        await arun(lock._end(section, error))
 
 
 class Lock:
@@ -126,7 +165,8 @@ class Lock:
         self.name: str = check_name(name)
         if "{" in name and not is_ours(sys._getframe(1)):  # ours are made of templates: "{{pk}}" is "{pk}" by now
             warn_of_fields(name)
-        self._options = read_options(options, "Lock()", beside=["token"], wrong=wrong)
+        # one that was made without options checks nothing twice
+        self._options = read_options(options, "Lock()", beside=["token"], wrong=wrong) if options or wrong else DEFAULTS
         self._token = None if token is None else check_token(token)
         self._sections: list[Acquisition] = []  # of all threads and tasks
         self._latest: Lease | None = None
@@ -158,11 +198,12 @@ class Lock:
         """
         if wrong or unknown:
             refuse_arguments("Lock.acquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
+        if _get_running_loop() is not None:
+            refuse_event_loop("Await aacquire() instead, or call it through sync_to_async.")
         section = self._section(token)
         del token  # error reports show local variables
         try:
-            timeout = check_timeout(blocking_timeout)
-            return run_blocking(section.obtain(blocking, timeout), "Await aacquire() instead") is None
+            return section.acquire(blocking, check_timeout(blocking_timeout)) is None
         except BaseException:
             section.undo()
             raise
@@ -188,7 +229,7 @@ class Lock:
 
     async def _aobtain(self, section: Acquisition, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
         try:
-            return await arun(section.obtain(blocking, check_timeout(blocking_timeout))) is None
+            return await section.aacquire(blocking, check_timeout(blocking_timeout)) is None
         except BaseException as error:
             section.undo_cancelled(error)
             raise
@@ -203,9 +244,11 @@ class Lock:
         Raises LockUnavailable, and LockError when this thread or task holds the lock itself (with ``reentrant``, that
         counts as one more acquire).
         """
+        if _get_running_loop() is not None:
+            refuse_event_loop("Await aseize() instead, or call it through sync_to_async.")
         section = self._section(None)
         try:
-            run_blocking(section.obtain(seizes=True), "Await aseize() instead")
+            section.acquire(seizes=True)
         except BaseException:
             section.undo()
             raise
@@ -218,16 +261,22 @@ class Lock:
 
     async def _aseize(self, section: Acquisition) -> None:
         try:
-            await arun(section.obtain(seizes=True))
+            await section.aacquire(seizes=True)
         except BaseException as error:
             section.undo_cancelled(error)
             raise
 
     def __enter__(self) -> Self:
+        if _get_running_loop() is not None:
+            refuse_event_loop("Use async with instead.")
         block = engine.block_of(self)
         section = self._section(None)
         try:
-            run_blocking(self._enter(section, block), "Use async with instead.")
+            if block is not None:
+                block.enter(section)
+            refusal = section.acquire()
+            if refusal is not None:
+                raise refusal
             return self
         except BaseException:
             section.undo()
@@ -240,7 +289,11 @@ class Lock:
 
     async def _aenter(self, section: Acquisition, block: WithBlock | None) -> Self:
         try:
-            await arun(self._enter(section, block))
+            if block is not None:
+                block.enter(section)
+            refusal = await section.aacquire()
+            if refusal is not None:
+                raise refusal
             return self
         except BaseException as error:
             section.undo_cancelled(error)
@@ -439,25 +492,21 @@ class Lock:
         return Acquisition(self.name, self._options, through=self, token=given)
 
     def entered(self, section: Acquisition) -> None:
-        self._sections = [other for other in self._sections if not other.held.lost]
+        if self._sections:
+            self._sections = [other for other in self._sections if not other.held.lost]
         self._sections.append(section)
         self._latest = section.held
 
     def left(self, section: Acquisition) -> None:
-        with suppress(ValueError):  # it was never entered; or the watchdog has come here as well
+        try:
             self._sections.remove(section)
+        except ValueError:
+            pass  # it was never entered; or the watchdog has come here as well
 
     def _own(self) -> Acquisition | None:
         """The acquisition of which this object speaks here; see engine.find()."""
         found: Acquisition | None = find(self._sections)
         return found
-
-    def _enter(self, section: Acquisition, block: WithBlock | None) -> Steps[None]:
-        if block is not None:
-            block.enter(section)
-        refusal = yield from section.obtain()
-        if refusal is not None:
-            raise refusal
 
     def _release(self, own: Acquisition | None) -> Steps[None]:
         section = own or self._own()  # a framework may make the call in no task, and await it in the right one
@@ -491,8 +540,8 @@ class Lock:
         elif (yield from section.exit(error)) and error is None:
             warn_of_release(section.held.name, unclaimed=section.held.unclaimed)
 
-    __exit__: engine.ExitMethod = engine.exit_of(_end)
-    __aexit__: engine.ExitMethod = engine.aexit_of(_end)
+    __exit__: engine.ExitMethod = engine.ExitMethod(_leave_block)
+    __aexit__: engine.ExitMethod = engine.ExitMethod(_aleave_block, awaited=True)
 
     def _detach(self, own: Acquisition | None, ttl: Seconds | None) -> Steps[str]:
         section = self._held("detach", own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, TypedDict, get_type_hints
 
@@ -77,6 +77,8 @@ class Options:
     note: str = ""
     purpose: str = ""
     template: str = ""
+    # what the engine has made of them and of the settings, where that is the same for all names
+    terms: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_flag(self.blocking, "blocking")
@@ -163,7 +165,7 @@ def read_options(
     """
     if wrong or not keywords.keys() <= _names(known):
         refuse_arguments(what, wrong, keywords.keys() - _names(known), sorted({*_names(known), *beside}), number)
-    return Options(**keywords)
+    return Options(**keywords) if keywords else DEFAULTS
 
 
 @cache
@@ -233,3 +235,6 @@ def _check_text(value: str, what: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, not {shown(value)} ({type(value).__name__}).")
     return value
+
+
+DEFAULTS = Options()

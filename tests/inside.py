@@ -37,7 +37,7 @@ from django_redislock.computations import Computation, computations
 from django_redislock.conf import conf
 from django_redislock.engine import Frame, Lease, Section, draw_new_fence
 from django_redislock.engine import runtime as runtime_module
-from django_redislock.engine.acquiring import acquisition, effective_options
+from django_redislock.engine.acquiring import acquisition
 from django_redislock.engine.acquiring.attempt import Attempt
 from django_redislock.engine.background import outage
 from django_redislock.engine.leases import lease as _reasons
@@ -227,7 +227,7 @@ def use_tokens_as_ids() -> None:
         request = Request(*args, **kwargs)
         return request if request.token is None else request._replace(id=request.token, token=None)
 
-    setattr(effective_options, "LockRequest", confused)  # noqa: B010
+    setattr(acquisition, "LockRequest", confused)  # noqa: B010
 
 
 def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[[bool], object]) -> None:

@@ -9,7 +9,7 @@ from .leases.lease import Lease, Section
 from .owners.description import describe_owner
 from .owners.held import find, hide, holds, under
 from .owners.twin import twin
-from .owners.with_block import ExitMethod, WithBlock, aexit_of, block_of, exit_of
+from .owners.with_block import ExitMethod, WithBlock, block_of, section_of
 
 __all__ = [
     "Acquisition",
@@ -18,12 +18,10 @@ __all__ = [
     "Lease",
     "Section",
     "WithBlock",
-    "aexit_of",
     "block_of",
     "describe_owner",
     "detach",
     "draw_new_fence",
-    "exit_of",
     "find",
     "hide",
     "holds",
@@ -33,6 +31,7 @@ __all__ = [
     "release_surely",
     "renew",
     "renew_by_token",
+    "section_of",
     "start_listening",
     "twin",
     "under",

@@ -51,7 +51,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
     """
     if lease.lost:
         raise lease.lost_error()
-    connection, within = connections[alias], lease.fence_timeout
+    connection, within = connections[alias], lease.terms.fence_timeout
     if not first and not (in_atomic_block(connection) or is_manual(connection)):
         raise RuntimeError(
             f"The lock {lease.name!r} can be claimed only inside a transaction, and none is open on the database "
@@ -99,7 +99,7 @@ def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | No
     if codes & TIMED_OUT or busy:
         bound, holder = "", "another transaction that writes is still open, or has written since this one began to read"
         if not busy:
-            bound = "" if lease.fence_timeout is None else f" within {lease.fence_timeout:g} s"
+            bound = "" if lease.terms.fence_timeout is None else f" within {lease.terms.fence_timeout:g} s"
             holder = "another transaction that has claimed it, of a holder that has lost the lock, is still open"
         mine = sorted(lease.claimed - {alias})
         itself = (

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 from ..base.display import Secret, SecretBytes
 from ..base.steps import Steps
+from ..base.times import monotonic
 from .holder import Holder, check_member, parse_holder
 from .keys import Keys, make_keys
 from .lock_store import Partition
 from .loop_connections import ENTERING, LEAVING
 from .node import Node
-from .retry import call
+from .retry import Tried, call
 from .scripts import Script
 from .wire import Command
 
@@ -93,26 +94,52 @@ class AcquireReply(NamedTuple):
     acknowledged: int  # how many replicas have acknowledged it; 0 if that was not asked for
 
 
+def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) -> Command:
+    """``wait``: NOT_AT_ALL, QUEUED, polled(), SEIZING or ADOPTING."""
+    partition, keys = request.partition, request.keys
+    script = _CHECKOUT if keys.any else _ACQUIRE[keys.stored]
+    return (
+        "EVALSHA",
+        script.sha,
+        str(len(keys.all) + 1),
+        *keys.all,
+        Secret(f"{partition.prefix}gone:{request.id}"),
+        request.name,
+        request.id,
+        partition.channel if request.listens else "-",
+        str(partition.highest_fence),
+        str(round(request.ttl * 1000)),
+        wait,
+        str(ticket or ""),
+        request.token or "-",
+        *(() if keys.any else (request.adopts, "" if request.most is None else str(request.most))),
+        request.owner,
+    )
+
+
 def acquire(
-    request: LockRequest, wait: str, ticket: int | None, *, until: float, by: float | None, urgency: int = ENTERING
+    request: LockRequest,
+    wait: str,
+    ticket: int | None,
+    *,
+    until: float,
+    by: float | None,
+    urgency: int = ENTERING,
+    tried: Tried | None = None,
 ) -> Steps[AcquireReply]:
     """Acquire the lock (or any member of a pool), or queue for it. Idempotent per attempt.
 
-    ``wait``: NOT_AT_ALL, QUEUED, polled(), SEIZING or ADOPTING. ``until``, ``by``: see call().
+    ``wait``: see acquire_command(). ``until``, ``by``, ``tried``: see call().
     """
     partition, keys, name = request.partition, request.keys, request.name
-    known, ttl, token, drawn = str(partition.highest_fence), _ms(request.ttl), request.token or "-", str(ticket or "")
-    script = _CHECKOUT if keys.any else _ACQUIRE[keys.stored]
-    more_args = () if keys.any else (request.adopts, "" if request.most is None else str(request.most))
-    args = (name, request.id, request.channel, known, ttl, wait, drawn, token, *more_args, request.owner)
-    command = script.command((*keys.all, _gone(partition, request.id)), args)
+    command = acquire_command(request, wait, ticket)
     repeated = False
     while True:
         answered = yield from call(
-            partition, command, name, until=until, by=by, urgency=urgency, replicas=request.replicas
+            partition, command, name, until=until, by=by, urgency=urgency, replicas=request.replicas, tried=tried
         )
         (state, us, number, left, *more), sent, again, node, acknowledged = answered
-        repeated = repeated or again
+        repeated, tried = repeated or again, None
         node.anchor = us, sent
         if partition.node_if_known is not node:
             # C3: a node that was paused, for instance, may have granted what another node has by now: ask that one
@@ -129,6 +156,29 @@ def acquire(
             )
 
 
+def granted_at_once(request: LockRequest, tried: Tried) -> tuple[int, float] | None:
+    """Return the fence of the lock that a first try has got, and its end (monotonic); None: it takes more than that."""
+    sent, answers, node = tried
+    if node is None or request.partition.node_if_known is not node:
+        return None
+    answer: Any = answers[0]  # type: ignore[index]
+    if type(answer) is not list or answer[0] != GRANTED:
+        return None
+    _, us, fence, left = answer
+    node.anchor = us, sent
+    ends = lease_end(sent, min(left / 1000, request.ttl))
+    if monotonic() >= ends:
+        return None
+    request.partition.note_fence(fence)
+    return fence, ends
+
+
+def released_at_once(tried: Tried) -> bool:
+    """Whether a first try has released a lock, and nothing is left to do."""
+    _, answers, node = tried
+    return node is not None and answers[0] == [RELEASED, 0]  # type: ignore[index]
+
+
 class Released(NamedTuple):
     """The outcome of a release, or of a withdrawal."""
 
@@ -139,19 +189,25 @@ class Released(NamedTuple):
 
 
 def release(
-    request: LockRequest, *, unknown: bool, how: str = HOLDER, until: float = math.inf, by: float | None = None
+    request: LockRequest,
+    *,
+    unknown: bool,
+    how: str = HOLDER,
+    until: float = math.inf,
+    by: float | None = None,
+    tried: Tried | None = None,
 ) -> Steps[Released]:
     """Release the lock, or leave its queue.
 
     ``unknown``: an acquire of this attempt may still be on its way; it will find that the attempt is over. ``how``:
-    HOLDER, BEARER (whoever acquired it: the token is enough) or WITHDRAWAL. ``until``, ``by``: see call().
+    HOLDER, BEARER (whoever acquired it: the token is enough) or WITHDRAWAL. ``until``, ``by``, ``tried``: see call().
     """
     state, twice = NOT_HELD, False
     while True:
         command = release_command(request, unknown=unknown, how=how)
-        calling = call(request.partition, command, request.name, until=until, by=by, urgency=LEAVING)
+        calling = call(request.partition, command, request.name, until=until, by=by, urgency=LEAVING, tried=tried)
         answer, _, repeated, *_ = yield from calling
-        state, twice = state or answer[0], twice or repeated
+        state, twice, tried = state or answer[0], twice or repeated, None
         rest = left_to_release(request, answer)
         if rest is None:
             if len(answer) <= 3:
@@ -172,11 +228,20 @@ def left_to_release(request: LockRequest, answer: Sequence[Any]) -> LockRequest 
 
 def release_command(request: LockRequest, *, unknown: bool, how: str = HOLDER) -> Command:
     partition, keys = request.partition, request.keys
-    declared = (*keys.all, _gone(partition, request.id)) if unknown else keys.all
-    args = (request.name, request.id, request.channel, str(partition.highest_fence))
-    if keys.any:
-        return _LEAVE.command(declared, args)
-    return _RELEASE[keys.stored].command(declared, (*args, how))
+    script = _LEAVE if keys.any else _RELEASE[keys.stored]
+    gone = (Secret(f"{partition.prefix}gone:{request.id}"),) if unknown else ()
+    return (
+        "EVALSHA",
+        script.sha,
+        str(len(keys.all) + len(gone)),
+        *keys.all,
+        *gone,
+        request.name,
+        request.id,
+        partition.channel if request.listens else "-",
+        str(partition.highest_fence),
+        *(() if keys.any else (how,)),
+    )
 
 
 class Renewed(NamedTuple):
@@ -273,10 +338,6 @@ def find_held(partition: Partition, name: str, bears: Callable[[str], bool]) -> 
     if holder is None or not bears(holder.token):
         return None
     return LockRequest(partition, make_keys(partition.prefix, name), name, holder.id)
-
-
-def _gone(partition: Partition, id: str) -> Secret:
-    return Secret(f"{partition.prefix}gone:{id}")
 
 
 def _ms(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..base.names import split_member
@@ -13,7 +14,10 @@ _TYPES = dict.fromkeys(("waiters", "held", "took"), "hash") | dict.fromkeys(
 
 
 class Keys(NamedTuple):
-    """The keys of a lock, or of a pool when any member is wanted, in the order in which scripts expect them."""
+    """The keys of a lock, or of a pool when any member is wanted, in the order in which scripts expect them.
+
+    ``stored``: how the lock is stored, and so which variant of a script works on it.
+    """
 
     all: tuple[str, ...]
     lock: str  # the lock itself; for a member of a pool, the hash that has it as a field
@@ -23,13 +27,10 @@ class Keys(NamedTuple):
     busy: str = ""  # of the pool: the ends of its members' leases
     line: str = ""  # of the pool: the queue of those who want any member
     any: bool = False  # any member is wanted
-
-    @property
-    def stored(self) -> str:
-        """How the lock is stored: which variant of a script works on it."""
-        return "key" if self.member is None else "member"
+    stored: str = "key"
 
 
+@lru_cache(maxsize=1024)  # many a lock is acquired again, and each needs them for several commands
 def make_keys(prefix: str, name: str) -> Keys:
     """The keys of the lock ``name``, or of a pool, if ``name`` stands for any of its members.
 
@@ -38,14 +39,14 @@ def make_keys(prefix: str, name: str) -> Keys:
     shared = (f"{prefix}index", f"{prefix}fence")
     if name.endswith(":") and split_member(f"{name}any"):
         pool = pool_keys(prefix, name)
-        return Keys((*pool, *shared), pool[3], members=pool[0], busy=pool[4], line=pool[7], any=True)
+        return Keys((*pool, *shared), pool[3], members=pool[0], busy=pool[4], line=pool[7], any=True, stored="member")
     own = (f"{prefix}queue:{name}", f"{prefix}waiters:{name}")
     split = split_member(name)
     if split is None:
         lock = f"{prefix}lock:{name}"
         return Keys((lock, *own, *shared), lock, own[0])
     pool = pool_keys(prefix, split[0])
-    return Keys((*pool, *own, *shared), pool[3], own[0], split[1], pool[0], pool[4], pool[7])
+    return Keys((*pool, *own, *shared), pool[3], own[0], split[1], pool[0], pool[4], pool[7], stored="member")
 
 
 def pool_keys(prefix: str, pool: str) -> tuple[str, ...]:

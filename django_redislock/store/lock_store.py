@@ -216,22 +216,26 @@ class Partition:
 
     def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
-        node = self.store.node_of(self.tag, by)
-        answers, sent = self.store.exchange(node, commands, by)
-        if self.store.doubts(node, sent):
-            _believe(node, self.store.node_of(self.tag, _confirmed_by(by), node.answered_at))
-        self.heard_from(node)
+        store = self.store
+        node = store.node_of(self.tag, by)
+        answers, sent = store.exchange(node, commands, by)
+        if store.doubts(node, sent):
+            _believe(node, store.node_of(self.tag, _confirmed_by(by), node.answered_at))
+        if self.subscribed_at is not node:
+            self.heard_from(node)
         return answers, node
 
     async def aexchange(
         self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], Node]:
         """See exchange(). ``urgency``: see LockStore.aexchange()."""
-        node = await self.store.anode_of(self.tag, by)
-        answers, sent = await self.store.aexchange(node, commands, by, urgency=urgency)
-        if self.store.doubts(node, sent):
-            _believe(node, await self.store.anode_of(self.tag, _confirmed_by(by), node.answered_at))
-        self.heard_from(node)
+        store = self.store
+        node = await store.anode_of(self.tag, by)
+        answers, sent = await store.aexchange(node, commands, by, urgency=urgency)
+        if store.doubts(node, sent):
+            _believe(node, await store.anode_of(self.tag, _confirmed_by(by), node.answered_at))
+        if self.subscribed_at is not node:
+            self.heard_from(node)
         return answers, node
 
     def execute(self, command: Command) -> Any:

@@ -56,6 +56,30 @@ class Reply(NamedTuple):
     acknowledged: Any = 0  # how many replicas have acknowledged it, if that was asked for
 
 
+# what has come of a command that was sent once: when (monotonic), the answers and whose they are, or the error
+Tried = tuple[float, list[Any] | Exception, Node | None]
+
+
+def try_once(partition: Partition, command: Command, by: float | None) -> Tried:
+    """Send ``command`` in this thread, where a plain call has to be enough; call() goes on if it was not."""
+    sent = monotonic()
+    try:
+        answers, node = partition.exchange((command,), by)
+    except (*CONNECTION_ERRORS, ResponseError) as error:
+        return sent, error, None
+    return sent, answers, node
+
+
+async def atry_once(partition: Partition, command: Command, by: float | None, urgency: int) -> Tried:
+    """See try_once()."""
+    sent = monotonic()
+    try:
+        answers, node = await partition.aexchange((command,), by, urgency=urgency)
+    except (*CONNECTION_ERRORS, ResponseError) as error:
+        return sent, error, None
+    return sent, answers, node
+
+
 def call(
     partition: Partition,
     command: Command,
@@ -66,15 +90,17 @@ def call(
     by: float | None = None,
     urgency: int = ENTERING,
     replicas: int = 0,
+    tried: Tried | None = None,
 ) -> Steps[Reply]:
     """Run ``command``, which must be safe to retry; after connection trouble again, for at most the setting RETRY_FOR.
 
     ``until``: the monotonic time after which it is not retried. ``by``: the monotonic time at which to stop waiting for
     an answer. ``name``, ``noun``: for errors. ``urgency``: see LEAVING. ``replicas``: wait up to ACKNOWLEDGED_WITHIN
-    seconds for so many to acknowledge what the command has written. Raises LockUnavailable.
+    seconds for so many to acknowledge what the command has written. ``tried``: what has come of the first try, if there
+    was one. Raises LockUnavailable.
     """
     commands = [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)] if replicas else [command]
-    reply = yield from _persist(Execute(partition, commands, by, urgency), name, noun, until)
+    reply = yield from _persist(Execute(partition, commands, by, urgency), name, noun, until, tried=tried)
     if isinstance(reply.acknowledged, ResponseError):
         trouble = f"{reply.acknowledged}. Without WAIT, no replicas can be asked for: set REPLICAS to 0."
         raise _unavailable("refuses to serve", partition, name, trouble) from reply.acknowledged
@@ -88,7 +114,13 @@ def call_many(partition: Partition, commands: Sequence[Command]) -> Steps[list[A
 
 
 def _persist(
-    request: Execute, name: str | None, noun: str = "lock", until: float = math.inf, *, several: bool = False
+    request: Execute,
+    name: str | None,
+    noun: str = "lock",
+    until: float = math.inf,
+    *,
+    several: bool = False,
+    tried: Tried | None = None,
 ) -> Steps[Reply]:
     """``several``: return all answers, errors among them; else return the first, or raise it if it is an error."""
     partition = request.partition
@@ -98,7 +130,12 @@ def _persist(
     while True:
         sent = monotonic()
         try:
-            answers, node = yield request
+            if tried is None:
+                answers, node = yield request
+            else:
+                (sent, answers, node), tried = tried, None
+                if isinstance(answers, Exception):
+                    raise answers
             if several:
                 for answer in answers if partition.store.clustered else ():
                     if isinstance(answer, PASSING):

@@ -24,13 +24,9 @@ IDLE_FOR = 30.0  # seconds after which an unused connection is closed
 
 
 class _Loan:
-    """The right to use a connection. It exists before anything is taken, so that any interruption gives it back."""
+    """The right to use a connection."""
 
-    __slots__ = ("__weakref__", "connection", "entry")
-
-    def __init__(self) -> None:
-        self.connection: Connection | None = None  # once it is in order and can be used again
-        self.entry: weakref.ref[_Loan] | None = None  # its entry in the set that is counted
+    entry: weakref.ref[_Loan] | None = None  # its entry in the set that is counted
 
 
 class ThreadConnections:
@@ -57,59 +53,67 @@ class ThreadConnections:
 
         Times are monotonic. ``by``: when to give up, if that is sooner than the timeouts of the connection.
         """
+        # it exists before it is counted, and ends in C code alone if an exception strikes while it is returned
         loan = _Loan()
+        answered: Connection | None = None  # it is in order, and can be used again
         try:
-            self._enter(loan, by)
+            with self._mutex:
+                if len(self._loans) >= self._bound:
+                    self._await_room(by)
+                loan.entry = weakref.ref(loan, self._loans.discard)
+                self._loans.add(loan.entry)
             sent = monotonic()  # C7: before connecting, as a node may be silent then already
-            connection = self._take(node, by)
+            try:
+                connection, used = node.idle.pop()
+            except IndexError:
+                connection = self._connect(node, by)
+            else:
+                if sent - used > IDLE and _is_stale(connection):
+                    connection.disconnect()
+                    connection = self._take(node, by)
             try:
                 answers = exchange(connection, commands, by)
             except BaseException:
                 connection.disconnect()  # the answer may still come, and nobody else must read it
                 raise
-            loan.connection = connection
+            answered = connection
             return answers, sent
         finally:
-            self._leave(node, loan)
+            if loan.entry is not None:
+                self._loans.discard(loan.entry)
+            if answered is not None:
+                node.idle.append((answered, monotonic()))
+                if self._closed or node.closed:  # asked only now: another thread may be closing it at this very moment
+                    node.drop_idle()
+            if self._waiting:
+                with self._mutex:
+                    self._changed.notify()
 
-    def _enter(self, loan: _Loan, by: float | None) -> None:
-        """Wait until there are fewer loans than the bound allows."""
-        give_up = None
-        with self._mutex:
-            while len(self._loans) >= self._bound:
-                now = monotonic()
-                give_up = give_up or min(now + PATIENCE, by or math.inf)
-                if now >= give_up:
-                    raise NotAsked("no connection became free in time")
-                self._waiting += 1
-                try:
-                    self._changed.wait(min(CHECK_EVERY, give_up - now))
-                finally:
-                    self._waiting -= 1
-            # if an exception strikes while the loan is returned, it still ends when its object dies, in C code alone
-            loan.entry = weakref.ref(loan, self._loans.discard)
-            self._loans.add(loan.entry)
-
-    def _leave(self, node: Node, loan: _Loan) -> None:
-        if loan.entry is not None:
-            self._loans.discard(loan.entry)
-        if loan.connection is not None:
-            node.idle.append((loan.connection, monotonic()))
-            if self._closed or node.closed:  # asked only now: another thread may be closing it at this very moment
-                node.drop_idle()
-        if self._waiting:
-            with self._mutex:
-                self._changed.notify()
+    def _await_room(self, by: float | None) -> None:
+        """Wait, with the mutex, until there are fewer loans than the bound allows."""
+        give_up = min(monotonic() + PATIENCE, by or math.inf)
+        while len(self._loans) >= self._bound:
+            now = monotonic()
+            if now >= give_up:
+                raise NotAsked("no connection became free in time")
+            self._waiting += 1
+            try:
+                self._changed.wait(min(CHECK_EVERY, give_up - now))
+            finally:
+                self._waiting -= 1
 
     def _take(self, node: Node, by: float | None) -> Connection:
+        """Return an unused connection that is in order, or a new one."""
         while True:
             try:
-                connection, used = node.idle.pop()
+                connection, _ = node.idle.pop()
             except IndexError:
-                break
-            if monotonic() - used <= IDLE or not _is_stale(connection):
+                return self._connect(node, by)
+            if not _is_stale(connection):
                 return connection
             connection.disconnect()
+
+    def _connect(self, node: Node, by: float | None) -> Connection:
         if len(self._nodes) > 1:
             self._close_surplus(self._bound, self._loans)  # make room for the new connection
         return node.connect(by)

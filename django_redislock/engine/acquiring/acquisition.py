@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
+from binascii import b2a_base64
 from collections.abc import Coroutine
-from logging import WARNING
+from logging import DEBUG, WARNING
 from typing import Any, Protocol, TypeVar
 
-from ...base.log import log_event
-from ...base.steps import Step, Steps
+from django.dispatch import Signal
+
+from ...base.display import Secret
+from ...base.log import log_event, logger
+from ...base.names import known_as
+from ...base.steps import Call, Step, Steps, arun, run
 from ...base.times import Deadline, monotonic
-from ...conf import conf
 from ...exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from ...options import Options
+from ...signals import lock_acquired, lock_released
 from ...store import calls
+from ...store.calls import LockRequest
+from ...store.keys import make_keys
 from ...store.lock_store import Partition
+from ...store.loop_connections import ENTERING, LEAVING
+from ...store.retry import Tried, atry_once, try_once
 from ...store.stores import get_partition
+from ...store.wire import Command
 from ..leases.canceller import Canceller
 from ..leases.interruptions import Witness
 from ..leases.lease import Lease
 from ..leases.loss import reason_of
+from ..messages.waiters import Loop, Waiter
+from ..owners.description import describe_owner
 from ..owners.held import Ground, Key, Runner, caller, hide, leases_on, show
 from ..runtime import runtime
+from ..terms import Terms, terms_of
 from . import wait_loop
-from .announcements import tell_acquired, tell_refused
-from .attempt import Attempt, Granted, give_up_at
-from .effective_options import apply_to, deadline_of, make_canceller, make_request
+from .announcements import tell_acquired, tell_refused, tell_released
+from .attempt import Attempt, FirstLook, give_up_at
 from .extension import detach
 from .release import release, release_later
 
+_URLSAFE = bytes.maketrans(b"+/", b"-_")
 T = TypeVar("T")
 
 
@@ -81,9 +95,14 @@ class Acquisition:
         self._keeper = self._through
         self._ground: Ground | None = None
         self._runtime = runtime()
-        self._attempt: Attempt | None = None
+        self._terms: Terms = terms_of(options, name)
+        self._request: LockRequest | None = None
+        self._waiter: Waiter | None = None
+        self._generation: int = 0  # of the subscription under which the first try was made
+        self._attempt: Attempt | None = None  # once the first try was not enough
         self._witness: Witness | None = None
         self._call: weakref.ref[Any] | None = None
+        self._tried: Tried | None = None  # a release that was not enough
         self._above = show(self, self.keys[0])
 
     @property
@@ -108,23 +127,87 @@ class Acquisition:
 
     # -- getting it -------------------------------------------------------------------------------------------------
 
-    def obtain(
+    def acquire(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, *, seizes: bool = False
-    ) -> Steps[LockNotAcquired | None]:
-        """Get the lock; return the error for one that was not acquired in time, None when it was.
+    ) -> LockNotAcquired | None:
+        """Get the lock, in this thread; return the error for one that was not acquired in time, None when it was.
 
         The arguments override the options. Raises LockUnavailable, and LockError for an owner that would wait for
         itself.
         """
-        begun, deadline = monotonic(), deadline_of(self.options, blocking, blocking_timeout)
-        canceller = make_canceller(self.options, self.caller, self.name)
+        begun, deadline = monotonic(), self._terms.deadline(blocking, blocking_timeout)
+        command, tried = self._first_try(deadline, None, seizes=seizes), None
+        if command is not None:
+            tried = try_once(self.partition, command, give_up_at(deadline))
+            if self._was_granted(tried):
+                if _is_told(lock_acquired):
+                    run(tell_acquired(self.held, monotonic() - begun, None))
+                return None
+        return run(self._go_on(deadline, begun, tried, seizes=seizes))
+
+    async def aacquire(
+        self, blocking: bool | None = None, blocking_timeout: float | None = None, *, seizes: bool = False
+    ) -> LockNotAcquired | None:
+        """See acquire()."""
+        begun, deadline = monotonic(), self._terms.deadline(blocking, blocking_timeout)
+        command, tried = self._first_try(deadline, asyncio.get_running_loop(), seizes=seizes), None
+        if command is not None:
+            tried = await atry_once(self.partition, command, give_up_at(deadline), ENTERING)
+            if self._was_granted(tried):
+                if _is_told(lock_acquired):
+                    await arun(tell_acquired(self.held, monotonic() - begun, None))
+                return None
+        return await arun(self._go_on(deadline, begun, tried, seizes=seizes))
+
+    def obtain(self) -> Steps[LockNotAcquired | None]:
+        """See acquire()."""
+        refusal: LockNotAcquired | None = yield Call(self.acquire, twin=self.aacquire)
+        return refusal
+
+    def _first_try(self, deadline: Deadline, loop: Loop | None, *, seizes: bool) -> Command | None:
+        """Return the command that gets the lock if it is free, and else queues for it if messages arrive already.
+
+        None: that is not all that it takes.
+        """
+        if self._above or self.token is not None or seizes or not self._terms.plain:
+            return None
+        listener, wait = self._runtime.listener(self.partition), calls.NOT_AT_ALL
+        if listener.ready and deadline.waits and listener.polled:
+            return None
+        self._generation = listener.generation  # first, so that it is not newer than the answer
+        self._request = request = self._make_request()
+        if listener.ready and deadline.waits:
+            self._waiter = waiter = listener.make_waiter(request.id, request.name, loop)
+            listener.register(waiter)
+            wait = calls.QUEUED
+        return calls.acquire_command(request, wait)
+
+    def _was_granted(self, tried: Tried) -> bool:
+        """Whether the first try has got the lock, which is ours then."""
+        assert self._request is not None
+        granted = None if self._request.keys.any else calls.granted_at_once(self._request, tried)
+        if granted is None:
+            return False
+        fence, ends = granted
+        self._take(Lease(self._request, self._terms, fence=fence, ends=ends, template=self._terms.template))
+        if self._waiter is not None:  # only now that the lease is watched; see _go_on()
+            self._runtime.listener(self.partition).waiters.discard(self._waiter)
+        return True
+
+    def _go_on(
+        self, deadline: Deadline, begun: float, tried: Tried | None, *, seizes: bool
+    ) -> Steps[LockNotAcquired | None]:
+        """Get the lock where the first try, if there was one, was not enough. See acquire()."""
+        canceller = self._make_canceller()
         above, own = self._held_above()
         if above is not None and (yield from self._enter_again(above, own, deadline, seizes=seizes)):
             return None
-        attempt = self._attempt = self._make_attempt(deadline)
-        attempt.begun = begun
+        attempt = self._make_attempt(deadline, begun, asked=tried is not None)
         adopts = self.options.adopt and not seizes
-        granted = yield from (attempt.seize() if seizes else attempt.adopt() if adopts else wait_loop.obtain(attempt))
+        first = None if tried is None else FirstLook(tried, self._waiter is not None, self._generation)
+        granted = yield from (
+            attempt.seize() if seizes else attempt.adopt() if adopts else wait_loop.obtain(attempt, first)
+        )
         if granted is None:
             try:
                 yield from attempt.withdraw()
@@ -133,11 +216,15 @@ class Acquisition:
             attempt.leave()
             self._end()
             refusal = attempt.refusal(adopting=adopts, own=above.id if above is not None and own else None)
-            yield from tell_refused(self.name, self.options.template or self.name, refusal)
+            yield from tell_refused(self.name, self._terms.template or self.name, refusal)
             return refusal
-        self._take(attempt, granted, canceller)
+        template = self._terms.template or self.name
+        facts: Any = {"template": template, "handed": granted.handed, "unknown": attempt.unknown}
+        lease = Lease(attempt.request, self._terms, fence=granted.fence, ends=granted.ends, **facts)
+        lease.canceller = canceller
+        self._take(lease)
         attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
-        yield from tell_acquired(self.held, monotonic() - begun, attempt.seized)
+        yield from tell_acquired(lease, monotonic() - begun, attempt.seized)
         return None
 
     def _held_above(self) -> tuple[Lease | None, bool]:
@@ -175,30 +262,62 @@ class Acquisition:
             self.name,
         )
 
-    def _make_attempt(self, deadline: Deadline) -> Attempt:
-        options, watchdog = self.options, self._runtime.watchdog
-        request = make_request(self.partition, self.name, options, self.token, self.purpose)
+    def _make_request(self) -> LockRequest:
+        """What to ask Redis for, under a new id."""
+        terms, options, name, partition = self._terms, self.options, self.name, self.partition
+        if options.adopt and self.token is None:
+            raise ValueError(f"Cannot adopt the lock {name!r} without its token: pass the one that detach() returned.")
+        owner = describe_owner(self.purpose or options.purpose)
+        # as secrets.token_urlsafe(16)
+        id = b2a_base64(os.urandom(16), newline=False).translate(_URLSAFE, b"=").decode()
+        return LockRequest(
+            partition,
+            make_keys(partition.prefix, name),
+            name,
+            Secret(id),
+            terms.ttl,
+            self.token,
+            most=terms.most,
+            replicas=terms.replicas,
+            owner=f"{owner}\n{options.note}" if options.note else owner,
+            listens=terms.listens,
+        )
+
+    def _make_canceller(self) -> Canceller | None:
+        """What cancels the calling task when the lock is lost; TypeError if that was asked for, and there is no task."""
+        if not self._terms.cancels:
+            return None
+        task = self.caller
+        if not isinstance(task, asyncio.Task):
+            noun, shown = known_as(self.name)
+            raise TypeError(
+                f"on_lost='cancel' cancels the task that holds the {noun} {shown!r}, but sync code is not a task: give "
+                f"a function, or use aacquire() or async with."
+            )
+        return Canceller(task)
+
+    def _make_attempt(self, deadline: Deadline, begun: float, *, asked: bool) -> Attempt:
+        """``asked``: the first try has asked already."""
+        watchdog, request = self._runtime.watchdog, self._request or self._make_request()
         attempt = Attempt(
             request,
             self._runtime.listener(self.partition),
             deadline=deadline,
+            begun=begun,
             at_work=watchdog.knows,
             polls=not request.listens,
-            backoff=options.backoff,
-            attempts=options.attempts,
-            slow_wait=conf().SLOW_WAIT if options.slow_wait is None else options.slow_wait or None,
+            backoff=self.options.backoff,
+            attempts=self._terms.attempts,
+            slow_wait=self._terms.slow_wait,
         )
+        attempt.waiter, attempt.asked, attempt.asking = self._waiter, asked, asked
         if self.token is not None:
             watchdog.attempts[request.id] = attempt
+        self._attempt = attempt
         return attempt
 
-    def _take(self, attempt: Attempt, granted: Granted, canceller: Canceller | None) -> None:
+    def _take(self, lease: Lease) -> None:
         """The lock is ours."""
-        lease = Lease(
-            attempt.request, fence=granted.fence, ends=granted.ends, handed=granted.handed, unknown=attempt.unknown
-        )
-        apply_to(lease, self.options, self.name)
-        lease.canceller = canceller
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
 
@@ -281,19 +400,73 @@ class Acquisition:
 
     # -- giving it back ---------------------------------------------------------------------------------------------
 
+    def was_released(self) -> bool:
+        """Release the lock in this thread, if one command is all that it takes; else give_back() has to go on."""
+        command = self._first_release()
+        if command is None:
+            return False
+        try:
+            tried = try_once(self.partition, command, None)
+            if not self._is_free(tried):
+                return False
+        except BaseException:  # interrupted: the lock has to be released all the same
+            self.undo()
+            raise
+        if _is_told(lock_released):
+            run(tell_released(self.held))
+        return True
+
+    async def awas_released(self) -> bool:
+        """See was_released()."""
+        command = self._first_release()
+        if command is None:
+            return False
+        try:
+            tried = await atry_once(self.partition, command, None, LEAVING)
+            if not self._is_free(tried):
+                return False
+        except BaseException:  # cancelled, say
+            self.undo()
+            raise
+        if _is_told(lock_released):
+            await arun(tell_released(self.held))
+        return True
+
+    def _first_release(self) -> Command | None:
+        lease = self.held
+        if lease.closed or lease.detaching or lease.canceller is not None or lease.pid != os.getpid():
+            return None
+        if not lease.shares <= {self}:  # this one may have been undone in the background meanwhile
+            return None
+        self._runtime.watchdog.unwatch(lease)
+        return None if lease.lost_reason else calls.release_command(lease.request, unknown=lease.unknown)
+
+    def _is_free(self, tried: Tried) -> bool:
+        """Whether the first try has released the lock. If not, it is kept for give_back()."""
+        if not calls.released_at_once(tried):
+            self._tried = tried
+            return False
+        self._runtime.watchdog.end(self.held)
+        self.leave()
+        return True
+
     def give_back(self) -> Steps[bool]:
         """Release the lock. False: others of the owner's sections still use it (it is reentrant).
 
         Raises LockLost; LockNotOwned where the lock was detached, or the process was forked inside the section; and
         LockUnavailable when Redis cannot be told, then it can be tried again.
         """
+        tried, self._tried = self._tried, None
+        if tried is None and (yield Call(self.was_released, twin=self.awas_released)):
+            return True
+        tried, self._tried = tried or self._tried, None
         lease = self.held
         if lease.detached or not lease.here:
             self.leave()
             raise LockNotOwned.to("release", lease.name)
         last = lease.shares <= {self}  # this one may have been undone in the background meanwhile
         if last:
-            yield from release(lease, self)
+            yield from release(lease, self, tried=tried)
         else:
             self.leave()
         if not last and lease.lost:
@@ -368,9 +541,18 @@ class Acquisition:
             attempt.over = True
             unknown = attempt.unknown or attempt.asking
             self._runtime.watchdog.release_later(attempt.request, unknown=unknown, how=calls.WITHDRAWAL)
+        elif here and attempt is None and self._request is not None and not self.over:  # inside of the first try
+            self._runtime.watchdog.release_later(self._request, unknown=True, how=calls.WITHDRAWAL)
         if here and attempt is not None:
             attempt.leave()
+        elif here and self._waiter is not None:
+            self._runtime.listener(self.partition).waiters.discard(self._waiter)
         self._end()
+
+
+def _is_told(signal: Signal) -> bool:
+    """Whether anybody hears of this: by the signal, or in the log."""
+    return bool(signal.receivers) or logger.isEnabledFor(DEBUG)
 
 
 def _reference(thing: Any) -> Any:

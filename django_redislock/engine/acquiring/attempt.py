@@ -17,7 +17,7 @@ from ...store import calls
 from ...store.calls import AcquireReply, LockRequest
 from ...store.keys import make_keys
 from ...store.loop_connections import ENTERING, RETURNING
-from ...store.retry import ACKNOWLEDGED_WITHIN
+from ...store.retry import ACKNOWLEDGED_WITHIN, Tried
 from ..messages.listener import SIT_OUT, Listener
 from ..messages.waiters import Park, Waiter
 from .current_holder import CurrentHolder
@@ -36,6 +36,14 @@ class Granted(NamedTuple):
     handed: bool  # and not confirmed yet
 
 
+class FirstLook(NamedTuple):
+    """A look that was made before there was an attempt."""
+
+    tried: Tried
+    queued: bool
+    generation: int  # of the subscription at that time
+
+
 def give_up_at(deadline: Deadline) -> float | None:
     """When an answer does not count any more (monotonic); None: it always does."""
     return None if deadline.endless else max(deadline.at, monotonic()) + GRACE
@@ -50,6 +58,7 @@ class Attempt:
         listener: Listener,
         *,
         deadline: Deadline,
+        begun: float,
         at_work: Callable[[str], bool],
         polls: bool = False,
         backoff: AbstractBackoff | None = None,
@@ -66,7 +75,7 @@ class Attempt:
         self.attempts: int | None = attempts  # at most so many tries; None: only time counts
         self.waiter: Waiter | None = None
         self.ticket: int | None = None
-        self.begun: float = monotonic()
+        self.begun: float = begun  # monotonic
         self.current_holder: CurrentHolder = CurrentHolder(math.inf if slow_wait is None else self.begun + slow_wait)
         self.tries: int = 0
         self.seized: bytes | None = None  # value of the lock when somebody else held it; empty: unknown
@@ -111,8 +120,8 @@ class Attempt:
             self.listener.start()
         return waiter
 
-    def look(self, wait: str) -> Steps[tuple[AcquireReply, Granted | None]]:
-        """Ask Redis; again where a grant came after its own end, which is none.
+    def look(self, wait: str, tried: Tried | None = None) -> Steps[tuple[AcquireReply, Granted | None]]:
+        """Ask Redis; again where a grant came after its own end, which is none. ``tried``: it was asked already.
 
         One that already waits sits out an outage of up to SIT_OUT seconds.
         """
@@ -127,10 +136,10 @@ class Attempt:
                 request = request._replace(listens=wait == calls.QUEUED or self.listener.hears)
             try:
                 reply = yield from calls.acquire(
-                    request, wait, self.ticket, until=self.deadline.at, by=by, urgency=urgency
+                    request, wait, self.ticket, until=self.deadline.at, by=by, urgency=urgency, tried=tried
                 )
             except LockUnavailable:
-                self.asking, self.unknown = False, True
+                self.asking, self.unknown, tried = False, True, None
                 now = monotonic()
                 failing_since = failing_since or now
                 patience = min(failing_since + SIT_OUT, self.deadline.at)
@@ -138,7 +147,7 @@ class Attempt:
                     raise
                 yield Pause(min(0.5, patience - now))
                 continue
-            self.asking, self.unknown = False, self.unknown or reply.repeated
+            self.asking, self.unknown, tried = False, self.unknown or reply.repeated, None
             if reply.namesake and reply.namesake != request.adopts and not self.at_work(reply.namesake):
                 request = self.request = self.request._replace(adopts=reply.namesake)
                 self.ticket = reply.number or self.ticket

@@ -11,21 +11,25 @@ from ...base.steps import Steps
 from ...exceptions import LockNotOwned, LockUnavailable
 from ...store import calls
 from ...store.lock_store import Partition
+from ...store.retry import Tried
 from ..leases.lease import RELEASED, VANISHED, Lease, Section
 from ..runtime import runtime
 from .announcements import tell_released
 
 
-def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[None]:
+def release(
+    lease: Lease, section: Section, *, bearer: bool = False, tried: Tried | None = None
+) -> Steps[None]:
     """Release this very acquisition of a lock, from any thread, task or context. See Acquisition.give_back().
 
-    ``section``: the last one that uses it. ``bearer``: by right of the token, also if it was detached.
+    ``section``: the last one that uses it. ``bearer``: by right of the token, also if it was detached. ``tried``: what
+    has come of the first try, if there was one.
     """
     watchdog = runtime().watchdog
     try:
         watchdog.unwatch(lease)
         how = calls.BEARER if bearer or lease.detaching else calls.HOLDER
-        answer = yield from calls.release(lease.request, unknown=lease.unknown, how=how)
+        answer = yield from calls.release(lease.request, unknown=lease.unknown, how=how, tried=tried)
         # a repeated release that finds nothing within the lease did its work the first time; a closed lease was
         # released in the background meanwhile, because its block was interrupted
         repeated = answer.twice or lease.tried_release

@@ -10,16 +10,17 @@ from ...base.times import monotonic
 from ...exceptions import LockUnavailable
 from ...store import calls
 from ...store.probe import counts_us
+from ...store.retry import Tried
 from ..messages.waiters import Park, Waiter
-from .attempt import Attempt, Granted, give_up_at
+from .attempt import Attempt, FirstLook, Granted, give_up_at
 
 WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
 LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
 
 
-def obtain(attempt: Attempt) -> Steps[Granted | None]:
-    """Get the lock, or None in the end."""
-    return _poll(attempt) if attempt.polls else _await_wakes(attempt)
+def obtain(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
+    """Get the lock, or None in the end. ``first``: the first look, if it was made."""
+    return _poll(attempt) if attempt.polls else _await_wakes(attempt, first)
 
 
 def _poll(attempt: Attempt) -> Steps[Granted | None]:
@@ -38,7 +39,7 @@ def _poll(attempt: Attempt) -> Steps[Granted | None]:
         yield Pause(min(delay, attempt.deadline.left()))
 
 
-def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
+def _await_wakes(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
     """Look when told to, and by the clock for when nobody tells."""
     listener = attempt.listener
     unasked = False  # this look was made by the clock alone, and in time
@@ -47,16 +48,20 @@ def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
     if attempt.request.token is not None:
         yield from attempt.listen_first()
     while True:
-        if attempt.deadline.waits and listener.ready:
-            yield from attempt.register()
-        queued = attempt.waiter is not None and attempt.deadline.waits and listener.ready
-        generation = listener.generation
+        tried: Tried | None = None
+        if first is None:
+            if attempt.deadline.waits and listener.ready:
+                yield from attempt.register()
+            queued = attempt.waiter is not None and attempt.deadline.waits and listener.ready
+            generation = listener.generation
+        else:
+            (tried, queued, generation), first = first, None
         wait, delay = calls.QUEUED if queued else calls.NOT_AT_ALL, 0.0
-        if queued and listener.polled:
+        if queued and listener.polled and tried is None:
             pace = pace or Pace(attempt.backoff)
             delay = pace.next_look()
             wait = calls.polled(alive_for(delay))
-        reply, granted = yield from attempt.look(wait)
+        reply, granted = yield from attempt.look(wait, tried)
         # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
         # grant, as a rule.)
         missed = reply.state == calls.ALREADY and reply.us - reply.number > WAKE_LATE

@@ -9,9 +9,9 @@ from typing import Protocol
 from ...base.steps import Steps
 from ...base.times import monotonic
 from ...exceptions import LockLost, LockUnavailable
-from ...options import OnLost
 from ...store.calls import LockRequest, Renewed, lease_end
 from ...store.lock_store import Partition
+from ..terms import Terms
 from .canceller import Canceller
 
 # why a lease was lost
@@ -32,8 +32,50 @@ class Lease:
     the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`).
     """
 
-    def __init__(self, request: LockRequest, *, fence: int, ends: float, handed: bool, unknown: bool) -> None:
+    __slots__ = (
+        "__weakref__",
+        "asked_fence",
+        "canceller",
+        "claimed",
+        "closed",
+        "detaching",
+        "due",
+        "ends",
+        "fence",
+        "fenced",
+        "handed",
+        "known",
+        "leaving",
+        "lost_reason",
+        "pid",
+        "raising",
+        "renewing",
+        "request",
+        "seen",
+        "shares",
+        "since",
+        "template",
+        "terms",
+        "tried_release",
+        "unknown",
+        "unrenewed",
+        "urgent",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        request: LockRequest,
+        terms: Terms,
+        *,
+        fence: int,
+        ends: float,
+        template: str = "",
+        handed: bool = False,
+        unknown: bool = False,
+    ) -> None:
         self.request: LockRequest = request
+        self.terms: Terms = terms
         self.fence: int = fence
         self.ends: float = ends
         self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
@@ -41,11 +83,9 @@ class Lease:
         self.since: float = monotonic()
         self.known: float = self.since  # as of when Redis has said last that it is held
         self.pid: int = os.getpid()
-        self.renewing: bool = True
-        self._unrenewed: str = ""  # why it is lost if only its time is over, and it was not to be renewed
-        self.max_hold: float | None = None  # seconds
-        self.template: str = request.name  # the name as it was written
-        self.on_lost: OnLost | None = None
+        self.renewing: bool = terms.auto_renew
+        self.unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
+        self.template: str = template or request.name  # the name as it was written
         self.canceller: Canceller | None = None
         self.shares: set[Section] = set()  # those that use it: several, if it is reentrant
         self.lost_reason: str = ""
@@ -57,8 +97,7 @@ class Lease:
         self.due: float = 0.0  # when the watchdog looks next
         self.urgent: bool = False  # ask Redis now, whatever the clock says
         self.seen: bool = False  # the watchdog has looked at it: it is no short section
-        self.fenced: bool | tuple[str, ...] = False  # to be claimed on these databases; True: on all that are in use
-        self.fence_timeout: float | None = None  # seconds
+        self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
         self.claimed: frozenset[str] = frozenset()  # on these databases
         self.raising: bool = False  # a new fence was asked for
         self.asked_fence: int = fence  # in the latest renewal
@@ -129,7 +168,7 @@ class Lease:
         return self.closed and self.detaching
 
     def stop_renewing(self, reason: str) -> None:
-        self.renewing, self._unrenewed = False, reason
+        self.renewing, self.unrenewed = False, reason
 
     def unwatch(self) -> None:
         """Ignore what the watchdog still learns of it."""
@@ -184,7 +223,7 @@ class Lease:
     @property
     def end_reason(self) -> str:
         """Why it is lost if only its time is over. (A handoff that was not confirmed has ended too soon.)"""
-        return ENDED if self.renewing or self.handed else self._unrenewed
+        return ENDED if self.renewing or self.handed else self.unrenewed
 
     def lost_error(self) -> LockLost:
         reason = self.lost_reason or self.end_reason

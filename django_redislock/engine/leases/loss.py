@@ -33,7 +33,7 @@ def tell_lost(lease: Lease) -> None:
         log_event(WARNING, "lost", **facts)
     try:
         send(lock_lost, **facts, expired=expired)
-        if lease.on_lost is not None:
-            lease.on_lost(lease.lost_error())
+        if lease.terms.on_lost is not None:
+            lease.terms.on_lost(lease.lost_error())
     except BaseException:
         log_event(ERROR, "on-lost-failed", name=lease.name, exc_info=True)

@@ -11,47 +11,32 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Any
 
-from django.core.exceptions import SynchronousOnlyOperation
-
-from ...base.steps import Steps, arun, run_blocking
-from ...exceptions import LockError
 from ..leases.lease import Section
 from .twin import twin
-
-# what ends a block: the steps of (the lock; the section, if there is one; the error, if there is one)
-End = Callable[[Any, Section | None, BaseException | None], Steps[None]]
 
 
 class WithBlock:
     """One run of a ``with`` block, from the look-up of its ``__exit__`` on."""
 
-    __slots__ = ("__weakref__", "_exit", "context", "lock", "section")
-
-    def __init__(self, lock: object) -> None:
-        self.lock: Any = lock
-        self.section: Section | None = None  # once it was entered
-        self.context: Any = None  # or another context manager, to be left at the end
-        self._exit: Callable[[], object] = lambda: None
-
-    def looked_up(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The object that the statement keeps for as long as the block runs."""
-        exit = partial(function, self)
-        self._exit = weakref.ref(exit)
-        return exit
+    lock: Any
+    section: Section | None = None  # once it was entered
+    context: Any = None  # or another context manager, to be left at the end
+    _exit: Callable[[], object]
 
     @property
     def exit(self) -> object:
-        """That object. A coroutine that ends the block must keep it, too: the statement drops it once it has made the
-        coroutine."""
+        """The object that the statement keeps for as long as the block runs.
+
+        A coroutine that ends the block must keep it, too: the statement drops it once it has made the coroutine.
+        """
         return self._exit()
 
     def enter(self, section: Section) -> None:
         """The block is about to begin, with this section."""
         self.section = section
-        exit = self.exit
+        exit = self._exit()
         if exit is not None:  # it is dead if __exit__ was called by hand before; a traceback may keep the block
             section.undo_after(exit)
 
@@ -61,7 +46,9 @@ class ExitMethod:
 
     def __init__(self, function: Callable[..., Any], *, awaited: bool = False) -> None:
         def of_class(lock: Any, *args: Any) -> Any:
-            return function(WithBlock(lock), *args)
+            block = WithBlock()
+            block.lock, block._exit = lock, lambda: None
+            return function(block, *args)
 
         self._function = function
         self._of_class: Callable[..., Any] = twin(of_class) if awaited else of_class
@@ -69,56 +56,14 @@ class ExitMethod:
     def __get__(self, lock: Any, kind: type | None = None) -> Callable[..., Any]:
         if lock is None:  # of the class: ExitStack does so, and hands over the lock itself
             return self._of_class
-        block = WithBlock(lock)
+        block = WithBlock()
+        exit = partial(self._function, block)
+        block.lock, block._exit = lock, weakref.ref(exit)
         _last.block = weakref.ref(block)
-        return block.looked_up(self._function)
+        return exit
 
 
-def exit_of(end: End) -> ExitMethod:
-    """``__exit__`` of a lock whose blocks end with these steps."""
-    return ExitMethod(partial(_leave, end))
-
-
-def aexit_of(end: End) -> ExitMethod:
-    """``__aexit__`` of the same."""
-    return ExitMethod(partial(_aleave, end), awaited=True)
-
-
-def _leave(
-    end: End,
-    block: WithBlock,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-) -> None:
-    section = None
-    try:
-        section = _section_of(block)
-        run_blocking(end(block.lock, section, error), "Use async with instead.")
-    except (LockError, SynchronousOnlyOperation):
-        raise
-    except BaseException:  # interrupted; what an ExitStack has entered, nobody else gives back
-        section = section or _section_of(block)
-        if section is not None:
-            section.undo()
-        raise
-
-
-def _aleave(
-    end: End,
-    block: WithBlock,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-) -> Any:
-    return _await_end(end, block, error, block.exit)
-
-
-async def _await_end(end: End, block: WithBlock, error: BaseException | None, kept: object) -> None:
-    await arun(end(block.lock, _section_of(block), error))
-
-
-def _section_of(block: WithBlock) -> Section | None:
+def section_of(block: WithBlock) -> Section | None:
     """An ExitStack enters the lock itself, so its block has none."""
     section: Section | None = block.section or block.lock._own()
     return section

@@ -270,7 +270,7 @@ class Watchdog:
             if not first:  # else it was acquired and dropped, to end by itself
                 self._notifier.log(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.stop_renewing(OVER)
-        if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
+        if lease.renewing and lease.terms.max_hold is not None and now - lease.since >= lease.terms.max_hold:
             self._notifier.log(WARNING, "max-hold", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.stop_renewing(LIMITED)
         how = call_for(lease, first=first, urgent=urgent)
