@@ -284,7 +284,7 @@ def test_where_nobody_can_subscribe_locks_are_renewed_and_passed_on(
     crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     subscribing = network.lose_answer("SUBSCRIBE", times=1000)
-    me, you, lock, another = crowd(), crowd(), Lock(NAME, poll=True, ttl=1.5), Lock(NAME, poll=True)
+    me, you, lock, another = crowd(), crowd(), Lock(NAME, poll=True, ttl=3), Lock(NAME, poll=True)
     me(lock, "acquire")
     end = monotonic() + me.read(lock.remaining)
     assert me.read(lambda: lock.token)  # nobody takes it for dead, whoever has that

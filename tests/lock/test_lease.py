@@ -26,7 +26,7 @@ from tests.inside import end_is_seen
 
 from .conftest import Eventually, Heard
 
-SHORT = 1.5  # seconds
+SHORT = 2.4  # seconds
 FAR = 3600.0  # seconds
 
 Freeze = Callable[[], Any]

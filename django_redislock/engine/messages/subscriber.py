@@ -85,15 +85,22 @@ class Subscriber:
 
     def _run(self, me: threading.Thread) -> None:
         while (batch := self._next(me)) is not None:
-            before = list(self._receivers.values())
+            before, outage = list(self._receivers.values()), self._outage
             try:
                 self._subscribe(batch)
+                # not if a receiver has ended meanwhile: another outage has begun
+                if outage is not None and outage is self._outage and not (self._due or self.store.closed):
+                    self._tell_end_of(outage)
             except Exception as error:  # of any kind: nothing would start this thread again
                 self._failed(batch, error)
             for receiver in before:
                 if not _served_by(receiver):  # it was replaced, or its listeners have moved to other nodes
                     self._forget(receiver)
                     receiver.retire()
+
+    def _tell_end_of(self, outage: Outage) -> None:
+        if outage.end_is_due():
+            self._log("listener-reconnected", outage=outage.lasted)
 
     def _next(self, me: threading.Thread) -> list[Listener] | None:
         """Wait for listeners that are due. None: there is nothing more to do, or another thread has taken over."""
@@ -130,7 +137,7 @@ class Subscriber:
 
     def _subscribe_at(self, node: Node, listeners: Sequence[Listener]) -> None:
         """Make a receiver for these, their neighbours and those already subscribed there; it replaces theirs."""
-        old, outage = self._receivers.get(node), self._outage
+        old = self._receivers.get(node)
         others = [] if old is None else [each for each in _served_by(old) if each not in listeners]
         joining = [*listeners, *self._neighbours(node, listeners)]
         self._joining = receiver = Receiver(node, [*others, *joining], self._ended)
@@ -166,9 +173,6 @@ class Subscriber:
             self._fell_silent(_served_by(receiver), trouble)
         if closed:
             receiver.retire()
-        # if the receiver has ended meanwhile, another outage has begun
-        if not self._due and outage is not None and outage is self._outage and outage.end_is_due():
-            self._log("listener-reconnected", outage=outage.lasted)
 
     def _neighbours(self, node: Node, listeners: Sequence[Listener]) -> list[Listener]:
         """The others whose tags this node has: each would take a new connection when somebody first waits there."""

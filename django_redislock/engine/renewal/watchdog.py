@@ -319,8 +319,8 @@ class Watchdog:
                 # not when it was released, or extended by its holder, while the answer was on its way
                 if lease.watched and lease.due == parcel.due:
                     self.moved(lease, parcel.how, lease.ttl, answer)
-        elif lease.raising or lease.asked_fence != lease.fence:
-            with self._mutex:  # asked with a fence that was about to change
+        elif lease.raising or lease.leaving or lease.asked_fence != lease.fence:
+            with self._mutex:  # asked with a fence that was about to change, or while it is being detached
                 if lease.watched:
                     self._plan(min(monotonic() + CONFIRM_AFTER, lease.ends), lease)
         else:
