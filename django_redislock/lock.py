@@ -495,7 +495,7 @@ class Lock:
         if self._sections:
             self._sections = [other for other in self._sections if not other.held.lost]
         self._sections.append(section)
-        self._latest = section.held
+        self._latest = section.lease
 
     def left(self, section: Acquisition) -> None:
         try:

@@ -26,8 +26,11 @@ def is_manual(connection: BaseDatabaseWrapper) -> bool:
 
 def open_aliases() -> list[str]:
     """The aliases on which this thread has a transaction open. Does not connect."""
-    opened = connections.all(initialized_only=True)
-    return [connection.alias for connection in opened if in_atomic_block(connection) or is_manual(connection)]
+    found: list[str] = []
+    for connection in connections.all(initialized_only=True):
+        if in_atomic_block(connection) if connection.atomic_blocks else is_manual(connection):
+            found.append(connection.alias)  # noqa: PERF401 (each lock that is released comes here)
+    return found
 
 
 def warn_unclaimed(name: str) -> None:
@@ -52,7 +55,9 @@ def warn_of_release(name: str, *, unclaimed: bool = False, claimed: Collection[s
     reaction = conf().RELEASE_IN_TRANSACTION
     if reaction == "ignore" or asyncio._get_running_loop() is not None:
         return
-    aliases = [alias for alias in open_aliases() if alias not in claimed]
+    aliases = open_aliases()
+    if aliases and claimed:
+        aliases = [alias for alias in aliases if alias not in claimed]
     if not aliases:
         return
     text = (

@@ -55,7 +55,7 @@ from django_redislock.store.lock_store import LockStore
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.node import Node
 from django_redislock.store.question import Question
-from django_redislock.store.retry import Execute, call
+from django_redislock.store.retry import Execute, call, try_once
 from django_redislock.store.stores import get_partition, get_store, make_store
 from django_redislock.store.thread_connections import surplus as _surplus
 from django_redislock.store.wire import Command
@@ -276,7 +276,7 @@ def let_go() -> None:
 
 
 def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    patch.setattr("django_redislock.engine.owners.with_block.run_blocking", Mock(side_effect=error))
+    patch.setattr("django_redislock.lock._get_running_loop", Mock(side_effect=error))
 
 
 def undo_interrupted() -> None:
@@ -403,7 +403,14 @@ def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], objec
             act()
         return reply
 
+    def quick(partition: Any, command: Any, by: Any) -> Any:
+        tried = try_once(partition, command, by)
+        if sha in command:
+            act()
+        return tried
+
     patch.setattr(calls, "call", slow)
+    patch.setattr(acquisition, "try_once", quick)
 
 
 def scripts() -> dict[str, Any]:
@@ -665,7 +672,8 @@ def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = Fals
 def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
     """A section is interrupted whose lock is given back by ``undo``; returns whether that is over."""
     block, section = Frame(), SimpleNamespace(undo=undo)
-    witness = runtime().watchdog.undo_after(block, cast("Section", section))
+    runtime().watchdog.wake_up()
+    witness = runtime().watchdog.interruptions.watch(block, cast("Section", section))
     return lambda: not (witness() or runtime().watchdog.interruptions)
 
 

@@ -159,7 +159,8 @@ def acquire(
 def granted_at_once(request: LockRequest, tried: Tried) -> tuple[int, float] | None:
     """Return the fence of the lock that a first try has got, and its end (monotonic); None: it takes more than that."""
     sent, answers, node = tried
-    if node is None or request.partition.node_if_known is not node:
+    partition = request.partition
+    if node is None or (partition.store.clustered and partition.node_if_known is not node):  # C3; see acquire()
         return None
     answer: Any = answers[0]  # type: ignore[index]
     if type(answer) is not list or answer[0] != GRANTED:
@@ -169,7 +170,7 @@ def granted_at_once(request: LockRequest, tried: Tried) -> tuple[int, float] | N
     ends = lease_end(sent, min(left / 1000, request.ttl))
     if monotonic() >= ends:
         return None
-    request.partition.note_fence(fence)
+    partition.note_fence(fence)
     return fence, ends
 
 

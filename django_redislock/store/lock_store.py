@@ -221,8 +221,8 @@ class Partition:
         answers, sent = store.exchange(node, commands, by)
         if store.doubts(node, sent):
             _believe(node, store.node_of(self.tag, _confirmed_by(by), node.answered_at))
-        if self.subscribed_at is not node:
-            self.heard_from(node)
+        if self.subscribed_at not in (None, node):
+            self.on_other_node()  # C3; see heard_from()
         return answers, node
 
     async def aexchange(
@@ -234,8 +234,8 @@ class Partition:
         answers, sent = await store.aexchange(node, commands, by, urgency=urgency)
         if store.doubts(node, sent):
             _believe(node, await store.anode_of(self.tag, _confirmed_by(by), node.answered_at))
-        if self.subscribed_at is not node:
-            self.heard_from(node)
+        if self.subscribed_at not in (None, node):
+            self.on_other_node()  # C3; see heard_from()
         return answers, node
 
     def execute(self, command: Command) -> Any:

@@ -9,7 +9,7 @@ from django.core.signals import setting_changed
 
 from ..base.names import slot_text
 from ..base.per_process import PerProcess
-from ..conf import conf
+from ..conf import Conf, conf
 from .aliases import find_origin, lock_aliases
 from .cluster import Cluster, tag_of
 from .lock_store import LockStore, Partition
@@ -21,6 +21,8 @@ _Key = tuple[str, str, bool]  # alias, prefix, whether CLUSTER names it
 class _Stores:
     def __init__(self) -> None:
         self.found: dict[_Key, LockStore] = {}
+        self.settings: Conf | None = None  # those under which the next ones were looked up
+        self.known: dict[str | None, LockStore] = {}  # by what was given for the alias
         self.mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
 
 
@@ -35,10 +37,15 @@ def make_store(alias: str, key_prefix: str) -> LockStore:
 
 def get_store(using: str | None = None) -> LockStore:
     """The store of the alias ``using`` (None: the one in the settings). One per alias and process."""
-    settings = conf()
+    settings, stores = conf(), _stores.get()
+    if stores.settings is not settings:
+        stores.settings, stores.known = settings, {}
+    known = stores.known
+    found = known.get(using)
+    if found is not None:
+        return found
     alias = settings.CACHE if using is None else using
     key = (alias, settings.KEY_PREFIX, settings.is_cluster(alias))
-    stores = _stores.get()
     found = stores.found.get(key)
     if found is None:
         with stores.mutex:
@@ -48,6 +55,7 @@ def get_store(using: str | None = None) -> LockStore:
                 found.when_closed(lambda: _drop(key, found))
     elif found.memory:
         check_allowed(found.alias)  # the setting may have changed
+    known[using] = found
     return found
 
 
@@ -86,6 +94,7 @@ def _drop(key: _Key, closed: LockStore) -> None:
     with stores.mutex:
         if stores.found.get(key) is closed:
             del stores.found[key]
+            stores.known = {}  # after that, so that whoever looks it up anew finds no closed one
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

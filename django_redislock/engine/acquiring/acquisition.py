@@ -90,8 +90,9 @@ class Acquisition:
         self.lease: Lease | None = None
         self.over: bool = False  # given back, or never got
         self._pid = os.getpid()
-        self._caller = _reference(caller())
-        self._through = _reference(through)
+        runner = caller()
+        self._caller = None if runner is None else weakref.ref(runner)
+        self._through = None if through is None else weakref.ref(through)
         self._keeper = self._through
         self._ground: Ground | None = None
         self._runtime = runtime()
@@ -189,7 +190,9 @@ class Acquisition:
         if granted is None:
             return False
         fence, ends = granted
-        self._take(Lease(self._request, self._terms, fence=fence, ends=ends, template=self._terms.template))
+        lease = Lease(self._request, self._terms, fence=fence, ends=ends, template=self._terms.template)
+        self._enter(lease)
+        self._runtime.watchdog.watch(lease)
         if self._waiter is not None:  # only now that the lease is watched; see _go_on()
             self._runtime.listener(self.partition).waiters.discard(self._waiter)
         return True
@@ -222,7 +225,8 @@ class Acquisition:
         facts: Any = {"template": template, "handed": granted.handed, "unknown": attempt.unknown}
         lease = Lease(attempt.request, self._terms, fence=granted.fence, ends=granted.ends, **facts)
         lease.canceller = canceller
-        self._take(lease)
+        self._enter(lease)
+        self._runtime.watchdog.watch(lease)
         attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
         yield from tell_acquired(lease, monotonic() - begun, attempt.seized)
         return None
@@ -316,11 +320,6 @@ class Acquisition:
         self._attempt = attempt
         return attempt
 
-    def _take(self, lease: Lease) -> None:
-        """The lock is ours."""
-        self._enter(lease)
-        self._runtime.watchdog.watch(lease)
-
     def _enter(self, lease: Lease) -> None:
         self._ground, self._above = Ground(), ()
         self.lease = lease
@@ -367,7 +366,9 @@ class Acquisition:
 
     def undo_after(self, block: object) -> None:
         """Give all back in the background if ``block`` dies before this was given back by other means."""
-        self._witness = self._runtime.watchdog.undo_after(block, self)
+        watchdog = self._runtime.watchdog
+        watchdog.wake_up()
+        self._witness = watchdog.interruptions.watch(block, self)
 
     def around(self, step: Step) -> Steps[Any]:
         """Get the lock, perform ``step``, and give the lock back; return what the step has sent back.
@@ -511,7 +512,8 @@ class Acquisition:
 
     def leave(self) -> None:
         """This section no longer uses the lease. May be called again, and from any thread."""
-        self.held.shares.discard(self)
+        if self.lease is not None:
+            self.lease.shares.discard(self)
         self._end()
 
     def _end(self) -> None:
@@ -553,8 +555,3 @@ class Acquisition:
 def _is_told(signal: Signal) -> bool:
     """Whether anybody hears of this: by the signal, or in the log."""
     return bool(signal.receivers) or logger.isEnabledFor(DEBUG)
-
-
-def _reference(thing: Any) -> Any:
-    """A weak reference; None for None."""
-    return None if thing is None else weakref.ref(thing)

@@ -46,7 +46,7 @@ class FirstLook(NamedTuple):
 
 def give_up_at(deadline: Deadline) -> float | None:
     """When an answer does not count any more (monotonic); None: it always does."""
-    return None if deadline.endless else max(deadline.at, monotonic()) + GRACE
+    return None if deadline.at == math.inf else max(deadline.at, monotonic()) + GRACE
 
 
 class Attempt:

@@ -178,8 +178,9 @@ class Lease:
 
     def close(self) -> None:
         """It was released or detached: nobody here may use it any more."""
-        self.unwatch()
-        self.closed = True
+        self.closed, self.watched = True, False
+        if self.canceller is not None:
+            self.canceller.end()
 
     def fence_as_well(self, fenced: bool | tuple[str, ...] | None) -> None:
         """It was entered again with this ``fenced``, which can add to the claims asked for, not take any away."""

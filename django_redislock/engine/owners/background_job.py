@@ -16,26 +16,22 @@ _django_tasks: ContextVar[tuple[Any, Any] | None] = ContextVar("django_redislock
 
 def running_job() -> str:
     """Name and id of the job that runs here, as ``shop.tasks.export[7d0f…]``; "" outside of jobs."""
-    try:
-        return _find_job()
-    except AttributeError:  # an unknown version of a queue must not break a lock
-        return ""
-
-
-def _find_job() -> str:
     loaded = sys.modules.get
-    found: Any = _django_tasks.get()
-    if found is not None:
-        return _named(found[0].task.module_path, found[0].id)
-    celery = loaded("celery._state")  # it knows the worker's own task, whatever other tasks that one calls
-    if celery is not None and (found := celery.get_current_worker_task()) is not None:
-        return _named(found.name, found.request.id)
-    rq = loaded("rq")
-    if rq is not None and (found := rq.get_current_job()) is not None:
-        return _named(found.func_name, found.id)
-    dramatiq = loaded("dramatiq.middleware")
-    if dramatiq is not None and (found := dramatiq.CurrentMessage.get_current_message()) is not None:
-        return _named(found.actor_name, found.message_id)
+    try:
+        found: Any = _django_tasks.get()
+        if found is not None:
+            return _named(found[0].task.module_path, found[0].id)
+        celery = loaded("celery._state")  # it knows the worker's own task, whatever other tasks that one calls
+        if celery is not None and (found := celery.get_current_worker_task()) is not None:
+            return _named(found.name, found.request.id)
+        rq = loaded("rq")
+        if rq is not None and (found := rq.get_current_job()) is not None:
+            return _named(found.func_name, found.id)
+        dramatiq = loaded("dramatiq.middleware")
+        if dramatiq is not None and (found := dramatiq.CurrentMessage.get_current_message()) is not None:
+            return _named(found.actor_name, found.message_id)
+    except AttributeError:
+        pass  # an unknown version of a queue must not break a lock
     return ""
 
 

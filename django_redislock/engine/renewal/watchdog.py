@@ -26,8 +26,8 @@ from ...store.node import Node
 from ...store.stores import all_stores
 from ..background.notifier import Notifier
 from ..background.outage import LAST_RETRY
-from ..leases.interruptions import Interruptions, Witness
-from ..leases.lease import LIMITED, OVER, Lease, Section
+from ..leases.interruptions import Interruptions
+from ..leases.lease import LIMITED, OVER, Lease
 from ..leases.loss import reason_of, tell_lost
 from .agenda import Agenda, PendingRelease, Task
 from .dispatch import Dispatch
@@ -60,6 +60,7 @@ class Watchdog:
         self.interruptions: Interruptions = Interruptions()
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
+        self._runs = False  # is_alive() takes three calls
         self._dispatch = Dispatch(notifier, self._answered, self._again, self.renew_all)
         self._trim_at = 0.0
 
@@ -76,11 +77,12 @@ class Watchdog:
 
     def watch(self, lease: Lease) -> None:
         """Renew this lease from now on, and tell its holder when it is lost."""
+        request = lease.request
         with self._mutex:
             lease.watched = True
-            self._leases[lease.id] = lease
-            if lease.request.token is not None:
-                self.attempts.pop(lease.id, None)  # from now on, it is known by its lease
+            self._leases[request.id] = lease
+            if request.token is not None:
+                self.attempts.pop(request.id, None)  # from now on, it is known by its lease
             self._plan(first_look(lease), lease)
 
     def unwatch(self, lease: Lease) -> None:
@@ -96,9 +98,11 @@ class Watchdog:
 
     def end(self, lease: Lease) -> None:
         """The lease has ended here, and is for nobody to use."""
+        id = lease.request.id
         with self._mutex:
             lease.close()
-            self.forget(lease)
+            if self._leases.get(id) is lease:
+                del self._leases[id]
 
     def moved(self, lease: Lease, how: str, left: float, answer: Renewed) -> None:
         """The end of the lease was moved; see Lease.moved()."""
@@ -136,12 +140,11 @@ class Watchdog:
             self._pending.add(pending)
             self._plan(now, pending)
 
-    def undo_after(self, block: object, section: Section) -> Witness:
-        """Undo the section soon after ``block`` has died, unless the witness that this returns has died before."""
+    def wake_up(self) -> None:
+        """Be there to undo what is interrupted from now on."""
         if self._thread is None:
             with self._mutex:
                 self._start()
-        return self.interruptions.watch(block, section)
 
     def send_pending(self) -> None:
         """Before the process ends, and its threads with it: what was not yet sent. Takes LAST_WORDS in all."""
@@ -158,7 +161,7 @@ class Watchdog:
 
     def _start(self) -> bool:
         """Start the thread, unless it runs; return whether it was started."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._runs or (self._thread is not None and self._thread.is_alive()):
             return False
         self._sleeps_until = -math.inf
         # known before it starts: an interruption in there must not make the next caller start another
@@ -189,16 +192,20 @@ class Watchdog:
     # -- the thread's side ------------------------------------------------------------------------------------------
 
     def _run(self, me: threading.Thread) -> None:
-        while self._thread is me:  # else its start was interrupted, and there is another one
-            for error in self.interruptions.undo_all():
-                self._put_off((), error)
-            tasks = self._sleep(me)
-            try:
-                self._work(tasks)
-                self._trim()
-                self._notifier.wake()
-            except Exception as error:
-                self._put_off(tasks, error)
+        try:
+            while self._thread is me:  # else its start was interrupted, and there is another one
+                self._runs = True
+                for error in self.interruptions.undo_all():
+                    self._put_off((), error)
+                tasks = self._sleep(me)
+                try:
+                    self._work(tasks)
+                    self._trim()
+                    self._notifier.wake()
+                except Exception as error:
+                    self._put_off(tasks, error)
+        finally:
+            self._runs = self._thread is not me and self._runs
 
     def _put_off(self, tasks: Sequence[Task], error: Exception) -> None:
         """No more threads, say; nothing may be dropped for that."""
