@@ -6,8 +6,8 @@ Most of this module is docstrings: they are the reference, for sync and async ca
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from asgiref.sync import sync_to_async

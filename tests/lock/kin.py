@@ -49,9 +49,6 @@ if sys.version_info >= (3, 12):
         "eager and wrapping": lambda *args, **options: wrapping(*args, **{"eager_start": True, **options}),
     }
 
-# what the rule of today does not do; strict, so that whoever changes the rule removes the mark
-owner_rule = pytest.mark.filterwarnings("default::FutureWarning")
-
 
 class Kin:
     """Calls methods of locks as sync code or as coroutines: ``await kin(lock, "acquire", blocking=False)``."""

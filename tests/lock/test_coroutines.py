@@ -23,7 +23,7 @@ from tests.helpers.state import NAME, holder, queued
 from tests.inside import hang_up_idle, hears, listen, watch_connections
 
 from .conftest import Eventually
-from .kin import FACTORIES, Kin, owner_rule
+from .kin import FACTORIES, Kin
 
 TTL = 1.5
 Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
@@ -141,11 +141,6 @@ if sys.version_info >= (3, 11):
     AROUND["TaskGroup"] = grouped
 
 
-def fails_today(around: str, factory: str) -> bool:
-    in_one_task = around == "await" or (around == "wait_for" and sys.version_info >= (3, 12))
-    return not in_one_task and (around == "helper" or "wrapping" in factory)
-
-
 def live(factory: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def begin() -> None:
         asyncio.get_running_loop().set_task_factory(FACTORIES[factory])
@@ -154,14 +149,8 @@ def live(factory: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     Kin(tasks=True).live(begin())
 
 
-@pytest.mark.parametrize(
-    ("around", "factory"),
-    [
-        pytest.param(around, factory, marks=owner_rule if fails_today(around, factory) else ())
-        for around in AROUND
-        for factory in FACTORIES
-    ],
-)
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("factory", FACTORIES)
 def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around: str, factory: str) -> None:
     run = AROUND[around]
 
@@ -192,9 +181,7 @@ def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around:
     live(factory, task)
 
 
-@pytest.mark.parametrize(
-    "factory", [pytest.param(name, marks=owner_rule if "wrapping" in name else ()) for name in FACTORIES]
-)
+@pytest.mark.parametrize("factory", FACTORIES)
 def test_calls_that_wait_at_once_in_tasks_of_their_own_get_their_caller_the_locks(factory: str) -> None:
     async def task() -> None:
         async def have() -> None:
@@ -285,14 +272,7 @@ class BySyncCode(Base):
         return self.held
 
 
-# in Python 3.10, they are one task
-works_today = (ByMethods, ByStack) if sys.version_info < (3, 11) else ()
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=() if case in works_today else owner_rule) for case in (ByMethods, ByStack, BySyncCode)],
-)
+@pytest.mark.parametrize("case", [ByMethods, ByStack, BySyncCode])
 def test_a_lock_is_held_and_renewed_from_the_set_up_of_a_test_case_to_its_tear_down(case: type[Base]) -> None:
     result = unittest.TestResult()
     with warnings.catch_warnings(record=True) as warned:

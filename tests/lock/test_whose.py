@@ -18,7 +18,7 @@ from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNot
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import NAME
 
-from .kin import FACTORIES, RUNS, Kin, both, in_a_task, in_a_thread, owner_rule
+from .kin import FACTORIES, RUNS, Kin, both, in_a_task, in_a_thread
 
 objects = pytest.mark.parametrize("same", [True, False], ids=["same object", "another object"])
 kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
@@ -69,7 +69,6 @@ async def test_a_child_that_wants_its_parents_lock_waits_and_gets_it_after_the_p
     assert await kin.info() is None
 
 
-@owner_rule
 @both
 async def test_children_of_a_reentrant_lock_are_under_it_and_it_is_free_when_the_last_has_left(kin: Kin) -> None:
     mine = Lock(NAME, reentrant=True)
@@ -270,14 +269,8 @@ async def test_a_task_and_its_sync_code_hold_together_what_either_of_them_acquir
     assert not await lock.alocked()
 
 
-@pytest.mark.parametrize(
-    ("run", "factory"),
-    [
-        pytest.param(run, factory, marks=owner_rule if "wrapping" in factory and run != "to_thread" else ())
-        for run in RUNS
-        for factory in FACTORIES
-    ],
-)
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("factory", FACTORIES)
 @both
 async def test_sync_code_and_coroutines_that_call_each_other_are_under_the_lock_of_the_first(
     kin: Kin, run: str, factory: str
@@ -309,7 +302,24 @@ async def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(ki
     assert not lock.locked()
 
 
-@pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=owner_rule)])
+@in_a_thread
+async def test_a_call_that_is_handed_to_a_loop_in_another_thread_is_for_the_thread_that_made_it(kin: Kin) -> None:
+    loop, lock = asyncio.new_event_loop(), Lock(NAME)
+    running = threading.Thread(target=loop.run_forever)
+    running.start()
+    try:
+        assert asyncio.run_coroutine_threadsafe(lock.aacquire(), loop).result(GENEROUS)
+        assert lock.owned()
+        asyncio.run_coroutine_threadsafe(lock.arelease(), loop).result(GENEROUS)
+        assert not lock.locked()
+    finally:
+        asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(GENEROUS)
+        loop.call_soon_threadsafe(loop.stop)
+        running.join(GENEROUS)
+        loop.close()
+
+
+@kinds
 @in_a_thread
 async def test_a_greenlet_is_on_its_own(kin: Kin, reentrant: bool) -> None:
     greenlets, tried = pytest.importorskip("greenlet"), list[bool]()

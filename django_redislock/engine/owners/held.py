@@ -69,7 +69,8 @@ class _Shown:
         return _Shown({key: left for key, shown in {**self._all, **late}.items() if (left := _not_over(shown))}, {})
 
 
-_shown: ContextVar[_Shown] = ContextVar("django_redislock.held", default=_Shown({}, {}))
+_NOTHING = _Shown({}, {})
+_shown: ContextVar[_Shown] = ContextVar("django_redislock.held", default=_NOTHING)
 
 
 def _not_over(shown: tuple[Held, ...]) -> tuple[Held, ...]:
