@@ -17,7 +17,7 @@ import pytest
 import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_redislock import Lock, LockNotOwned, LockPool, force_release, get_lock, list_locks
+from django_redislock import Lock, LockError, LockNotOwned, LockPool, force_release, get_lock, list_locks
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import NAME, holder, queued
 from tests.inside import hang_up_idle, hears, listen, watch_connections
@@ -203,6 +203,24 @@ def test_calls_that_wait_at_once_in_tasks_of_their_own_get_their_caller_the_lock
         assert not any([await lock.alocked() for lock in locks])
 
     live(factory, task)
+
+
+@pytest.mark.parametrize("around", [*sorted(AROUND.keys() - {"TaskGroup"}), "made by a task that has ended"])
+def test_a_call_that_would_wait_for_its_callers_lock_is_refused(around: str) -> None:
+    async def make() -> Coroutine[Any, Any, bool]:
+        return Lock(NAME).aacquire()
+
+    async def task() -> None:
+        async with Lock(NAME):
+            helper = asyncio.create_task(make())
+            theirs, mine = await helper, await make()
+            run = AROUND.get(around)
+            with pytest.raises(LockError, match="would wait for itself without end"):
+                await (theirs if run is None else run(mine))
+            mine.close()
+            theirs.close()
+
+    live("plain", task)
 
 
 def test_a_call_that_was_cancelled_in_a_task_of_its_own_leaves_its_caller_nothing() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextvars import Context, copy_context
 from typing import Any
 
@@ -289,6 +291,20 @@ async def test_sync_code_and_coroutines_that_call_each_other_are_under_the_lock_
     assert await kin.info() is None
 
 
+@pytest.mark.parametrize("run", RUNS)
+@both
+async def test_a_coroutine_of_sync_code_may_use_the_lock_of_whoever_runs_that(kin: Kin, run: str) -> None:
+    lock = Lock(NAME)
+
+    async def use() -> bool:
+        lock.check()
+        return await lock.aextend(1)
+
+    await kin(lock, "acquire")
+    assert await RUNS[run](async_to_sync(use)) if kin.tasks else async_to_sync(use)()
+    await kin(lock, "release")
+
+
 @pytest.mark.parametrize("release", ["sync code", "coroutine"])
 @in_a_thread
 async def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(kin: Kin, release: str) -> None:
@@ -302,21 +318,46 @@ async def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(ki
     assert not lock.locked()
 
 
-@in_a_thread
-async def test_a_call_that_is_handed_to_a_loop_in_another_thread_is_for_the_thread_that_made_it(kin: Kin) -> None:
-    loop, lock = asyncio.new_event_loop(), Lock(NAME)
+@pytest.fixture
+def elsewhere() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Future[Any]]]:
+    """Hands coroutines to an event loop that runs in a thread of its own."""
+    loop = asyncio.new_event_loop()
     running = threading.Thread(target=loop.run_forever)
     running.start()
-    try:
-        assert asyncio.run_coroutine_threadsafe(lock.aacquire(), loop).result(GENEROUS)
-        assert lock.owned()
-        asyncio.run_coroutine_threadsafe(lock.arelease(), loop).result(GENEROUS)
-        assert not lock.locked()
-    finally:
-        asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(GENEROUS)
-        loop.call_soon_threadsafe(loop.stop)
-        running.join(GENEROUS)
-        loop.close()
+    yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop)
+    asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(GENEROUS)
+    loop.call_soon_threadsafe(loop.stop)
+    running.join(GENEROUS)
+    loop.close()
+
+
+@in_a_thread
+async def test_a_call_that_is_handed_to_a_loop_in_another_thread_is_for_the_thread_that_made_it(
+    kin: Kin, elsewhere: Any
+) -> None:
+    lock = Lock(NAME)
+    assert elsewhere(lock.aacquire()).result(GENEROUS)
+    assert lock.owned()
+    elsewhere(lock.arelease()).result(GENEROUS)
+    assert not lock.locked()
+
+
+@in_a_thread
+async def test_a_coroutine_that_is_handed_to_a_loop_in_another_thread_is_a_child(kin: Kin, elsewhere: Any) -> None:
+    lock = Lock(NAME)
+
+    async def child() -> bool:
+        assert not await lock.aowned()
+        with pytest.raises(LockNotOwned):
+            await lock.arelease()
+        async with lock:
+            return await lock.aowned()
+
+    lock.acquire()
+    waits = elsewhere(child())
+    await kin.queued()
+    lock.release()
+    assert waits.result(GENEROUS)
 
 
 @kinds

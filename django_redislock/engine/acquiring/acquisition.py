@@ -21,7 +21,7 @@ from ..leases.canceller import Canceller
 from ..leases.interruptions import Witness
 from ..leases.lease import Lease
 from ..leases.loss import reason_of
-from ..owners.held import Ground, Key, Runner, caller, hide, leases_on, show
+from ..owners.held import Ground, Key, Runner, caller, hide, leases_on, runs, show
 from ..runtime import runtime
 from . import wait_loop
 from .announcements import tell_acquired, tell_refused
@@ -142,9 +142,12 @@ class Acquisition:
 
     def _held_above(self) -> tuple[Lease | None, bool]:
         """The lease under which this was called for, if it is held still; and whether it is the caller's own."""
-        found = leases_on(self.name, self._above)
+        runner = self.caller
+        if runner is not None and not runs(runner):
+            runner = caller()  # whoever awaits what that has called for
+        found = leases_on(self.name, self._above, runner)
         if found and self._runtime.watchdog.interruptions.undo_under(found[0][0]):
-            found = leases_on(self.name, self._above)  # another section may use it as well
+            found = leases_on(self.name, self._above, runner)  # another section may use it as well
         return found[0] if found else (None, False)
 
     def _enter_again(self, held: Lease, own: bool, deadline: Deadline, *, seizes: bool) -> Steps[bool]:
@@ -229,9 +232,11 @@ class Acquisition:
     def keep_for(self, keeper: object, *, undo: bool = False) -> None:
         """Renew it as long as ``keeper`` lives, whatever has become of the thread or task that acquired it.
 
+        It is no longer theirs, but belongs to whoever runs under it.
+
         ``undo``: give it back when that has died.
         """
-        self._keeper, self._ground, self._witness = weakref.ref(keeper), None, None
+        self._keeper, self._ground, self._witness, self._caller = weakref.ref(keeper), None, None, None
         if undo:
             self.undo_after(keeper)
 

@@ -136,16 +136,29 @@ def caller() -> Runner | None:
     return None if served_loop() is not None else threading.current_thread()
 
 
+def _is_of_sync_code(task: Task, other: Task) -> bool:
+    """Whether ``async_to_sync`` runs this task, for sync code that the other one may run."""
+    loop = task.get_loop()
+    if loop is not other.get_loop():
+        return loop in AsyncToSync.loop_thread_executors
+    return getattr(task.get_coro(), "cr_code", None) is AsyncToSync.main_wrap.__code__
+
+
+def thread_of(loop: asyncio.AbstractEventLoop) -> threading.Thread:
+    """The thread whose sync code waits for this running loop by ``async_to_sync``; else the one that it runs in."""
+    executor = AsyncToSync.loop_thread_executors.get(loop)
+    return getattr(executor, "_work_thread", None) or threading.current_thread()
+
+
 def is_foreign(acquisition: Held, runner: Runner | None) -> bool:
     """Whether an acquisition that the context shows is that of another task, or thread, which still runs."""
     other = acquisition.caller
-    return (
-        other is not None
-        and runner is not None
-        and other is not runner
-        and asyncio.isfuture(other) == asyncio.isfuture(runner)
-        and runs(other)
-    )
+    if other is None or runner is None or other is runner or not runs(other):
+        return False
+    if not asyncio.isfuture(runner):
+        return not asyncio.isfuture(other)  # else it is the sync code of a task
+    # else sync code waits for this task: that thread's, or that of the other task
+    return not _is_of_sync_code(runner, other) if asyncio.isfuture(other) else thread_of(runner.get_loop()) is not other
 
 
 def runs(runner: Runner) -> bool:
@@ -171,9 +184,8 @@ def find(acquisitions: Sequence[Held]) -> Any:
     return None
 
 
-def leases_on(name: str, acquisitions: Sequence[Held]) -> list[tuple[Lease, bool]]:
-    """The leases on this lock that may be held still, the latest first; and whether each is the running code's own."""
-    runner = caller()
+def leases_on(name: str, acquisitions: Sequence[Held], runner: Runner | None) -> list[tuple[Lease, bool]]:
+    """The leases on this lock that may be held still, the latest first; and whether each is this runner's own."""
     # after a failed release, nothing renews it, and the lock may be somebody else's by now
     return [
         (one.lease, not is_foreign(one, runner))
@@ -192,7 +204,7 @@ def holds(partition: Partition, name: str, pool: str = "") -> Lease | None:
     """
     known = _shown.get()
     shown = (*known.get((partition, pool)), *known.get((partition, name)))
-    return next((lease for lease, own in leases_on(name, shown) if own), None)
+    return next((lease for lease, own in leases_on(name, shown, caller()) if own), None)
 
 
 class Ground:
