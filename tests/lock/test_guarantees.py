@@ -17,12 +17,12 @@ from django.test import RequestFactory
 
 from django_redislock import Lock, LockUnavailable, locked, locked_view
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, RUNS, Crowd
 from tests.helpers.docs import blocks, page
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, QUEUE, Monitor, holder, put, queued
 
-from .kin import RUNS, Kin
+from .kin import Kin
 
 AEventually = Callable[..., Awaitable[Any]]
 TTL = 1.5

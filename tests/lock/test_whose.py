@@ -17,10 +17,10 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNotOwned, aforce_release, force_release
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, RUNS
 from tests.helpers.state import NAME
 
-from .kin import FACTORIES, RUNS, Kin, both, in_a_task, in_a_thread
+from .kin import FACTORIES, Kin, both, in_a_task, in_a_thread
 
 objects = pytest.mark.parametrize("same", [True, False], ids=["same object", "another object"])
 kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])

@@ -16,12 +16,12 @@ from asgiref.sync import async_to_sync
 
 import django_redislock
 from django_redislock import FairLock, Lock, LockLost, LockNotOwned, LockPool, LockStatus, PoolMember, lock_name
-from tests.helpers.actors import Crowd
+from tests.helpers.actors import RUNS, Crowd
 from tests.helpers.state import LOCK, NAME, holder
 from tests.inside import keys_of, renew_all
 
 from .conftest import Eventually
-from .kin import RUNS, Kin, both, in_a_task
+from .kin import Kin, both, in_a_task
 
 Ask = Callable[[Kin, Lock], Coroutine[Any, Any, Any]]
 TTL = 1.5
