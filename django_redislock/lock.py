@@ -134,6 +134,12 @@ class Lock:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy has acquired nothing."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        function, arguments, (attributes, slots), *rest = reduced
+        return function, arguments, (attributes, {**slots, "_sections": []}), *rest
+
     @property
     def using(self) -> str | None:
         """The alias in ``CACHES`` that was given; None: from the settings."""
@@ -534,7 +540,8 @@ class Lock:
 
     def _not_owned(self, verb: str) -> LockNotOwned:
         elsewhere = holds(self._partition(), self.name) is not None
-        return LockNotOwned.to(verb, self.name, adoptable=self._token is not None, elsewhere=elsewhere)
+        adoptable = self._token is not None and verb != "release"  # which needs no more than the token
+        return LockNotOwned.to(verb, self.name, adoptable=adoptable, elsewhere=elsewhere)
 
     def _partition(self) -> Partition:
         return get_partition(self._options.using, self.name)

@@ -18,7 +18,7 @@ import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, LockError, LockNotOwned, LockPool, force_release, get_lock, list_locks
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME, holder, queued
 from tests.inside import hang_up_idle, hears, listen, watch_connections
 
@@ -90,21 +90,21 @@ def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(
 
 
 def test_waiters_whose_event_loop_was_closed_delay_nobody(
-    client: redis.Redis, eventually: Eventually, aeventually: Callable[..., Any]
+    client: redis.Redis, eventually: Eventually, aeventually: Callable[..., Any], other: Callable[[], Other]
 ) -> None:
     async def wait() -> None:
         await Lock(NAME, ttl=600).aacquire()
 
     listen()
     eventually(hears)  # else they look again while their connections are closed
-    held, loop = Lock(NAME, ttl=600), asyncio.new_event_loop()
-    held.acquire()
+    you, held, loop = other(), Lock(NAME, ttl=600), asyncio.new_event_loop()
+    you(held.acquire)
     loop.set_exception_handler(lambda *args: None)  # it reports abandoned tasks, as it should
     tasks = [loop.create_task(wait()) for _ in range(3)]
     loop.run_until_complete(aeventually(lambda: queued(client) == 3 and not watch_connections()()[0]))
     hang_up_idle(loop)
     loop.close()
-    held.release()
+    you(held.release)
     assert Lock(NAME).acquire(blocking_timeout=GENEROUS)  # the lease of a single handoff is 200 s
     assert not any(task.done() for task in tasks)
 
