@@ -113,7 +113,7 @@ class Acquisition:
     ) -> Steps[LockNotAcquired | None]:
         """Get the lock; return the error for one that was not acquired in time, None when it was.
 
-        The arguments override the options. Raises LockUnavailable, and LockError for an owner that would wait for
+        The arguments override the options. Raises LockUnavailable, and LockError for a caller that would wait for
         itself.
         """
         begun, deadline = monotonic(), deadline_of(self.options, blocking, blocking_timeout)
@@ -287,7 +287,7 @@ class Acquisition:
     # -- giving it back ---------------------------------------------------------------------------------------------
 
     def give_back(self) -> Steps[bool]:
-        """Release the lock. False: others of the owner's sections still use it (it is reentrant).
+        """Release the lock. False: other sections still use it (it is reentrant).
 
         Raises LockLost; LockNotOwned where the lock was detached, or the process was forked inside the section; and
         LockUnavailable when Redis cannot be told, then it can be tried again.
