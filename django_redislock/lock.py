@@ -190,7 +190,7 @@ class Lock:
         if wrong or unknown:
             refuse_arguments("Lock.aacquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         section = self._section(token)
-        return section.awaited(self._aobtain(section, blocking, blocking_timeout))
+        return self._aobtain(section, blocking, blocking_timeout)
 
     async def _aobtain(self, section: Acquisition, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
         try:
@@ -220,7 +220,7 @@ class Lock:
     def aseize(self) -> Coroutine[Any, Any, None]:
         """See seize()."""
         section = self._section(None)
-        return section.awaited(self._aseize(section))
+        return self._aseize(section)
 
     async def _aseize(self, section: Acquisition) -> None:
         try:
@@ -242,7 +242,7 @@ class Lock:
     def __aenter__(self) -> Any:
         """See __enter__()."""
         section = self._section(None)
-        return section.awaited(self._aenter(section, engine.block_of(self)))
+        return self._aenter(section, engine.block_of(self))
 
     async def _aenter(self, section: Acquisition, block: WithBlock | None) -> Self:
         try:

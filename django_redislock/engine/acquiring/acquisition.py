@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Coroutine
 from logging import WARNING
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from ...base.log import log_event
 from ...base.steps import Step, Steps
@@ -29,8 +28,6 @@ from .attempt import Attempt, Granted, give_up_at
 from .effective_options import apply_to, deadline_of, make_canceller, make_request
 from .extension import detach
 from .release import release, release_later
-
-T = TypeVar("T")
 
 
 class Frame:
@@ -83,7 +80,6 @@ class Acquisition:
         self._runtime = runtime()
         self._attempt: Attempt | None = None
         self._witness: Witness | None = None
-        self._call: weakref.ref[Any] | None = None
         self._above = show(self, self.keys[0])
 
     @property
@@ -92,19 +88,9 @@ class Acquisition:
         return None if self._caller is None else self._caller()
 
     @property
-    def forgotten(self) -> bool:
-        """Whether the coroutine that was to get it has never run."""
-        return self.lease is None and self._call is not None and self._call() is None
-
-    @property
     def here(self) -> bool:
         """Whether it was made in this process, not in the one that it was forked from."""
         return self._pid == os.getpid()
-
-    def awaited(self, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Return this coroutine, which is to get it."""
-        self._call = weakref.ref(call)
-        return call
 
     # -- getting it -------------------------------------------------------------------------------------------------
 

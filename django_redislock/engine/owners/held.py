@@ -40,27 +40,29 @@ class Held(Protocol):
     @property
     def here(self) -> bool: ...
 
-    @property
-    def forgotten(self) -> bool: ...
+
+References = tuple[weakref.ref[Held], ...]
 
 
 class _Shown:
-    """An immutable map: by partition and name, the acquisitions that the context shows.
+    """An immutable map: by partition and name, the acquisitions that the context shows, as long as they exist.
+
+    One whose making was interrupted, or whose coroutine was never awaited, nobody else refers to.
 
     A change copies what was changed lately, and seldom all, so that the ten-thousandth lock costs what the first does.
     """
 
     __slots__ = ("_all", "_late")
 
-    def __init__(self, all: Mapping[Key, tuple[Held, ...]], late: Mapping[Key, tuple[Held, ...]]) -> None:
+    def __init__(self, all: Mapping[Key, References], late: Mapping[Key, References]) -> None:
         self._all = all
         self._late = late
 
-    def get(self, key: Key) -> tuple[Held, ...]:
+    def get(self, key: Key) -> References:
         found = self._late.get(key)
         return self._all.get(key, ()) if found is None else found
 
-    def put(self, key: Key, shown: tuple[Held, ...]) -> _Shown:
+    def put(self, key: Key, shown: References) -> _Shown:
         late = {**self._late, key: shown}
         if not shown and key not in self._all:
             del late[key]
@@ -73,9 +75,17 @@ _NOTHING = _Shown({}, {})
 _shown: ContextVar[_Shown] = ContextVar("django_redislock.held", default=_NOTHING)
 
 
-def _not_over(shown: tuple[Held, ...]) -> tuple[Held, ...]:
-    """Without those that are over, or lost and never released, or never asked for."""
-    return tuple(one for one in shown if not (one.over or (one.forgotten if one.lease is None else one.lease.lost)))
+def _not_over(shown: References) -> References:
+    """Without those that are over, or lost and never released, or gone."""
+    return tuple(
+        reference
+        for reference in shown
+        if (one := reference()) is not None and not (one.over or (one.lease is not None and one.lease.lost))
+    )
+
+
+def _existing(shown: References) -> tuple[Held, ...]:
+    return tuple(one for reference in shown if (one := reference()) is not None)
 
 
 def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
@@ -84,23 +94,24 @@ def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
     above = known.get(key)
     if above:
         above = _not_over(above)
-    _shown.set(known.put(key, (*above, acquisition)))
-    return above
+    _shown.set(known.put(key, (*above, weakref.ref(acquisition))))
+    return _existing(above)
 
 
 def hide(acquisition: Held) -> None:
     """No longer show it in this context; others know by its ``over``."""
+    reference = weakref.ref(acquisition)
     for key in acquisition.keys:
         known = _shown.get()
         shown = known.get(key)
-        if acquisition in shown:
-            _shown.set(known.put(key, tuple(one for one in shown if one is not acquisition)))
+        if reference in shown:
+            _shown.set(known.put(key, tuple(one for one in shown if one != reference)))
 
 
 def is_shown(acquisition: Held) -> bool:
     """Whether this context shows it."""
-    known = _shown.get()
-    return any(acquisition in known.get(key) for key in acquisition.keys)
+    known, reference = _shown.get(), weakref.ref(acquisition)
+    return any(reference in known.get(key) for key in acquisition.keys)
 
 
 @contextmanager
@@ -203,7 +214,7 @@ def holds(partition: Partition, name: str, pool: str = "") -> Lease | None:
     ``pool``: of which it may be a member.
     """
     known = _shown.get()
-    shown = (*known.get((partition, pool)), *known.get((partition, name)))
+    shown = _existing((*known.get((partition, pool)), *known.get((partition, name))))
     return next((lease for lease, own in leases_on(name, shown, caller()) if own), None)
 
 
