@@ -140,6 +140,7 @@ def test_r12_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
         quick = Lock("quick", ttl=3, on_lost=losses.append, using="other")
         quick.acquire()
         is_renewed(quick, eventually)
+        eventually(lambda: losses)
         assert [error.name for error in losses] == [NAME]
         assert "event=renewal-failed" not in caplog.text  # that of the slow one is still waited for
         held.let_go()
