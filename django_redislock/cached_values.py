@@ -8,6 +8,7 @@ the next.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
@@ -255,4 +256,9 @@ class _Lookup:
 
 def _may_be_needed_by(computation: Computation) -> bool:
     """Whether this thread runs sync code for the event loop of that computation, which may need the thread itself."""
-    return asyncio._get_running_loop() is None and computation.loop is not None and served_loop() is computation.loop
+    loop = computation.loop
+    if loop is None or asyncio._get_running_loop() is not None:
+        return False
+    # all that shows asyncio.to_thread()
+    threads = getattr(getattr(loop, "_default_executor", None), "_threads", ())
+    return served_loop() is loop or threading.current_thread() in threads

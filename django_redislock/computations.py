@@ -8,8 +8,8 @@ import weakref
 
 from .base.per_process import PerProcess
 from .engine import Acquisition, Frame
-from .engine.owners.held import Runner, running_task, runs, served_loop
 from .engine.messages.waiters import Waiter
+from .engine.owners.held import Runner, running_task, runs, served_loop
 from .exceptions import LockUnavailable
 
 

@@ -174,6 +174,12 @@ class Lock:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy has acquired nothing."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        function, arguments, (attributes, slots), *rest = reduced
+        return function, arguments, (attributes, {**slots, "_sections": []}), *rest
+
     @property
     def using(self) -> str | None:
         """The alias in ``CACHES`` that was given; None: from the settings."""
@@ -225,7 +231,7 @@ class Lock:
         if wrong or unknown:
             refuse_arguments("Lock.aacquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         section = self._section(token)
-        return section.awaited(self._aobtain(section, blocking, blocking_timeout))
+        return self._aobtain(section, blocking, blocking_timeout)
 
     async def _aobtain(self, section: Acquisition, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
         try:
@@ -257,7 +263,7 @@ class Lock:
     def aseize(self) -> Coroutine[Any, Any, None]:
         """See seize()."""
         section = self._section(None)
-        return section.awaited(self._aseize(section))
+        return self._aseize(section)
 
     async def _aseize(self, section: Acquisition) -> None:
         try:
@@ -285,7 +291,7 @@ class Lock:
     def __aenter__(self) -> Any:
         """See __enter__()."""
         section = self._section(None)
-        return section.awaited(self._aenter(section, engine.block_of(self)))
+        return self._aenter(section, engine.block_of(self))
 
     async def _aenter(self, section: Acquisition, block: WithBlock | None) -> Self:
         try:
@@ -583,7 +589,8 @@ class Lock:
 
     def _not_owned(self, verb: str) -> LockNotOwned:
         elsewhere = holds(self._partition(), self.name) is not None
-        return LockNotOwned.to(verb, self.name, adoptable=self._token is not None, elsewhere=elsewhere)
+        adoptable = self._token is not None and verb != "release"  # which needs no more than the token
+        return LockNotOwned.to(verb, self.name, adoptable=adoptable, elsewhere=elsewhere)
 
     def _partition(self) -> Partition:
         return get_partition(self._options.using, self.name)

@@ -209,7 +209,7 @@ class LockPool:
     def aacquire(self, *wrong: NoReturn, **options: Unpack[AcquireOptions]) -> Coroutine[Any, Any, PoolMember]:
         """See acquire(): ``async with await pool.aacquire() as account``."""
         section = self._section(wrong, options)
-        return section.awaited(self._aobtain(section, options))
+        return self._aobtain(section, options)
 
     async def _aobtain(self, section: Acquisition, options: AcquireOptions) -> PoolMember:
         try:

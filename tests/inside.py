@@ -45,6 +45,7 @@ from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
+from django_redislock.engine.owners import held
 from django_redislock.engine.runtime import runtime
 from django_redislock.inspection.listing import read_page
 from django_redislock.store import calls, pool_calls, probe
@@ -277,6 +278,12 @@ def let_go() -> None:
 
 def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:
     patch.setattr("django_redislock.lock._get_running_loop", Mock(side_effect=error))
+
+
+def shown_here() -> int:
+    """How many acquisitions the context shows, over or not."""
+    known, late = held._shown.get()
+    return sum(map(len, {**known, **late}.values()))
 
 
 def undo_interrupted() -> None:

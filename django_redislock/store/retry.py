@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import ResponseError, TimeoutError
@@ -133,9 +133,10 @@ def _persist(
             if tried is None:
                 answers, node = yield request
             else:
-                (sent, answers, node), tried = tried, None
-                if isinstance(answers, Exception):
-                    raise answers
+                (sent, found, answerer), tried = tried, None
+                if isinstance(found, Exception):
+                    raise found
+                answers, node = found, cast("Node", answerer)
             if several:
                 for answer in answers if partition.store.clustered else ():
                     if isinstance(answer, PASSING):

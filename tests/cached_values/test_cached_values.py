@@ -32,7 +32,7 @@ from django_redislock import (
     locked_get_or_set,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, in_any_thread, in_thread, to_thread
+from tests.helpers.actors import GENEROUS, RUNS, Crowd, Other, auntil
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.processes import Worker
 from tests.inside import joins_at_the_end, limit, values_under_way, waiting_for_values
@@ -401,9 +401,9 @@ def by_asgi(main: Main) -> Any:
 
 
 @pytest.mark.parametrize("run", [by_wsgi, by_asgi])
-@pytest.mark.parametrize("bridge", [in_thread, in_any_thread, to_thread])
+@pytest.mark.parametrize("way", RUNS)
 def test_sync_code_does_not_wait_for_a_coroutine_that_needs_its_thread(
-    run: Callable[[Main], Any], bridge: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    run: Callable[[Main], Any], way: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one thread for sync code, or the only one of the loop, waits for the value."""
     limit(monkeypatch, value_look=0.05)
@@ -411,14 +411,14 @@ def test_sync_code_does_not_wait_for_a_coroutine_that_needs_its_thread(
 
     async def compute() -> Any:
         await auntil(lambda: waiting_for_values() or sync.calls)
-        await (sync_to_async(int)() if bridge is in_thread else asyncio.to_thread(int))
+        await (sync_to_async(int)() if way == "one thread" else asyncio.to_thread(int))
         return "of the coroutine"
 
     async def main() -> Any:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         leads = asyncio.create_task(alocked_get_or_set("x", compute, using="ours"))
         await auntil(values_under_way)
-        return await asyncio.gather(leads, bridge(sync.get))
+        return await asyncio.gather(leads, RUNS[way](sync.get))
 
     assert run(main) == ["of sync code"] * 2
     assert "event=computed-twice key=x" in caplog.text

@@ -53,6 +53,18 @@ def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, set
     return connect
 
 
+async def try_once(lock: Lock) -> None:
+    assert await lock.aacquire(blocking=False)
+
+
+async def seize(lock: Lock) -> None:
+    await lock.aseize()
+
+
+async def extend(lock: Lock) -> None:
+    await lock.aextend(5)
+
+
 DETACHED: list[str] = []
 
 
@@ -62,10 +74,10 @@ async def detach(lock: Lock) -> None:
 
 ALONE: dict[str, tuple[Operation, Any, bool]] = {  # before, what is interrupted, whether the lock is kept then
     "acquire": (cancelling.nothing, cancelling.acquire, False),
-    "try once": (cancelling.nothing, lambda lock: lock.aacquire(blocking=False), False),
-    "seize": (cancelling.nothing, lambda lock: lock.aseize(), False),
+    "try once": (cancelling.nothing, try_once, False),
+    "seize": (cancelling.nothing, seize, False),
     "release": (cancelling.acquire, cancelling.release, False),
-    "extend": (cancelling.acquire, lambda lock: lock.aextend(5), True),
+    "extend": (cancelling.acquire, extend, True),
     "detach": (cancelling.acquire, detach, True),
     "section": (cancelling.nothing, cancelling.section, False),
     "decorated": (cancelling.nothing, cancelling.decorated, False),

@@ -186,31 +186,12 @@ def server_time(client: redis.Redis) -> int:
     return int(seconds) * 1_000_000 + int(micros)
 
 
-InThread = Callable[..., Awaitable[Any]]
-
-
-def settled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:
-    """Begins only after the task has begun to wait for it."""
-    loop, waits = asyncio.get_running_loop(), threading.Event()
-
-    def call() -> Any:
-        loop.call_soon_threadsafe(waits.set)
-        assert waits.wait(GENEROUS)
-        return function(*args, **kwargs)
-
-    return call
-
-
-async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return await sync_to_async(settled(function, *args, **kwargs))()
-
-
-async def in_any_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return await sync_to_async(settled(function, *args, **kwargs), thread_sensitive=False)()
-
-
-async def to_thread(function: Callable[..., Any], *args: Any) -> Any:
-    return await asyncio.to_thread(settled(function, *args))
+# how a task runs sync code
+RUNS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "one thread": lambda function, *args, **kwargs: sync_to_async(function)(*args, **kwargs),
+    "any thread": lambda function, *args, **kwargs: sync_to_async(function, thread_sensitive=False)(*args, **kwargs),
+    "to_thread": asyncio.to_thread,
+}
 
 
 def until(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:

@@ -148,11 +148,11 @@ class Recursive:
     def __init__(self, **options: Any) -> None:
         @locked(NAME, **options)
         def call(again: int) -> bool:
-            return call(again - 1) if again else Lock(NAME).owned()
+            return call(again - 1) if again else Lock(NAME).locked()
 
         @locked(NAME, **options)
         async def acall(again: int) -> bool:
-            return await acall(again - 1) if again else await Lock(NAME).aowned()
+            return await acall(again - 1) if again else await Lock(NAME).alocked()
 
         self.call, self.acall = call, acall
 

@@ -9,7 +9,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from functools import wraps
@@ -17,20 +17,12 @@ from inspect import isawaitable
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
 
 from django_redislock import LockInfo, aget_lock, force_release, get_lock
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import NAME
 
 Body = Callable[..., Coroutine[Any, Any, Any]]
-
-# how a task runs sync code
-RUNS: dict[str, Callable[..., Awaitable[Any]]] = {
-    "one thread": lambda function, *args, **kwargs: sync_to_async(function)(*args, **kwargs),
-    "any thread": lambda function, *args, **kwargs: sync_to_async(function, thread_sensitive=False)(*args, **kwargs),
-    "to_thread": asyncio.to_thread,
-}
 
 
 def wrapping(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
@@ -48,9 +40,6 @@ if sys.version_info >= (3, 12):
         "eager": asyncio.eager_task_factory,
         "eager and wrapping": lambda *args, **options: wrapping(*args, **{"eager_start": True, **options}),
     }
-
-# what the rule of today does not do; strict, so that whoever changes the rule removes the mark
-owner_rule = pytest.mark.filterwarnings("default::FutureWarning")
 
 
 class Kin:

@@ -17,13 +17,13 @@ import pytest
 import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_redislock import Lock, LockNotOwned, LockPool, force_release, get_lock, list_locks
-from tests.helpers.actors import GENEROUS
+from django_redislock import Lock, LockError, LockNotOwned, LockPool, force_release, get_lock, list_locks
+from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME, holder, queued
 from tests.inside import hang_up_idle, hears, listen, watch_connections
 
 from .conftest import Eventually
-from .kin import FACTORIES, Kin, owner_rule
+from .kin import FACTORIES, Kin
 
 TTL = 1.5
 Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
@@ -90,21 +90,21 @@ def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(
 
 
 def test_waiters_whose_event_loop_was_closed_delay_nobody(
-    client: redis.Redis, eventually: Eventually, aeventually: Callable[..., Any]
+    client: redis.Redis, eventually: Eventually, aeventually: Callable[..., Any], other: Callable[[], Other]
 ) -> None:
     async def wait() -> None:
         await Lock(NAME, ttl=600).aacquire()
 
     listen()
     eventually(hears)  # else they look again while their connections are closed
-    held, loop = Lock(NAME, ttl=600), asyncio.new_event_loop()
-    held.acquire()
+    you, held, loop = other(), Lock(NAME, ttl=600), asyncio.new_event_loop()
+    you(held.acquire)
     loop.set_exception_handler(lambda *args: None)  # it reports abandoned tasks, as it should
     tasks = [loop.create_task(wait()) for _ in range(3)]
     loop.run_until_complete(aeventually(lambda: queued(client) == 3 and not watch_connections()()[0]))
     hang_up_idle(loop)
     loop.close()
-    held.release()
+    you(held.release)
     assert Lock(NAME).acquire(blocking_timeout=GENEROUS)  # the lease of a single handoff is 200 s
     assert not any(task.done() for task in tasks)
 
@@ -141,11 +141,6 @@ if sys.version_info >= (3, 11):
     AROUND["TaskGroup"] = grouped
 
 
-def fails_today(around: str, factory: str) -> bool:
-    in_one_task = around == "await" or (around == "wait_for" and sys.version_info >= (3, 12))
-    return not in_one_task and (around == "helper" or "wrapping" in factory)
-
-
 def live(factory: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def begin() -> None:
         asyncio.get_running_loop().set_task_factory(FACTORIES[factory])
@@ -154,14 +149,8 @@ def live(factory: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     Kin(tasks=True).live(begin())
 
 
-@pytest.mark.parametrize(
-    ("around", "factory"),
-    [
-        pytest.param(around, factory, marks=owner_rule if fails_today(around, factory) else ())
-        for around in AROUND
-        for factory in FACTORIES
-    ],
-)
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("factory", FACTORIES)
 def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around: str, factory: str) -> None:
     run = AROUND[around]
 
@@ -192,9 +181,7 @@ def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around:
     live(factory, task)
 
 
-@pytest.mark.parametrize(
-    "factory", [pytest.param(name, marks=owner_rule if "wrapping" in name else ()) for name in FACTORIES]
-)
+@pytest.mark.parametrize("factory", FACTORIES)
 def test_calls_that_wait_at_once_in_tasks_of_their_own_get_their_caller_the_locks(factory: str) -> None:
     async def task() -> None:
         async def have() -> None:
@@ -216,6 +203,24 @@ def test_calls_that_wait_at_once_in_tasks_of_their_own_get_their_caller_the_lock
         assert not any([await lock.alocked() for lock in locks])
 
     live(factory, task)
+
+
+@pytest.mark.parametrize("around", [*sorted(AROUND.keys() - {"TaskGroup"}), "made by a task that has ended"])
+def test_a_call_that_would_wait_for_its_callers_lock_is_refused(around: str) -> None:
+    async def make() -> Coroutine[Any, Any, bool]:
+        return Lock(NAME).aacquire()
+
+    async def task() -> None:
+        async with Lock(NAME):
+            helper = asyncio.create_task(make())
+            theirs, mine = await helper, await make()
+            run = AROUND.get(around)
+            with pytest.raises(LockError, match="would wait for itself without end"):
+                await (theirs if run is None else run(mine))
+            mine.close()
+            theirs.close()
+
+    live("plain", task)
 
 
 def test_a_call_that_was_cancelled_in_a_task_of_its_own_leaves_its_caller_nothing() -> None:
@@ -285,14 +290,7 @@ class BySyncCode(Base):
         return self.held
 
 
-# in Python 3.10, they are one task
-works_today = (ByMethods, ByStack) if sys.version_info < (3, 11) else ()
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=() if case in works_today else owner_rule) for case in (ByMethods, ByStack, BySyncCode)],
-)
+@pytest.mark.parametrize("case", [ByMethods, ByStack, BySyncCode])
 def test_a_lock_is_held_and_renewed_from_the_set_up_of_a_test_case_to_its_tear_down(case: type[Base]) -> None:
     result = unittest.TestResult()
     with warnings.catch_warnings(record=True) as warned:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext
 from itertools import takewhile
 from time import monotonic
 from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.test import RequestFactory
 
-from django_redislock import Lock, LockLost, LockUnavailable, locked_view
+from django_redislock import Lock, LockUnavailable, locked, locked_view
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, RUNS, Crowd
 from tests.helpers.docs import blocks, page
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, QUEUE, Monitor, holder, put, queued
 
+from .kin import Kin
+
 AEventually = Callable[..., Awaitable[Any]]
+TTL = 1.5
 
 
 def test_the_first_waiter_of_a_process_queues_two_round_trips_after_its_request(
@@ -52,27 +55,36 @@ def test_acquire_asks_a_redis_that_is_away_no_longer_than_its_blocking_timeout(
         assert monotonic() - began < GENEROUS / 2
 
 
-@pytest.mark.parametrize("how", ["ExitStack", "acquire"])
-async def test_what_sync_code_acquired_without_a_block_is_lost_when_its_task_is_cancelled(
-    how: str, client: redis.Redis, aeventually: AEventually
-) -> None:
-    lock, inside, go_on, found = Lock(NAME, ttl=0.6), threading.Event(), threading.Event(), list[bool]()
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("how", ["with", "ExitStack", "acquire"])
+async def test_sync_code_whose_task_was_cancelled_keeps_its_lock(how: str, run: Any, aeventually: AEventually) -> None:
+    lock, inside, go_on, found = Lock(NAME, ttl=TTL), threading.Event(), threading.Event(), list[Any]()
+
+    @locked(NAME, reentrant=True, blocking_timeout=0)
+    def again() -> None:
+        lock.check()
 
     def work() -> None:
-        with suppress(LockLost), ExitStack() as stack:
-            stack.enter_context(lock) if how == "ExitStack" else lock.acquire()
+        with ExitStack() as stack, lock if how == "with" else nullcontext():
+            if how == "ExitStack":
+                stack.enter_context(lock)
+            elif how == "acquire" and lock.acquire():
+                stack.callback(lock.release)
             inside.set()
             assert go_on.wait(GENEROUS)
-            found.append(lock.lost)
+            again()
+            found.append(async_to_sync(lock.aowned)())
+        found.append(lock.locked())
 
-    task = asyncio.ensure_future(sync_to_async(work)())
+    task = asyncio.ensure_future(run(work))
     await aeventually(inside.is_set)
     task.cancel()
     await asyncio.wait([task])
-    await aeventually(lambda: not holder(client))
+    for _ in range(2):
+        assert await Kin(tasks=True).renewed(TTL)
     go_on.set()
-    await aeventually(lambda: found)
-    assert found == [True]
+    await aeventually(lambda: len(found) == 2)
+    assert found == [True, False]
 
 
 async def test_the_documented_view_waits_under_its_lock_for_the_thread_that_it_has_started(

@@ -7,6 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from django_redislock import (
     lock_released,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Actor, Crowd
+from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil
 from tests.helpers.state import NAME, fence_of, holder, put, queued
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_FORCED, WAS_TAKEN
 
@@ -266,12 +267,27 @@ def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired_and_one_that
     assert events() == ([("INFO", "expired")] if expires else [("WARNING", "max-hold"), ("WARNING", "lost")])
 
 
-def test_one_whose_thread_or_task_has_ended_is_warned_of_once_and_expires(
-    crowd: Crowd, using: str, events: Events, heard: Heard, eventually: Eventually
+@pytest.mark.parametrize("ends", ["thread", "event loop"])
+def test_one_whose_thread_or_event_loop_has_ended_is_warned_of_once_and_expires(
+    ends: str, using: str, events: Events, heard: Heard, eventually: Eventually, other: Callable[[], Other]
 ) -> None:
-    me = crowd()
-    me(Lock(NAME, ttl=2, using=using), "acquire")  # it is renewed before, however busy the machine is
-    me.end()
+    lock, me = Lock(NAME, ttl=1.5, using=using), other()
+
+    def end_of_lease() -> float:
+        return monotonic() + lock.remaining()
+
+    async def hold() -> None:
+        assert await lock.aacquire()
+        begun = end_of_lease()
+        await auntil(lambda: end_of_lease() > begun + 0.1)  # renewed
+
+    if ends == "thread":
+        me(lock.acquire)
+        begun = me(end_of_lease)
+        eventually(lambda: me(end_of_lease) > begun + 0.1)
+        me.end()
+    else:
+        asyncio.run(hold())
     eventually(lambda: losses_in(heard))
     assert losses_in(heard) == [(NAME, True)]
     assert events() == [("WARNING", "owner-ended"), ("INFO", "expired")]

@@ -283,7 +283,8 @@ def test_a_waiter_survives_the_loss_of_its_place(
 
 
 DIES = """
-Lock(name, ttl=1).acquire()
+lock = Lock(name, ttl=1)
+lock.acquire()
 say("held")
 hear()
 """

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextvars import Context, copy_context
 from typing import Any
 
@@ -15,10 +17,10 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNotOwned, aforce_release, force_release
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, RUNS
 from tests.helpers.state import NAME
 
-from .kin import FACTORIES, RUNS, Kin, both, in_a_task, in_a_thread, owner_rule
+from .kin import FACTORIES, Kin, both, in_a_task, in_a_thread
 
 objects = pytest.mark.parametrize("same", [True, False], ids=["same object", "another object"])
 kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
@@ -69,7 +71,6 @@ async def test_a_child_that_wants_its_parents_lock_waits_and_gets_it_after_the_p
     assert await kin.info() is None
 
 
-@owner_rule
 @both
 async def test_children_of_a_reentrant_lock_are_under_it_and_it_is_free_when_the_last_has_left(kin: Kin) -> None:
     mine = Lock(NAME, reentrant=True)
@@ -270,14 +271,8 @@ async def test_a_task_and_its_sync_code_hold_together_what_either_of_them_acquir
     assert not await lock.alocked()
 
 
-@pytest.mark.parametrize(
-    ("run", "factory"),
-    [
-        pytest.param(run, factory, marks=owner_rule if "wrapping" in factory and run != "to_thread" else ())
-        for run in RUNS
-        for factory in FACTORIES
-    ],
-)
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("factory", FACTORIES)
 @both
 async def test_sync_code_and_coroutines_that_call_each_other_are_under_the_lock_of_the_first(
     kin: Kin, run: str, factory: str
@@ -296,6 +291,20 @@ async def test_sync_code_and_coroutines_that_call_each_other_are_under_the_lock_
     assert await kin.info() is None
 
 
+@pytest.mark.parametrize("run", RUNS)
+@both
+async def test_a_coroutine_of_sync_code_may_use_the_lock_of_whoever_runs_that(kin: Kin, run: str) -> None:
+    lock = Lock(NAME)
+
+    async def use() -> bool:
+        lock.check()
+        return await lock.aextend(1)
+
+    await kin(lock, "acquire")
+    assert await RUNS[run](async_to_sync(use)) if kin.tasks else async_to_sync(use)()
+    await kin(lock, "release")
+
+
 @pytest.mark.parametrize("release", ["sync code", "coroutine"])
 @in_a_thread
 async def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(kin: Kin, release: str) -> None:
@@ -309,7 +318,49 @@ async def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(ki
     assert not lock.locked()
 
 
-@pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=owner_rule)])
+@pytest.fixture
+def elsewhere() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Future[Any]]]:
+    """Hands coroutines to an event loop that runs in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    running = threading.Thread(target=loop.run_forever)
+    running.start()
+    yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop)
+    asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(GENEROUS)
+    loop.call_soon_threadsafe(loop.stop)
+    running.join(GENEROUS)
+    loop.close()
+
+
+@in_a_thread
+async def test_a_call_that_is_handed_to_a_loop_in_another_thread_is_for_the_thread_that_made_it(
+    kin: Kin, elsewhere: Any
+) -> None:
+    lock = Lock(NAME)
+    assert elsewhere(lock.aacquire()).result(GENEROUS)
+    assert lock.owned()
+    elsewhere(lock.arelease()).result(GENEROUS)
+    assert not lock.locked()
+
+
+@in_a_thread
+async def test_a_coroutine_that_is_handed_to_a_loop_in_another_thread_is_a_child(kin: Kin, elsewhere: Any) -> None:
+    lock = Lock(NAME)
+
+    async def child() -> bool:
+        assert not await lock.aowned()
+        with pytest.raises(LockNotOwned):
+            await lock.arelease()
+        async with lock:
+            return await lock.aowned()
+
+    lock.acquire()
+    waits = elsewhere(child())
+    await kin.queued()
+    lock.release()
+    assert waits.result(GENEROUS)
+
+
+@kinds
 @in_a_thread
 async def test_a_greenlet_is_on_its_own(kin: Kin, reentrant: bool) -> None:
     greenlets, tried = pytest.importorskip("greenlet"), list[bool]()

@@ -16,12 +16,12 @@ from asgiref.sync import async_to_sync
 
 import django_redislock
 from django_redislock import FairLock, Lock, LockLost, LockNotOwned, LockPool, LockStatus, PoolMember, lock_name
-from tests.helpers.actors import Crowd
+from tests.helpers.actors import RUNS, Crowd
 from tests.helpers.state import LOCK, NAME, holder
 from tests.inside import keys_of, renew_all
 
 from .conftest import Eventually
-from .kin import RUNS, Kin, both, in_a_task, owner_rule
+from .kin import Kin, both, in_a_task
 
 Ask = Callable[[Kin, Lock], Coroutine[Any, Any, Any]]
 TTL = 1.5
@@ -84,21 +84,15 @@ async def asked_by(who: str, kin: Kin, shared: Lock, ask: Ask) -> Any:
         assert await kin.info() is None
 
 
-def fails_today(who: str, what: str) -> bool:
-    return what in (("owned", "status") if who == "another object" else ("remaining",))
-
-
-@pytest.mark.parametrize(
-    ("who", "what"),
-    [pytest.param(who, what, marks=owner_rule if fails_today(who, what) else ()) for who in OTHERS for what in ANSWERS],
-)
+@pytest.mark.parametrize("who", OTHERS)
+@pytest.mark.parametrize("what", ANSWERS)
 @both
 async def test_whoever_has_not_acquired_a_lock_holds_nothing(kin: Kin, who: str, what: str) -> None:
     ask, answer = ANSWERS[what]
     assert await asked_by(who, kin, Lock(NAME), ask) == answer
 
 
-@pytest.mark.parametrize("who", [pytest.param("another object", marks=owner_rule), "child", "stranger"])
+@pytest.mark.parametrize("who", OTHERS)
 @pytest.mark.parametrize("what", REFUSED)
 @both
 async def test_whoever_has_not_acquired_a_lock_is_refused(kin: Kin, who: str, what: str) -> None:
@@ -137,7 +131,6 @@ async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects:
     assert await kin.info() is None
 
 
-@owner_rule
 @in_a_task
 async def test_a_lock_whose_task_has_ended_is_renewed_while_its_object_and_its_event_loop_live(kin: Kin) -> None:
     """The event loop may still give it back: in a tear-down, say."""
@@ -147,7 +140,6 @@ async def test_a_lock_whose_task_has_ended_is_renewed_while_its_object_and_its_e
         assert await kin.renewed(TTL)
 
 
-@owner_rule
 @both
 async def test_a_lock_whose_object_is_dropped_ends_with_its_ttl_and_is_not_released(
     kin: Kin, caplog: pytest.LogCaptureFixture
@@ -381,7 +373,6 @@ async def test_the_lock_of_a_generator_is_free_soon_after_that_was_closed(kin: K
     await kin.until(is_free)
 
 
-@owner_rule
 @pytest.mark.parametrize("kind", [Lock, PoolMember])
 def test_the_end_of_an_async_block_is_a_coroutine_function(kind: type[Lock]) -> None:
     """Else ``enterAsyncContext()`` does not await it."""

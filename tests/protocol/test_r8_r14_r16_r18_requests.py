@@ -272,6 +272,7 @@ def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(ho
             assert monotonic() < deadline, f"{leftovers(client)}, interrupted at {one.struck}"
         with suppress(ValueError):
             section()  # so that the next one finds a connection
+    assert inside.shown_here() < 10
 
 
 def test_r18_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(

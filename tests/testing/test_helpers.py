@@ -185,8 +185,9 @@ def test_what_somebody_else_holds_is_busy_until_the_block_ends(crowd: Crowd, hea
             me(Lock(NAME), "release")
         assert get_lock(NAME).owner == "another-host:1:MainThread"  # type: ignore[union-attr]
         assert force_release(NAME)
-        assert me(Lock(NAME), "acquire", blocking=False)
-    assert me(Lock(NAME), "owned")  # it is not taken away in the end
+        mine = Lock(NAME)
+        assert me(mine, "acquire", blocking=False)
+    assert me(mine, "owned")  # it is not taken away in the end
     pool = LockPool("accounts")
     me(pool, "extend", ["alice", "bob"])
     with hold("pool:accounts:alice"):

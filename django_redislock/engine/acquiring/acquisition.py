@@ -6,9 +6,8 @@ import asyncio
 import os
 import weakref
 from binascii import b2a_base64
-from collections.abc import Coroutine
 from logging import DEBUG, WARNING
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from django.dispatch import Signal
 
@@ -34,7 +33,7 @@ from ..leases.lease import Lease
 from ..leases.loss import reason_of
 from ..messages.waiters import Loop, Waiter
 from ..owners.description import describe_owner
-from ..owners.held import Ground, Key, Runner, caller, hide, leases_on, show
+from ..owners.held import Ground, Key, Runner, caller, hide, leases_on, runs, show
 from ..runtime import runtime
 from ..terms import Terms, terms_of
 from . import wait_loop
@@ -44,7 +43,6 @@ from .extension import detach
 from .release import release, release_later
 
 _URLSAFE = bytes.maketrans(b"+/", b"-_")
-T = TypeVar("T")
 
 
 class Frame:
@@ -91,9 +89,9 @@ class Acquisition:
         self.over: bool = False  # given back, or never got
         self._pid = os.getpid()
         runner = caller()
-        self._caller = None if runner is None else weakref.ref(runner)
-        self._through = None if through is None else weakref.ref(through)
-        self._keeper = self._through
+        self._caller: Any = None if runner is None else weakref.ref(runner)
+        self._through: Any = None if through is None else weakref.ref(through)
+        self._keeper: Any = self._through
         self._ground: Ground | None = None
         self._runtime = runtime()
         self._terms: Terms = terms_of(options, name)
@@ -102,7 +100,6 @@ class Acquisition:
         self._generation: int = 0  # of the subscription under which the first try was made
         self._attempt: Attempt | None = None  # once the first try was not enough
         self._witness: Witness | None = None
-        self._call: weakref.ref[Any] | None = None
         self._tried: Tried | None = None  # a release that was not enough
         self._above = show(self, self.keys[0])
 
@@ -112,19 +109,9 @@ class Acquisition:
         return None if self._caller is None else self._caller()
 
     @property
-    def forgotten(self) -> bool:
-        """Whether the coroutine that was to get it has never run."""
-        return self.lease is None and self._call is not None and self._call() is None
-
-    @property
     def here(self) -> bool:
         """Whether it was made in this process, not in the one that it was forked from."""
         return self._pid == os.getpid()
-
-    def awaited(self, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Return this coroutine, which is to get it."""
-        self._call = weakref.ref(call)
-        return call
 
     # -- getting it -------------------------------------------------------------------------------------------------
 
@@ -133,7 +120,7 @@ class Acquisition:
     ) -> LockNotAcquired | None:
         """Get the lock, in this thread; return the error for one that was not acquired in time, None when it was.
 
-        The arguments override the options. Raises LockUnavailable, and LockError for an owner that would wait for
+        The arguments override the options. Raises LockUnavailable, and LockError for a caller that would wait for
         itself.
         """
         begun, deadline = monotonic(), self._terms.deadline(blocking, blocking_timeout)
@@ -160,9 +147,9 @@ class Acquisition:
                 return None
         return await arun(self._go_on(deadline, begun, tried, seizes=seizes))
 
-    def obtain(self) -> Steps[LockNotAcquired | None]:
+    def obtain(self, blocking_timeout: float | None = None) -> Steps[LockNotAcquired | None]:
         """See acquire()."""
-        refusal: LockNotAcquired | None = yield Call(self.acquire, twin=self.aacquire)
+        refusal: LockNotAcquired | None = yield Call(self.acquire, (None, blocking_timeout), twin=self.aacquire)
         return refusal
 
     def _first_try(self, deadline: Deadline, loop: Loop | None, *, seizes: bool) -> Command | None:
@@ -233,9 +220,12 @@ class Acquisition:
 
     def _held_above(self) -> tuple[Lease | None, bool]:
         """The lease under which this was called for, if it is held still; and whether it is the caller's own."""
-        found = leases_on(self.name, self._above)
+        runner = self.caller
+        if runner is not None and not runs(runner):
+            runner = caller()  # whoever awaits what that has called for
+        found = leases_on(self.name, self._above, runner)
         if found and self._runtime.watchdog.interruptions.undo_under(found[0][0]):
-            found = leases_on(self.name, self._above)  # another section may use it as well
+            found = leases_on(self.name, self._above, runner)  # another section may use it as well
         return found[0] if found else (None, False)
 
     def _enter_again(self, held: Lease, own: bool, deadline: Deadline, *, seizes: bool) -> Steps[bool]:
@@ -288,7 +278,7 @@ class Acquisition:
         )
 
     def _make_canceller(self) -> Canceller | None:
-        """What cancels the calling task when the lock is lost; TypeError if that was asked for, and there is no task."""
+        """What cancels the calling task when the lock is lost; TypeError if that is to be, and there is no task."""
         if not self._terms.cancels:
             return None
         task = self.caller
@@ -347,9 +337,11 @@ class Acquisition:
     def keep_for(self, keeper: object, *, undo: bool = False) -> None:
         """Renew it as long as ``keeper`` lives, whatever has become of the thread or task that acquired it.
 
+        It is no longer theirs, but belongs to whoever runs under it.
+
         ``undo``: give it back when that has died.
         """
-        self._keeper, self._ground, self._witness = weakref.ref(keeper), None, None
+        self._keeper, self._ground, self._witness, self._caller = weakref.ref(keeper), None, None, None
         if undo:
             self.undo_after(keeper)
 
@@ -452,7 +444,7 @@ class Acquisition:
         return True
 
     def give_back(self) -> Steps[bool]:
-        """Release the lock. False: others of the owner's sections still use it (it is reentrant).
+        """Release the lock. False: other sections still use it (it is reentrant).
 
         Raises LockLost; LockNotOwned where the lock was detached, or the process was forked inside the section; and
         LockUnavailable when Redis cannot be told, then it can be tried again.

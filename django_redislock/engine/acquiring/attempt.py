@@ -224,7 +224,7 @@ class Attempt:
         self.over = True
 
     def refusal(self, *, adopting: bool = False, own: str | None = None) -> LockNotAcquired:
-        """The error for a lock that was not acquired. ``own``: the id of an acquisition of the same owner."""
+        """The error for a lock that was not acquired. ``own``: the id of an acquisition of the same caller."""
         waited, waits = monotonic() - self.begun, self.deadline.waits
         return self.current_holder.refusal(
             self.request, tries=self.tries, waited=waited, waits=waits, adopting=adopting, own=own

@@ -17,9 +17,7 @@ from ..runtime import runtime
 from .announcements import tell_released
 
 
-def release(
-    lease: Lease, section: Section, *, bearer: bool = False, tried: Tried | None = None
-) -> Steps[None]:
+def release(lease: Lease, section: Section, *, bearer: bool = False, tried: Tried | None = None) -> Steps[None]:
     """Release this very acquisition of a lock, from any thread, task or context. See Acquisition.give_back().
 
     ``section``: the last one that uses it. ``bearer``: by right of the token, also if it was detached. ``tried``: what

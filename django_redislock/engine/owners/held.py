@@ -24,9 +24,8 @@ Task = asyncio.Task[Any]
 Runner = Task | threading.Thread
 Key = tuple[Partition, str]
 
-# where asgiref notes it; __dict__: a fifth of the time of a getattr() that finds nothing
-_SERVES, _SERVED = SyncToAsync.threadlocal, "main_event_loop"
-
+# where asgiref notes for whom a thread runs sync code; __dict__: a fifth of the time of a getattr() that finds nothing
+_ASGIREF = SyncToAsync.threadlocal
 FEW = 16  # entries that are copied each time
 
 
@@ -43,19 +42,25 @@ class Held(Protocol):
     @property
     def here(self) -> bool: ...
 
-    @property
-    def forgotten(self) -> bool: ...
+
+References = tuple[weakref.ref[Held], ...]
 
 
-# by partition and name, the acquisitions that the context shows: all of them, and what was changed since; neither dict
-# is ever changed itself. A change copies the second, and seldom all, so that the ten-thousandth lock costs what the
-# first does
-_Map = Mapping[Key, tuple[Held, ...]]
-_shown: ContextVar[tuple[_Map, _Map]] = ContextVar("django_redislock.held", default=({}, {}))
+# By partition and name, the acquisitions that the context shows, as long as they exist: all of them, and what has
+# changed since. (One whose making was interrupted, or whose coroutine was never awaited, nobody else refers to.)
+# Neither dict is ever changed: a new one takes the place of the second, and seldom of both, so that the ten-thousandth
+# lock costs what the first does.
+_Map = Mapping[Key, References]
+_NOTHING: tuple[_Map, _Map] = ({}, {})
+_shown: ContextVar[tuple[_Map, _Map]] = ContextVar("django_redislock.held", default=_NOTHING)
 
 
-def _put(key: Key, shown: tuple[Held, ...]) -> None:
-    """Show these and no others under the key."""
+def _get(key: Key) -> References:
+    known, late = _shown.get()
+    return late[key] if key in late else known.get(key, ())
+
+
+def _put(key: Key, shown: References) -> None:
     known, late = _shown.get()
     late = {**late, key: shown}
     if not shown and key not in known:
@@ -65,38 +70,45 @@ def _put(key: Key, shown: tuple[Held, ...]) -> None:
     _shown.set((known, late))
 
 
-def _get(key: Key) -> tuple[Held, ...]:
-    known, late = _shown.get()
-    return late[key] if key in late else known.get(key, ())
+def _not_over(shown: References) -> References:
+    """Without those that are over, or lost and never released, or gone."""
+    return tuple(
+        reference
+        for reference in shown
+        if (one := reference()) is not None and not (one.over or (one.lease is not None and one.lease.lost))
+    )
 
 
-def _not_over(shown: tuple[Held, ...]) -> tuple[Held, ...]:
-    """Without those that are over, or lost and never released, or never asked for."""
-    return tuple(one for one in shown if not (one.over or (one.forgotten if one.lease is None else one.lease.lost)))
+def _existing(shown: References) -> tuple[Held, ...]:
+    return tuple(one for reference in shown if (one := reference()) is not None)
 
 
 def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
     """Show it in this context under one of its keys, though nothing may be held yet. Returns what was shown before."""
     above = _get(key)
-    if above:
-        above = _not_over(above)
-    _put(key, (*above, acquisition))
-    return above
+    if not above:
+        _put(key, (weakref.ref(acquisition),))
+        return ()
+    above = _not_over(above)
+    _put(key, (*above, weakref.ref(acquisition)))
+    return _existing(above)
 
 
 def hide(acquisition: Held) -> None:
     """No longer show it in this context; others know by its ``over``."""
+    reference = weakref.ref(acquisition)
     for key in acquisition.keys:
         shown = _get(key)
-        if shown == (acquisition,):
+        if shown == (reference,):
             _put(key, ())
-        elif acquisition in shown:
-            _put(key, tuple(one for one in shown if one is not acquisition))
+        elif reference in shown:
+            _put(key, tuple(one for one in shown if one != reference))
 
 
 def is_shown(acquisition: Held) -> bool:
     """Whether this context shows it."""
-    return any(acquisition in _get(key) for key in acquisition.keys)
+    reference = weakref.ref(acquisition)
+    return any(reference in _get(key) for key in acquisition.keys)
 
 
 @contextmanager
@@ -119,7 +131,7 @@ def running_task() -> Task | None:
 
 def served_loop() -> asyncio.AbstractEventLoop | None:
     """The event loop for one of whose tasks this thread runs sync code by ``sync_to_async``, if any."""
-    loop: asyncio.AbstractEventLoop | None = _SERVES.__dict__.get(_SERVED)
+    loop: asyncio.AbstractEventLoop | None = _ASGIREF.__dict__.get("main_event_loop")
     return loop if loop is not None and loop.is_running() else None
 
 
@@ -128,19 +140,32 @@ def caller() -> Runner | None:
     too."""
     if asyncio._get_running_loop() is not None:
         return asyncio.current_task()
-    return None if _SERVED in _SERVES.__dict__ and served_loop() is not None else threading.current_thread()
+    return None if _ASGIREF.__dict__ and served_loop() is not None else threading.current_thread()
+
+
+def _is_of_sync_code(task: Task, other: Task) -> bool:
+    """Whether ``async_to_sync`` runs this task, for sync code that the other one may run."""
+    loop = task.get_loop()
+    if loop is not other.get_loop():
+        return loop in AsyncToSync.loop_thread_executors
+    return getattr(task.get_coro(), "cr_code", None) is AsyncToSync.main_wrap.__code__
+
+
+def thread_of(loop: asyncio.AbstractEventLoop) -> threading.Thread:
+    """The thread whose sync code waits for this running loop by ``async_to_sync``; else the one that it runs in."""
+    executor = AsyncToSync.loop_thread_executors.get(loop)
+    return getattr(executor, "_work_thread", None) or threading.current_thread()
 
 
 def is_foreign(acquisition: Held, runner: Runner | None) -> bool:
     """Whether an acquisition that the context shows is that of another task, or thread, which still runs."""
     other = acquisition.caller
-    return (
-        other is not None
-        and runner is not None
-        and other is not runner
-        and asyncio.isfuture(other) == asyncio.isfuture(runner)
-        and runs(other)
-    )
+    if other is None or runner is None or other is runner or not runs(other):
+        return False
+    if not asyncio.isfuture(runner):
+        return not asyncio.isfuture(other)  # else it is the sync code of a task
+    # else sync code waits for this task: that thread's, or that of the other task
+    return not _is_of_sync_code(runner, other) if asyncio.isfuture(other) else thread_of(runner.get_loop()) is not other
 
 
 def runs(runner: Runner) -> bool:
@@ -166,9 +191,8 @@ def find(acquisitions: Sequence[Held]) -> Any:
     return None
 
 
-def leases_on(name: str, acquisitions: Sequence[Held]) -> list[tuple[Lease, bool]]:
-    """The leases on this lock that may be held still, the latest first; and whether each is the running code's own."""
-    runner = caller()
+def leases_on(name: str, acquisitions: Sequence[Held], runner: Runner | None) -> list[tuple[Lease, bool]]:
+    """The leases on this lock that may be held still, the latest first; and whether each is this runner's own."""
     # after a failed release, nothing renews it, and the lock may be somebody else's by now
     return [
         (one.lease, not is_foreign(one, runner))
@@ -185,8 +209,8 @@ def holds(partition: Partition, name: str, pool: str = "") -> Lease | None:
 
     ``pool``: of which it may be a member.
     """
-    shown = (*_get((partition, pool)), *_get((partition, name)))
-    return next((lease for lease, own in leases_on(name, shown) if own), None)
+    shown = _existing((*_get((partition, pool)), *_get((partition, name))))
+    return next((lease for lease, own in leases_on(name, shown, caller()) if own), None)
 
 
 class Ground:

@@ -266,7 +266,7 @@ class Watchdog:
             return None
         released = not lease.may_be_released()
         if not lease.watched:
-            return None  # released in the meantime, by an owner that may have ended since
+            return None  # released in the meantime, by whoever may have ended since
         first, lease.seen = not lease.seen, True
         urgent, lease.urgent = lease.urgent, False
         if lease.request.listens:
