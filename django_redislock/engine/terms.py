@@ -59,7 +59,7 @@ class Terms:
         """Return until when to wait. The arguments, if given, override the options."""
         if blocking is None:
             blocking = self.blocking or blocking_timeout is not None
-        if blocking is not True and not check_flag(blocking, "blocking"):
+        if blocking is not True and not check_flag(blocking, "blocking", None):
             return Deadline.after(0.0)
         timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         return NEVER if timeout is None else Deadline.after(timeout)

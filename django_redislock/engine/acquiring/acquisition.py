@@ -9,8 +9,6 @@ from binascii import b2a_base64
 from logging import DEBUG, WARNING
 from typing import Any, Protocol
 
-from django.dispatch import Signal
-
 from ...base.display import Secret
 from ...base.log import log_event, logger
 from ...base.names import known_as
@@ -33,7 +31,7 @@ from ..leases.lease import Lease
 from ..leases.loss import reason_of
 from ..messages.waiters import Loop, Waiter
 from ..owners.description import describe_owner
-from ..owners.held import Ground, Key, Runner, caller, hide, leases_on, runs, show
+from ..owners.held import Key, Runner, caller, ground, hide, leases_on, runs, show, stands
 from ..runtime import runtime
 from ..terms import Terms, terms_of
 from . import wait_loop
@@ -92,7 +90,7 @@ class Acquisition:
         self._caller: Any = None if runner is None else weakref.ref(runner)
         self._through: Any = None if through is None else weakref.ref(through)
         self._keeper: Any = self._through
-        self._ground: Ground | None = None
+        self._ground: weakref.ref[Any] | None = None
         self._runtime = runtime()
         self._terms: Terms = terms_of(options, name)
         self._request: LockRequest | None = None
@@ -128,7 +126,7 @@ class Acquisition:
         if command is not None:
             tried = try_once(self.partition, command, give_up_at(deadline))
             if self._was_granted(tried):
-                if _is_told(lock_acquired):
+                if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     run(tell_acquired(self.held, monotonic() - begun, None))
                 return None
         return run(self._go_on(deadline, begun, tried, seizes=seizes))
@@ -142,7 +140,7 @@ class Acquisition:
         if command is not None:
             tried = await atry_once(self.partition, command, give_up_at(deadline), ENTERING)
             if self._was_granted(tried):
-                if _is_told(lock_acquired):
+                if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     await arun(tell_acquired(self.held, monotonic() - begun, None))
                 return None
         return await arun(self._go_on(deadline, begun, tried, seizes=seizes))
@@ -311,7 +309,7 @@ class Acquisition:
         return attempt
 
     def _enter(self, lease: Lease) -> None:
-        self._ground, self._above = Ground(), ()
+        self._ground, self._above = ground(), ()
         self.lease = lease
         lease.shares.add(self)
         through = None if self._through is None else self._through()
@@ -347,7 +345,7 @@ class Acquisition:
 
     def may_be_given_back(self) -> bool:
         """Whether anybody is left who could do so."""
-        if self._ground is not None and not self._ground.stands():
+        if self._ground is not None and not stands(self._ground()):
             return False
         return self._keeper is None or self._keeper() is not None
 
@@ -359,7 +357,8 @@ class Acquisition:
     def undo_after(self, block: object) -> None:
         """Give all back in the background if ``block`` dies before this was given back by other means."""
         watchdog = self._runtime.watchdog
-        watchdog.wake_up()
+        if not watchdog.runs:
+            watchdog.wake_up()
         self._witness = watchdog.interruptions.watch(block, self)
 
     def around(self, step: Step) -> Steps[Any]:
@@ -405,7 +404,7 @@ class Acquisition:
         except BaseException:  # interrupted: the lock has to be released all the same
             self.undo()
             raise
-        if _is_told(lock_released):
+        if lock_released.receivers or logger.isEnabledFor(DEBUG):
             run(tell_released(self.held))
         return True
 
@@ -421,12 +420,13 @@ class Acquisition:
         except BaseException:  # cancelled, say
             self.undo()
             raise
-        if _is_told(lock_released):
+        if lock_released.receivers or logger.isEnabledFor(DEBUG):
             await arun(tell_released(self.held))
         return True
 
     def _first_release(self) -> Command | None:
-        lease = self.held
+        lease = self.lease
+        assert lease is not None
         if lease.closed or lease.detaching or lease.canceller is not None or lease.pid != os.getpid():
             return None
         if not lease.shares <= {self}:  # this one may have been undone in the background meanwhile
@@ -439,7 +439,8 @@ class Acquisition:
         if not calls.released_at_once(tried):
             self._tried = tried
             return False
-        self._runtime.watchdog.end(self.held)
+        assert self.lease is not None
+        self._runtime.watchdog.end(self.lease)
         self.leave()
         return True
 
@@ -542,8 +543,3 @@ class Acquisition:
         elif here and self._waiter is not None:
             self._runtime.listener(self.partition).waiters.discard(self._waiter)
         self._end()
-
-
-def _is_told(signal: Signal) -> bool:
-    """Whether anybody hears of this: by the signal, or in the log."""
-    return bool(signal.receivers) or logger.isEnabledFor(DEBUG)

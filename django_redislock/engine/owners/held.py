@@ -21,12 +21,23 @@ from ...store.lock_store import Partition
 from ..leases.lease import Lease
 
 Task = asyncio.Task[Any]
+Loop = asyncio.AbstractEventLoop
 Runner = Task | threading.Thread
 Key = tuple[Partition, str]
 
 # where asgiref notes for whom a thread runs sync code; __dict__: a fifth of the time of a getattr() that finds nothing
 _ASGIREF = SyncToAsync.threadlocal
 FEW = 16  # entries that are copied each time
+
+
+class _Here(threading.local):
+    """What each thread knows of itself; current_thread() is a call."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread = threading.current_thread()
+
+
+here: _Here = _Here()
 
 
 class Held(Protocol):
@@ -140,7 +151,7 @@ def caller() -> Runner | None:
     too."""
     if asyncio._get_running_loop() is not None:
         return asyncio.current_task()
-    return None if _ASGIREF.__dict__ and served_loop() is not None else threading.current_thread()
+    return None if _ASGIREF.__dict__ and served_loop() is not None else here.thread
 
 
 def _is_of_sync_code(task: Task, other: Task) -> bool:
@@ -213,23 +224,18 @@ def holds(partition: Partition, name: str, pool: str = "") -> Lease | None:
     return next((lease for lease, own in leases_on(name, shown, caller()) if own), None)
 
 
-class Ground:
-    """The thread (of sync code) or event loop (of coroutines) that an acquisition was made in."""
+def ground() -> weakref.ref[Any]:
+    """The thread (of sync code) or event loop (of coroutines) that this is: where something acquired is given back."""
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        return weakref.ref(here.thread)
+    # sync code that waits for a loop of its own goes on with what that has acquired
+    executor = AsyncToSync.loop_thread_executors.get(loop)
+    return weakref.ref(getattr(executor, "_work_thread", None) or loop)
 
-    __slots__ = ("_loop", "_thread")
 
-    def __init__(self) -> None:
-        loop = asyncio._get_running_loop()
-        # sync code that waits for a loop of its own goes on with what that has acquired
-        executor = None if loop is None else AsyncToSync.loop_thread_executors.get(loop)
-        thread = threading.current_thread() if loop is None else getattr(executor, "_work_thread", None)
-        self._loop = None if thread is not None or loop is None else weakref.ref(loop)
-        self._thread = None if thread is None else weakref.ref(thread)
-
-    def stands(self) -> bool:
-        """Whether anything can still be given back there."""
-        if self._loop is not None:
-            loop = self._loop()
-            return loop is not None and not loop.is_closed()
-        thread = None if self._thread is None else self._thread()
-        return thread is not None and runs(thread)
+def stands(ground: threading.Thread | Loop | None) -> bool:
+    """Whether anything can still be given back there."""
+    if isinstance(ground, threading.Thread):
+        return runs(ground)
+    return ground is not None and not ground.is_closed()

@@ -60,7 +60,7 @@ class Watchdog:
         self.interruptions: Interruptions = Interruptions()
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
-        self._runs = False  # is_alive() takes three calls
+        self.runs: bool = False  # is_alive() takes three calls
         self._dispatch = Dispatch(notifier, self._answered, self._again, self.renew_all)
         self._trim_at = 0.0
 
@@ -83,7 +83,12 @@ class Watchdog:
             self._leases[request.id] = lease
             if request.token is not None:
                 self.attempts.pop(request.id, None)  # from now on, it is known by its lease
-            self._plan(first_look(lease), lease)
+            due = first_look(lease)
+            self._agenda.begin(due, lease)
+            if not self.runs:
+                self._start()
+            elif due < self._sleeps_until:
+                self._alarm.notify_all()
 
     def unwatch(self, lease: Lease) -> None:
         """Whatever is in flight for this lease no longer counts. It is known until :meth:`forget`."""
@@ -101,6 +106,7 @@ class Watchdog:
         id = lease.request.id
         with self._mutex:
             lease.close()
+            self._agenda.drop(lease)
             if self._leases.get(id) is lease:
                 del self._leases[id]
 
@@ -161,7 +167,7 @@ class Watchdog:
 
     def _start(self) -> bool:
         """Start the thread, unless it runs; return whether it was started."""
-        if self._runs or (self._thread is not None and self._thread.is_alive()):
+        if self.runs or (self._thread is not None and self._thread.is_alive()):
             return False
         self._sleeps_until = -math.inf
         # known before it starts: an interruption in there must not make the next caller start another
@@ -194,7 +200,7 @@ class Watchdog:
     def _run(self, me: threading.Thread) -> None:
         try:
             while self._thread is me:  # else its start was interrupted, and there is another one
-                self._runs = True
+                self.runs = True
                 for error in self.interruptions.undo_all():
                     self._put_off((), error)
                 tasks = self._sleep(me)
@@ -205,7 +211,7 @@ class Watchdog:
                 except Exception as error:
                     self._put_off(tasks, error)
         finally:
-            self._runs = self._thread is not me and self._runs
+            self.runs = self._thread is not me and self.runs
 
     def _put_off(self, tasks: Sequence[Task], error: Exception) -> None:
         """No more threads, say; nothing may be dropped for that."""
@@ -220,7 +226,7 @@ class Watchdog:
         with self._mutex:
             while self._thread is me and not self.interruptions:
                 now = monotonic()
-                busy = bool(self._agenda)
+                busy = self._agenda.busy
                 tasks = self._agenda.take_due(now)
                 if tasks:
                     return tasks
