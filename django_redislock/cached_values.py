@@ -189,7 +189,9 @@ class _Lookup:
         trouble: LockUnavailable | None = None
         try:
             try:
-                refusal = yield from section.obtain(blocking_timeout=None if deadline.endless else deadline.left())
+                # not 0, which would not wait: a timeout that has passed is one all the same
+                left = None if deadline.endless else max(deadline.left(), 0.001 * deadline.waits)
+                refusal = yield from section.obtain(blocking_timeout=left)
             except LockError as error:
                 if type(error) is not LockError:
                     raise

@@ -124,12 +124,12 @@ def book(request: HttpRequest, pk: int) -> HttpResponseBase:
     return HttpResponse(str(Account("default").book()))
 
 
-patient = locked_view("account:{pk}", blocking_timeout=2 * GENEROUS)
+patient = locked_view("account:{pk}", blocking_timeout=20 * GENEROUS)
 
 
 def with_cache_lock(request: HttpRequest, pk: int) -> HttpResponseBase:
     """What sites do without this package."""
-    with caches["cache-lock"].lock(f"account:{pk}", timeout=GENEROUS):  # type: ignore[attr-defined]
+    with caches["cache-lock"].lock(f"account:{pk}", timeout=20 * GENEROUS):  # type: ignore[attr-defined]
         return book(request, pk)
 
 
