@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Collection
 from typing import Any
 
+from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from .base.warn import warn
 from .conf import conf
@@ -24,9 +26,23 @@ def is_manual(connection: BaseDatabaseWrapper) -> bool:
     return connection.connection is not None and not connection.in_atomic_block and not connection.autocommit
 
 
+# whether this process has ever used a database
+_connected = settings.configured and any(connections.all(initialized_only=True))
+
+
+def _on_connection(**kwargs: Any) -> None:
+    global _connected
+    _connected = True
+
+
+connection_created.connect(_on_connection, dispatch_uid="django_redislock.open_transactions")
+
+
 def open_aliases() -> list[str]:
     """The aliases on which this thread has a transaction open. Does not connect."""
     found: list[str] = []
+    if not _connected:
+        return found
     for connection in connections.all(initialized_only=True):
         if in_atomic_block(connection) if connection.atomic_blocks else is_manual(connection):
             found.append(connection.alias)  # noqa: PERF401 (each lock that is released comes here)

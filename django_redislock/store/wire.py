@@ -67,7 +67,9 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
 
     ``by``: the monotonic time at which to give up waiting, if that is sooner than the connection's own timeout.
     """
-    connection.send_packed_command([SecretBytes(b"".join(map(_pack, commands)))], check_health=False)  # as pack()
+    # nearly always there is one, and this is each lock's way: see pack()
+    packed = SecretBytes(_pack(commands[0])) if len(commands) == 1 else pack(commands)
+    connection.send_packed_command([packed], check_health=False)
     answers: list[Any] = []
     for _ in commands:
         if by is not None and not connection.can_read(max(0.0, by - monotonic())):

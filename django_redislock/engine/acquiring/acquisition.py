@@ -67,6 +67,33 @@ class Acquisition:
     section ends with a function that runs. ``purpose`` is shown after the owner: a request path, for instance.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_above",
+        "_attempt",
+        "_caller",
+        "_generation",
+        "_ground",
+        "_keeper",
+        "_pid",
+        "_request",
+        "_runtime",
+        "_terms",
+        "_through",
+        "_tried",
+        "_waiter",
+        "_witness",
+        "at_least",
+        "keys",
+        "lease",
+        "name",
+        "options",
+        "over",
+        "partition",
+        "purpose",
+        "token",
+    )
+
     def __init__(
         self,
         name: str,
@@ -262,17 +289,12 @@ class Acquisition:
         owner = describe_owner(self.purpose or options.purpose)
         # as secrets.token_urlsafe(16)
         id = b2a_base64(os.urandom(16), newline=False).translate(_URLSAFE, b"=").decode()
+        if options.note:
+            owner = f"{owner}\n{options.note}"
+        keys, most = make_keys(partition.prefix, name), terms.most
+        # all by position: names would take as long as the rest of it
         return LockRequest(
-            partition,
-            make_keys(partition.prefix, name),
-            name,
-            Secret(id),
-            terms.ttl,
-            self.token,
-            most=terms.most,
-            replicas=terms.replicas,
-            owner=f"{owner}\n{options.note}" if options.note else owner,
-            listens=terms.listens,
+            partition, keys, name, Secret(id), terms.ttl, self.token, "", most, terms.replicas, owner, terms.listens
         )
 
     def _make_canceller(self) -> Canceller | None:
