@@ -30,7 +30,7 @@ from .engine import (
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from .open_transactions import warn_of_release
 from .options import Options
-from .store.calls import find_held, read_holder
+from .store.calls import BEARER, find_held, read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition, get_store
 
@@ -120,6 +120,7 @@ class CacheLock:
         self.local: Any = _PerThread() if thread_local else SimpleNamespace(token=None, held=None)
         # wrong arguments are an error here, not at the first acquire
         check_name(name)
+        self._made: tuple[object, object, Options] | None = None  # options, and for which attributes
         self._options()
         _patience(blocking_timeout)
         _ask(lambda: get_store(using))
@@ -162,7 +163,8 @@ class CacheLock:
         try:
             if held is not None:
                 # as with redis-py: whoever bears the token may release, whoever has extended the lock since
-                _run(self._give_back(held))
+                if held.held.lost or not held.was_released(BEARER):
+                    _run(self._give_back(held))
             elif not _run(release_by_token(self._partition(), self.name, partial(bears, token))):
                 raise self._not_owned("release")
         except LockUnavailable:
@@ -214,8 +216,11 @@ class CacheLock:
 
     def _options(self) -> Options:
         """Those of the next acquisition, as the attributes say now."""
-        ttl = _lease(self.timeout, "timeout") if self.timeout else None
-        return Options(ttl=ttl, auto_renew=ttl is None, using=self.using)
+        made, timeout, using = self._made, self.timeout, self.using
+        if made is None or made[0] is not timeout or made[1] is not using:
+            ttl = _lease(timeout, "timeout") if timeout else None
+            self._made = made = timeout, using, Options(ttl=ttl, auto_renew=ttl is None, using=using)
+        return made[2]
 
     def _acquire(
         self,
@@ -226,12 +231,12 @@ class CacheLock:
         block: WithBlock | None = None,
     ) -> LockNotAcquired | None:
         """Why it failed, if it did. ``given``: the token as the caller knows it; ``ours``: as Redis does."""
-        options = self._options()
-        section = _ask(lambda: Acquisition(self.name, options, token=ours))
+        section = None
         try:
+            section = Acquisition(self.name, self._options(), token=ours)
             if block is not None:
                 block.enter(section)
-            refusal = _ask(lambda: section.acquire(bool(blocking), _patience(timeout)))
+            refusal = section.acquire(bool(blocking), _patience(timeout))
             if refusal is not None:
                 return refusal
             if not self.thread_local:
@@ -242,8 +247,11 @@ class CacheLock:
             self.local.held = section
             self.local.token = section.held.token.encode() if given is None else bytes(given)
             return None
-        except BaseException:
-            section.undo()
+        except BaseException as error:
+            if section is not None:
+                section.undo()
+            if isinstance(error, LockUnavailable):
+                raise _as_redis_has_it(error) from error
             raise
 
     def _renew(self, verb: str, how: str, left: float | None) -> Literal[True]:
@@ -273,7 +281,7 @@ class CacheLock:
     def _give_back(self, held: Acquisition) -> Steps[None]:
         lease = held.held
         if not lease.lost:
-            yield from release(lease, held, bearer=True)
+            yield from release(lease, held, bearer=True, tried=held.first_release())
         elif not (yield from release_by_token(lease.partition, lease.name, lease.token.__eq__)):
             raise lease.lost_error()  # unless another bearer has extended it in time
 
@@ -289,7 +297,11 @@ def _ask(call: Callable[[], T]) -> T:
     try:
         return call()
     except LockUnavailable as error:
-        raise CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left) from error
+        raise _as_redis_has_it(error) from error
+
+
+def _as_redis_has_it(error: LockUnavailable) -> CacheLockUnavailable:
+    return CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left)
 
 
 def _lease(value: float, what: str, check: Callable[[object, str], float] = ttl_seconds) -> float:

@@ -165,7 +165,7 @@ def granted_at_once(request: LockRequest, tried: Tried) -> tuple[int, float] | N
     answer: Any = answers[0]  # type: ignore[index]
     if type(answer) is not list or answer[0] != GRANTED:
         return None
-    _, us, fence, left = answer
+    _, us, fence, left, *_ = answer
     node.anchor = us, sent
     ends = lease_end(sent, min(left / 1000, request.ttl))
     if monotonic() >= ends:

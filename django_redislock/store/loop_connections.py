@@ -62,6 +62,29 @@ class _Loan:
         self.granted: asyncio.Future[None] | None = None  # while it waits
 
 
+class _Limit:
+    """Hangs up after so many seconds: whoever reads fails then. Lighter than a time limit for the task."""
+
+    __slots__ = ("_alarm", "_connection", "_loop", "struck")
+
+    def __init__(self, connection: HangsUp, seconds: float) -> None:
+        self.struck = False
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._alarm: Any = Alarm(self._loop, seconds, self._ring)
+
+    def _ring(self) -> None:
+        # one turn of the loop later, after what arrived while the loop was blocked is read
+        self._alarm = self._loop.call_soon(self._strike)
+
+    def _strike(self) -> None:
+        self.struck = True
+        self._connection.hang_up()
+
+    def cancel(self) -> None:
+        self._alarm.cancel()
+
+
 class LoopConnections:
     """A bounded stack of connections for one event loop. A coroutine that finds none free waits for one."""
 
@@ -99,28 +122,32 @@ class LoopConnections:
             self._forget_the_gone()
         loan = _Loan()
         try:
-            await self._enter(loan, _left(PATIENCE, by), urgency)
-            return await self._exchange_within(_left(node.maker.timeout, by), node, commands)
+            if len(self._loans) < self._bound:
+                self._grant(loan)
+            else:
+                await self._enter(loan, _left(PATIENCE, by), urgency)
+            sent = monotonic()
+            connection = self._used_lately(node, sent)
+            if connection is None:
+                connection = await self._connected_within(_left(node.maker.timeout, by), node)
+            return await self._send(connection, node, commands, by, sent), sent
         finally:
             self._leave(loan)
 
-    async def _exchange_within(
-        self, seconds: float, node: Node, commands: Sequence[Command]
-    ) -> tuple[list[Any], float]:
-        try:
-            async with time_limit(None) as limit:
-                # it takes effect one turn of the loop later, after what arrived while the loop was blocked is read
-                alarm = Alarm(asyncio.get_running_loop(), seconds, partial(limit.reschedule, 0.0))
-                try:
-                    return await self._exchange(node, commands, seconds)
-                finally:
-                    alarm.cancel()
-        except asyncio.TimeoutError:
-            raise TimeoutError(f"no answer within {seconds:.3g} s") from None
+    def _used_lately(self, node: Node, now: float) -> HangsUp | None:
+        """An unused connection that needs no check."""
+        idle = self._idle[node]
+        if not idle or now - idle[-1][1] > IDLE or _was_reset(idle[-1][0]):
+            return None
+        return idle.pop()[0]
 
-    async def _exchange(self, node: Node, commands: Sequence[Command], seconds: float) -> tuple[list[Any], float]:
-        sent = monotonic()
-        connection = await self._connected(node, seconds)
+    async def _send(
+        self, connection: HangsUp, node: Node, commands: Sequence[Command], by: float | None, sent: float
+    ) -> list[Any]:
+        seconds = node.maker.timeout
+        if by is not None or monotonic() - sent > IDLE:  # connecting has taken some of it
+            seconds = _left(seconds + sent - monotonic(), by)
+        limit = _Limit(connection, seconds)
         try:
             await connection.send_packed_command([pack(commands)], check_health=False)
             read: list[Any] = []
@@ -129,21 +156,34 @@ class LoopConnections:
                     read.append(await connection.read_response())
                 except ResponseError as error:
                     read.append(classified(error))
-        except BaseException:
+        except BaseException as error:
             # after a cancellation, for instance: the answer may still come, and nobody else must read it
             connection.hang_up()
+            if limit.struck and not isinstance(error, asyncio.CancelledError):
+                raise TimeoutError(f"no answer within {seconds:.3g} s") from None
             raise
-        if self.closed or node.closed:
+        finally:
+            limit.cancel()
+        if self.closed or node.closed or limit.struck:
             connection.hang_up()
         else:
             self._idle[node].append((connection, monotonic()))
-        return read, sent
+        return read
+
+    async def _connected_within(self, seconds: float, node: Node) -> HangsUp:
+        try:
+            async with time_limit(None) as limit:
+                # it takes effect one turn of the loop later, after what arrived while the loop was blocked is read
+                alarm = Alarm(asyncio.get_running_loop(), seconds, partial(limit.reschedule, 0.0))
+                try:
+                    return await self._connected(node, seconds)
+                finally:
+                    alarm.cancel()
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"no answer within {seconds:.3g} s") from None
 
     async def _enter(self, loan: _Loan, patience: float, urgency: int) -> None:
         """Wait until there are fewer loans than connections. A lower urgency is served first."""
-        if len(self._loans) < self._bound:
-            self._grant(loan)
-            return
         loop = asyncio.get_running_loop()
         loan.granted = loop.create_future()
         self._queues[urgency].append(loan)

@@ -414,9 +414,12 @@ class Acquisition:
 
     # -- giving it back ---------------------------------------------------------------------------------------------
 
-    def was_released(self) -> bool:
-        """Release the lock in this thread, if one command is all that it takes; else give_back() has to go on."""
-        command = self._first_release()
+    def was_released(self, how: str = calls.HOLDER) -> bool:
+        """Release the lock in this thread, if one command is all that it takes; else give_back() has to go on.
+
+        ``how``: HOLDER or BEARER, by right of the token.
+        """
+        command = self._release_command(how)
         if command is None:
             return False
         try:
@@ -432,7 +435,7 @@ class Acquisition:
 
     async def awas_released(self) -> bool:
         """See was_released()."""
-        command = self._first_release()
+        command = self._release_command(calls.HOLDER)
         if command is None:
             return False
         try:
@@ -446,7 +449,7 @@ class Acquisition:
             await arun(tell_released(self.held))
         return True
 
-    def _first_release(self) -> Command | None:
+    def _release_command(self, how: str) -> Command | None:
         lease = self.lease
         assert lease is not None
         if lease.closed or lease.detaching or lease.canceller is not None or lease.pid != os.getpid():
@@ -454,7 +457,7 @@ class Acquisition:
         if not lease.shares <= {self}:  # this one may have been undone in the background meanwhile
             return None
         self._runtime.watchdog.unwatch(lease)
-        return None if lease.lost_reason else calls.release_command(lease.request, unknown=lease.unknown)
+        return None if lease.lost_reason else calls.release_command(lease.request, unknown=lease.unknown, how=how)
 
     def _is_free(self, tried: Tried) -> bool:
         """Whether the first try has released the lock. If not, it is kept for give_back()."""
@@ -466,16 +469,22 @@ class Acquisition:
         self.leave()
         return True
 
+    def first_release(self) -> Tried | None:
+        """Hand over what has come of a release that was not enough, if there was one."""
+        tried, self._tried = self._tried, None
+        return tried
+
     def give_back(self) -> Steps[bool]:
         """Release the lock. False: other sections still use it (it is reentrant).
 
         Raises LockLost; LockNotOwned where the lock was detached, or the process was forked inside the section; and
         LockUnavailable when Redis cannot be told, then it can be tried again.
         """
-        tried, self._tried = self._tried, None
-        if tried is None and (yield Call(self.was_released, twin=self.awas_released)):
-            return True
-        tried, self._tried = tried or self._tried, None
+        tried = self.first_release()
+        if tried is None:
+            if (yield Call(self.was_released, twin=self.awas_released)):
+                return True
+            tried = self.first_release()
         lease = self.held
         if lease.detached or not lease.here:
             self.leave()
