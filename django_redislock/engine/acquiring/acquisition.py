@@ -207,6 +207,7 @@ class Acquisition:
         self._runtime.watchdog.watch(lease)
         if self._waiter is not None:  # only now that the lease is watched; see _go_on()
             self._runtime.listener(self.partition).waiters.discard(self._waiter)
+            self._waiter = None
         return True
 
     def _go_on(
@@ -240,6 +241,7 @@ class Acquisition:
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
         attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
+        self._attempt = self._waiter = None
         yield from tell_acquired(lease, monotonic() - begun, attempt.seized)
         return None
 
@@ -333,7 +335,7 @@ class Acquisition:
     def _enter(self, lease: Lease) -> None:
         self._ground, self._above = ground(), ()
         self.lease = lease
-        lease.shares.add(self)
+        lease.shares.append(self)
         through = None if self._through is None else self._through()
         if through is not None:
             through.entered(self)
@@ -454,7 +456,7 @@ class Acquisition:
         assert lease is not None
         if lease.closed or lease.detaching or lease.canceller is not None or lease.pid != os.getpid():
             return None
-        if not lease.shares <= {self}:  # this one may have been undone in the background meanwhile
+        if not lease.is_last(self):
             return None
         self._runtime.watchdog.unwatch(lease)
         return None if lease.lost_reason else calls.release_command(lease.request, unknown=lease.unknown, how=how)
@@ -489,7 +491,7 @@ class Acquisition:
         if lease.detached or not lease.here:
             self.leave()
             raise LockNotOwned.to("release", lease.name)
-        last = lease.shares <= {self}  # this one may have been undone in the background meanwhile
+        last = lease.is_last(self)
         if last:
             yield from release(lease, self, tried=tried)
         else:
@@ -505,7 +507,7 @@ class Acquisition:
             self.undo()
             return False
         left = lease.since + self.at_least - monotonic()
-        if failed or left < 0.001 or not lease.shares <= {self}:
+        if failed or left < 0.001 or not lease.is_last(self):
             return (yield from self.give_back())
         yield from detach(self, left)
         return True
@@ -537,7 +539,7 @@ class Acquisition:
     def leave(self) -> None:
         """This section no longer uses the lease. May be called again, and from any thread."""
         if self.lease is not None:
-            self.lease.shares.discard(self)
+            self.lease.leave(self)
         self._end()
 
     def _end(self) -> None:

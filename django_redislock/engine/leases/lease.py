@@ -87,7 +87,7 @@ class Lease:
         self.unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
         self.template: str = template or request.name  # the name as it was written
         self.canceller: Canceller | None = None
-        self.shares: set[Section] = set()  # those that use it: several, if it is reentrant
+        self.shares: list[Section] = []  # those that use it: several, if it is reentrant
         self.lost_reason: str = ""
         self.closed: bool = False  # released or detached
         self.tried_release: bool = False
@@ -190,6 +190,17 @@ class Lease:
             self.fenced = tuple(dict.fromkeys([*(self.fenced or ()), *fenced]))
 
     # -- who may release it -----------------------------------------------------------------------------------------
+
+    def is_last(self, section: Section) -> bool:
+        """Whether no other section uses it; this one may have been undone in the background meanwhile."""
+        return self.shares in ([section], [])
+
+    def leave(self, section: Section) -> None:
+        """This section no longer uses it. May be called again, and from any thread."""
+        try:
+            self.shares.remove(section)
+        except ValueError:
+            pass
 
     def may_be_released(self) -> bool:
         """Whether anybody is left who could release it."""
