@@ -247,6 +247,9 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
         on_presumed((answer.state, answer.twice) == (NOT_HELD, True))
         return answer
 
+    # what one command has got or released
+    _around(pytest.MonkeyPatch(), acquisition.Acquisition, "_first_try", lambda *_: on_end(None))
+    _around(pytest.MonkeyPatch(), acquisition.Acquisition, "_release_command", lambda *_: on_presumed(False))
     setattr(acquisition, "Attempt", Noted)  # noqa: B010
     setattr(calls, "release", noted)  # noqa: B010
 
@@ -568,8 +571,11 @@ def drop_idle_here() -> None:
     _connections().drop_idle()
 
 
-# classes whose ``arun`` awaits something: wherever a coroutine of the package may be cancelled
-ASYNC_STEPS: tuple[Any, ...] = (Call, CallOut, Evaluate, Execute, Park, Pause)
+# what awaits something, by its owner and its name: wherever a coroutine of the package may be cancelled
+AWAITING: list[tuple[Any, str]] = [
+    *((step, "arun") for step in (Call, CallOut, Evaluate, Execute, Park, Pause)),
+    (acquisition, "atry_once"),
+]
 
 
 def kept_by_callers() -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, locked
-from tests.inside import ASYNC_STEPS, PREFIX, kept_by_callers
+from tests.inside import AWAITING, PREFIX, kept_by_callers
 
 from . import state
 from .actors import GENEROUS, auntil
@@ -52,15 +52,20 @@ async def nothing_left(client: redis.Redis) -> None:
 
 def add_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request lets other callbacks of the loop run before it begins and after it has ended."""
-    for step in ASYNC_STEPS:
 
-        async def between_gates(request: object, arun: Callable[..., Awaitable[Any]] = step.arun) -> Any:
+    def add(owner: Any, name: str) -> None:
+        arun = getattr(owner, name)
+
+        async def between_gates(*request: object) -> Any:
             await asyncio.sleep(0)
-            answer = await arun(request)
+            answer = await arun(*request)
             await asyncio.sleep(0)
             return answer
 
-        monkeypatch.setattr(step, "arun", between_gates)
+        monkeypatch.setattr(owner, name, between_gates)
+
+    for owner, name in AWAITING:
+        add(owner, name)
 
 
 class Interrupted(Awaitable[T]):

@@ -428,8 +428,8 @@ class Acquisition:
             tried = try_once(self.partition, command, None)
             if not self._is_free(tried):
                 return False
-        except BaseException:  # interrupted: the lock has to be released all the same
-            self.undo()
+        except BaseException:
+            self._release_interrupted()
             raise
         if lock_released.receivers or logger.isEnabledFor(DEBUG):
             run(tell_released(self.held))
@@ -444,8 +444,8 @@ class Acquisition:
             tried = await atry_once(self.partition, command, None, LEAVING)
             if not self._is_free(tried):
                 return False
-        except BaseException:  # cancelled, say
-            self.undo()
+        except BaseException:
+            self._release_interrupted()
             raise
         if lock_released.receivers or logger.isEnabledFor(DEBUG):
             await arun(tell_released(self.held))
@@ -460,6 +460,11 @@ class Acquisition:
             return None
         self._runtime.watchdog.unwatch(lease)
         return None if lease.lost_reason else calls.release_command(lease.request, unknown=lease.unknown, how=how)
+
+    def _release_interrupted(self) -> None:
+        """It has to be released all the same, wherever a release was cancelled or interrupted."""
+        self.leave()
+        release_later(self.held)
 
     def _is_free(self, tried: Tried) -> bool:
         """Whether the first try has released the lock. If not, it is kept for give_back()."""
@@ -484,8 +489,13 @@ class Acquisition:
         """
         tried = self.first_release()
         if tried is None:
-            if (yield Call(self.was_released, twin=self.awas_released)):
-                return True
+            try:
+                if (yield Call(self.was_released, twin=self.awas_released)):
+                    return True
+            except BaseException:
+                if not self.over:
+                    self._release_interrupted()
+                raise
             tried = self.first_release()
         lease = self.held
         if lease.detached or not lease.here:
