@@ -68,25 +68,16 @@ def _unguarded(name: str) -> Callable[..., Any]:
     return unlocked
 
 
-def _combining(name: str, *, reflected: bool = False) -> Callable[..., Any]:
-    """The operator of this name; what comes of it is under the lock of either side."""
+def _uncombined(name: str, *, reflected: bool = False) -> Callable[..., Any]:
+    """The operator of this name, refused under a lock: it is not sure that what comes of it would know the lock."""
     operator: Callable[..., Any] = getattr(models.QuerySet, name)
 
     def combined(self: Any, other: Any) -> Any:
         if not isinstance(other, models.QuerySet):
             return NotImplemented
-        sides: tuple[Any, Any] = (other, self) if reflected else (self, other)
-        locks = [side._lock for side in sides if getattr(side, "_lock", None) is not None]
-        if len(locks) == 2 and locks[0] is not locks[1]:
-            names = " and ".join(repr(lock.name) for lock in locks)
-            raise TypeError(f"Querysets are combined under one lock, not under two: {names}.")
-        found = operator(*sides)
-        if not locks:
-            return found
-        if not isinstance(found, FencedQuerySet):  # for a slice, Django returns one of the base manager
-            found = found._chain()
-            found.__class__ = type(self)
-        return found.fenced(locks[0])
+        if self._lock is not None or getattr(other, "_lock", None) is not None:
+            raise TypeError("Combine querysets first, and call fenced(lock) on what comes of it: (a | b).fenced(lock).")
+        return operator(other, self) if reflected else operator(self, other)
 
     return combined
 
@@ -99,9 +90,9 @@ class FencedQuerySet(models.QuerySet[M]):
     def fenced(self, lock: Fenced) -> Self:
         """The same rows, to be updated or deleted under this lock, which must be held here.
 
-        For ``update()``, ``bulk_update()``, ``delete()`` and their twins; what creates rows raises TypeError. So does
-        this for what is no lock, and for a model that has no FenceField, or several. ``|``, ``&`` and ``^`` keep the
-        lock of either side, and raise TypeError for two. (It is lost on the right of a queryset of a site's own class.)
+        For ``update()``, ``bulk_update()``, ``delete()`` and their twins; what creates rows raises TypeError, and so do
+        ``|``, ``&`` and ``^``: combine first. So does this for what is no lock, and for a model that has no FenceField,
+        or several. (On the right of a queryset of a site's own class, the lock would be lost without an error.)
         """
         if not _is_lock(lock):
             raise TypeError(f"fenced() takes a lock, not {shown(lock)}.")
@@ -174,8 +165,8 @@ for _method in ("create", "bulk_create", "get_or_create", "update_or_create"):
     setattr(FencedQuerySet, _method, _unguarded(_method))
 
 for _sign in ("and", "or", "xor"):
-    setattr(FencedQuerySet, f"__{_sign}__", _combining(f"__{_sign}__"))
-    setattr(FencedQuerySet, f"__r{_sign}__", _combining(f"__{_sign}__", reflected=True))
+    setattr(FencedQuerySet, f"__{_sign}__", _uncombined(f"__{_sign}__"))
+    setattr(FencedQuerySet, f"__r{_sign}__", _uncombined(f"__{_sign}__", reflected=True))
 
 FencedManager = models.Manager.from_queryset(FencedQuerySet, "FencedManager")
 
