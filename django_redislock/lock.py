@@ -24,7 +24,7 @@ from .base.times import Seconds, seconds, ttl_seconds
 from .base.warn import is_ours
 from .conf import conf
 from .engine import Acquisition, Lease, Section, WithBlock, find, holds, twin
-from .exceptions import LockError, LockNotOwned, LockUnavailable
+from .exceptions import LockError, LockNotOwned
 from .fencing import claim
 from .inspection import LockInfo, LockStatus
 from .inspection.info import inspect, read_status
@@ -314,12 +314,39 @@ class Lock:
         LockUnavailable when Redis cannot be reached: then it can be tried again; if not, the lease ends by itself after
         the seconds in the error's ``lease_left``.
         """
-        run_blocking(self._release(self._own()), "Await arelease() instead")
+        if _get_running_loop() is not None:
+            refuse_event_loop("Await arelease() instead, or call it through sync_to_async.")
+        section = self._own()
+        try:
+            if section is not None and section.was_released():
+                warn_of_release(self.name, unclaimed=section.held.unclaimed)
+                return
+            run(self._release(section))
+        except (LockError, SynchronousOnlyOperation):
+            raise
+        except BaseException:
+            if section is not None:
+                section.undo()
+            raise
 
     @twin
     def arelease(self) -> Coroutine[Any, Any, None]:
         """See release(). If cancelled, it completes in the background."""
-        return arun(self._release(self._own()))
+        return self._arelease(self._own())
+
+    async def _arelease(self, own: Acquisition | None) -> None:
+        section = own or self._own()  # a framework may make the call in no task, and await it in the right one
+        try:
+            if section is not None and await section.awas_released():
+                warn_of_release(self.name, unclaimed=section.held.unclaimed)
+                return
+            await arun(self._release(section))
+        except LockError:
+            raise
+        except BaseException:
+            if section is not None:
+                section.undo()
+            raise
 
     def detach(self, ttl: Seconds | None = None) -> str:
         """End renewal and ownership here without a release; return the token with which another process can go on.
@@ -514,16 +541,10 @@ class Lock:
         found: Acquisition | None = find(self._sections)
         return found
 
-    def _release(self, own: Acquisition | None) -> Steps[None]:
-        section = own or self._own()  # a framework may make the call in no task, and await it in the right one
+    def _release(self, section: Acquisition | None) -> Steps[None]:
+        """Go on where one command was not enough."""
         if section is not None:
-            try:
-                free = yield from section.give_back()
-            except (LockNotOwned, LockUnavailable):
-                raise
-            except BaseException:
-                section.undo()
-                raise
+            free = yield from section.give_back()
         elif self._token is not None:
             free = yield from engine.release_by_token(self._partition(), self.name, self._token.__eq__)
         else:

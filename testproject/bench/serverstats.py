@@ -21,6 +21,7 @@ class Statistics(NamedTuple):
 
     requests: int  # read events: each request of a client arrives in one, so they count round trips
     commands: Mapping[str, Command]
+    received: int = 0  # bytes
     cpu: float = 0.0  # CPU seconds of the process, including reading and writing, which the time of commands leaves out
     nodes: tuple[Statistics, ...] = ()  # the statistics of each node, if there are several
 
@@ -75,7 +76,12 @@ class Observer:
             name: Command(*map(sum, zip(*(node.commands.get(name, none) for node in nodes), strict=True)))
             for name in names
         }
-        return Statistics(sum(node.requests for node in nodes), commands, sum(node.cpu for node in nodes), tuple(nodes))
+        requests, received, cpu = (
+            sum(node.requests for node in nodes),
+            sum(node.received for node in nodes),
+            sum(node.cpu for node in nodes),
+        )
+        return Statistics(requests, commands, received, cpu, tuple(nodes))
 
     def _read(self, number: int) -> Statistics:
         # one INFO, which the server has read before it answers; RESETSTAT resets the count of its own read
@@ -85,7 +91,8 @@ class Observer:
             for key, value in info.items()
             if key.startswith("cmdstat_")
         }
-        return Statistics(int(info["total_reads_processed"]) - 1, commands, _cpu(info) - self._cpu[number])
+        requests, received = int(info["total_reads_processed"]) - 1, int(info["total_net_input_bytes"])
+        return Statistics(requests, commands, received, _cpu(info) - self._cpu[number])
 
     def connections(self) -> int:
         return sum(int(_info(client, "clients")["connected_clients"]) - 1 for client in self.clients)

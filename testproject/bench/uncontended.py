@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import median
+from types import FrameType
 
 from .contenders import TTL, Contender
 from .figures import Figures, median_ratio
@@ -19,6 +22,7 @@ from .workers import Workers
 PAIRS = 100  # in a block: about 20 ms
 WARM_UP = 10
 LEAST_ROUNDS = 3
+HERE = str(Path(__file__).parent)
 
 ROWS = (
     Row("us", "time per acquire + release, us", "{:.1f}"),
@@ -26,6 +30,8 @@ ROWS = (
     Row("x_redis_py", "time / redis-py", "{:.3f}"),
     Row("cpu_us", "client CPU per pair, us", "{:.1f}"),
     Row("cpu_x_floor", "client CPU / floor", "{:.3f}"),
+    Row("calls", "Python calls per pair", "{:.0f}"),
+    Row("bytes", "bytes sent per pair", "{:.0f}"),
     Row("server_us", "server time per pair, us", "{:.1f}"),
     Row("server_cpu_us", "server CPU per pair, us", "{:.1f}"),
     Row("round_trips", "round trips per pair", "{:.2f}"),
@@ -38,14 +44,31 @@ def pairs(contender: Contender, number: int) -> Routine[None]:
         yield contender.release, held
 
 
-def block(worker: Worker, kind: type[Contender]) -> Routine[tuple[float, float]]:
-    """Seconds per pair: time, and CPU time of all threads of the process."""
+def count_calls(contender: Contender) -> Routine[float]:
+    """Calls of Python functions per pair in this thread, without those of the bench."""
+    calls = 0
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "call" and not frame.f_code.co_filename.startswith(HERE)
+
+    sys.setprofile(note)
+    try:
+        yield from pairs(contender, WARM_UP)
+    finally:
+        sys.setprofile(None)
+    return calls / WARM_UP
+
+
+def block(worker: Worker, kind: type[Contender]) -> Routine[tuple[float, float, float]]:
+    """Seconds per pair: time, and CPU time of all threads of the process; and Python calls per pair."""
     contender = worker.contender(kind, TTL)
     yield from pairs(contender, WARM_UP)
+    calls = yield from count_calls(contender)
     yield worker.ready()
     wall, cpu = time.perf_counter(), time.process_time()
     yield from pairs(contender, PAIRS)
-    return (time.perf_counter() - wall) / PAIRS, (time.process_time() - cpu) / PAIRS
+    return (time.perf_counter() - wall) / PAIRS, (time.process_time() - cpu) / PAIRS, calls
 
 
 def measure(
@@ -59,6 +82,8 @@ def measure(
     """Rounds of one block each, shuffled, until ``seconds`` are over."""
     wall: dict[str, list[float]] = defaultdict(list)
     cpu: dict[str, list[float]] = defaultdict(list)
+    calls: dict[str, list[float]] = defaultdict(list)
+    received: dict[str, int] = defaultdict(int)
     requests: dict[str, int] = defaultdict(int)
     server_us: dict[str, float] = defaultdict(float)
     server_cpu: dict[str, float] = defaultdict(float)
@@ -69,12 +94,14 @@ def measure(
             rounds += 1
             tell(f"round {rounds}")
             for key in dice.sample(list(kinds), len(kinds)):
-                ((one_wall, one_cpu),) = workers.call(block, kinds[key], when_ready=observer.reset)
+                ((one_wall, one_cpu, one_calls),) = workers.call(block, kinds[key], when_ready=observer.reset)
                 statistics = observer.read()
                 if rounds == 1:
                     continue  # warm-up of connections, scripts and caches
                 wall[key].append(one_wall)
                 cpu[key].append(one_cpu)
+                calls[key].append(one_calls)
+                received[key] += statistics.received
                 requests[key] += statistics.requests
                 server_us[key] += statistics.server_us(kinds[key])
                 server_cpu[key] += statistics.cpu
@@ -87,6 +114,8 @@ def measure(
             "x_redis_py": median_ratio(wall[key], wall.get("redis-py")),
             "cpu_us": median(cpu[key]) * 1e6,
             "cpu_x_floor": median_ratio(cpu[key], cpu.get("floor")),
+            "calls": median(calls[key]),
+            "bytes": received[key] / number,
             "server_us": server_us[key] / number,
             "server_cpu_us": server_cpu[key] / number * 1e6,
             "round_trips": requests[key] / number,

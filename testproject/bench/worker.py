@@ -104,7 +104,7 @@ class Worker:
             calls = import_module("django_redislock.store.calls")
         except ModuleNotFoundError:
             return
-        acquire, tickets = calls.acquire, self._tickets
+        acquire, at_once, tickets = calls.acquire, getattr(calls, "granted_at_once", None), self._tickets
 
         def noting(request: Any, *args: Any, **options: Any) -> Generator[Any, Any, Any]:
             reply = yield from acquire(request, *args, **options)
@@ -112,7 +112,15 @@ class Worker:
                 tickets.setdefault(request.id, reply.number)
             return reply
 
+        def noting_at_once(request: Any, *args: Any) -> Any:
+            granted = at_once(request, *args)  # type: ignore[misc]
+            if granted is not None:
+                tickets.setdefault(request.id, granted[0])
+            return granted
+
         calls.acquire = noting  # type: ignore[attr-defined]
+        if at_once is not None:
+            calls.granted_at_once = noting_at_once  # type: ignore[attr-defined]
 
     def serve(self) -> None:
         """Run jobs until the parent closes the pipe."""

@@ -119,7 +119,10 @@ def hide(acquisition: Held) -> None:
 def is_shown(acquisition: Held) -> bool:
     """Whether this context shows it."""
     reference = weakref.ref(acquisition)
-    return any(reference in _get(key) for key in acquisition.keys)
+    for key in acquisition.keys:  # noqa: SIM110 (each release comes here)
+        if reference in _get(key):
+            return True
+    return False
 
 
 @contextmanager
