@@ -231,9 +231,8 @@ class CacheLock:
         block: WithBlock | None = None,
     ) -> LockNotAcquired | None:
         """Why it failed, if it did. ``given``: the token as the caller knows it; ``ours``: as Redis does."""
-        section = None
+        section = Acquisition(self.name, self._options(), token=ours)
         try:
-            section = Acquisition(self.name, self._options(), token=ours)
             if block is not None:
                 block.enter(section)
             refusal = section.acquire(bool(blocking), _patience(timeout))
@@ -248,8 +247,7 @@ class CacheLock:
             self.local.token = section.held.token.encode() if given is None else bytes(given)
             return None
         except BaseException as error:
-            if section is not None:
-                section.undo()
+            section.undo()
             if isinstance(error, LockUnavailable):
                 raise _as_redis_has_it(error) from error
             raise

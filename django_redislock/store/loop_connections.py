@@ -219,19 +219,17 @@ class LoopConnections:
 
     async def _connected(self, node: Node, seconds: float) -> HangsUp:
         idle = self._idle[node]
-        while idle:
-            connection, used = idle.pop()
-            reset = _was_reset(connection)
-            if monotonic() - used <= IDLE and not reset:
-                return connection
+        if idle:
+            connection, _ = idle.pop()
             stale = True
             try:
-                stale = reset or await _is_stale(connection)
+                stale = _was_reset(connection) or await _is_stale(connection)
             finally:
                 if stale:  # or the check was cancelled
                     connection.hang_up()
             if not stale:
                 return connection
+            self.drop_idle(node)  # nor are those in order that were unused for longer
         if len(self._idle) > 1:
             self._close_surplus(self._bound, self._loans)  # make room for the new connection
         connection = node.maker.make(seconds)

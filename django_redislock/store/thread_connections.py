@@ -70,7 +70,8 @@ class ThreadConnections:
             else:
                 if sent - used > IDLE and _is_stale(connection):
                     connection.disconnect()
-                    connection = self._take(node, by)
+                    node.drop_idle()  # nor are those in order that were unused for longer
+                    connection = self._connect(node, by)
             try:
                 answers = exchange(connection, commands, by)
             except BaseException:
@@ -101,17 +102,6 @@ class ThreadConnections:
                 self._changed.wait(min(CHECK_EVERY, give_up - now))
             finally:
                 self._waiting -= 1
-
-    def _take(self, node: Node, by: float | None) -> Connection:
-        """Return an unused connection that is in order, or a new one."""
-        while True:
-            try:
-                connection, _ = node.idle.pop()
-            except IndexError:
-                return self._connect(node, by)
-            if not _is_stale(connection):
-                return connection
-            connection.disconnect()
 
     def _connect(self, node: Node, by: float | None) -> Connection:
         if len(self._nodes) > 1:

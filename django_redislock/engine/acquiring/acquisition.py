@@ -429,7 +429,7 @@ class Acquisition:
             if not self._is_free(tried):
                 return False
         except BaseException:
-            self._release_interrupted()
+            self.undo()
             raise
         if lock_released.receivers or logger.isEnabledFor(DEBUG):
             run(tell_released(self.held))
@@ -445,7 +445,7 @@ class Acquisition:
             if not self._is_free(tried):
                 return False
         except BaseException:
-            self._release_interrupted()
+            self.undo()
             raise
         if lock_released.receivers or logger.isEnabledFor(DEBUG):
             await arun(tell_released(self.held))
@@ -460,11 +460,6 @@ class Acquisition:
             return None
         self._runtime.watchdog.unwatch(lease)
         return None if lease.lost_reason else calls.release_command(lease.request, unknown=lease.unknown, how=how)
-
-    def _release_interrupted(self) -> None:
-        """It has to be released all the same, wherever a release was cancelled or interrupted."""
-        self.leave()
-        release_later(self.held)
 
     def _is_free(self, tried: Tried) -> bool:
         """Whether the first try has released the lock. If not, it is kept for give_back()."""
@@ -487,28 +482,27 @@ class Acquisition:
         Raises LockLost; LockNotOwned where the lock was detached, or the process was forked inside the section; and
         LockUnavailable when Redis cannot be told, then it can be tried again.
         """
-        tried = self.first_release()
-        if tried is None:
-            try:
+        tried, lease = self.first_release(), self.held
+        try:
+            if tried is None:
                 if (yield Call(self.was_released, twin=self.awas_released)):
                     return True
-            except BaseException:
-                if not self.over:
-                    self._release_interrupted()
-                raise
-            tried = self.first_release()
-        lease = self.held
-        if lease.detached or not lease.here:
+                tried = self.first_release()
+            if lease.detached or not lease.here:
+                self.leave()
+                raise LockNotOwned.to("release", lease.name)
+            if lease.is_last(self):
+                yield from release(lease, self, tried=tried)
+                return True
             self.leave()
-            raise LockNotOwned.to("release", lease.name)
-        last = lease.is_last(self)
-        if last:
-            yield from release(lease, self, tried=tried)
-        else:
-            self.leave()
-        if not last and lease.lost:
-            raise lease.lost_error()
-        return last
+            if lease.lost:
+                raise lease.lost_error()
+            return False
+        except (LockNotOwned, LockUnavailable):
+            raise
+        except BaseException:  # cancelled or interrupted: the lock has to be released all the same
+            self.undo()
+            raise
 
     def end(self, *, failed: bool = False) -> Steps[bool]:
         """give_back(), except that one which was detached ends in silence, and that ``at_least`` is kept."""
@@ -548,8 +542,7 @@ class Acquisition:
 
     def leave(self) -> None:
         """This section no longer uses the lease. May be called again, and from any thread."""
-        if self.lease is not None:
-            self.lease.leave(self)
+        self.held.leave(self)
         self._end()
 
     def _end(self) -> None:
@@ -573,8 +566,11 @@ class Acquisition:
         here = self.here  # in a process that was forked meanwhile, it is the parent's to give back
         if lease is not None:
             self.leave()
-            if here and not lease.shares and not lease.closed:
-                release_later(lease)
+            if here and not lease.shares:
+                if lease.closed:
+                    self._runtime.watchdog.end(lease)  # again, in case that was interrupted
+                else:
+                    release_later(lease)
         elif here and attempt is not None and attempt.asked and not attempt.over:
             attempt.over = True
             unknown = attempt.unknown or attempt.asking

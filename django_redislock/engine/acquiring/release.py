@@ -38,10 +38,6 @@ def release(lease: Lease, section: Section, *, bearer: bool = False, tried: Trie
         watchdog.forget(lease)
         lease.tried_release = True
         raise lease.unreleased_error(error) from error.__cause__
-    except BaseException:  # cancelled or interrupted: the lock has to be released all the same
-        section.leave()
-        release_later(lease)
-        raise
     if not done and not lease.lost_reason:
         watchdog.lose(lease, VANISHED, released=True)
     if lease.lost_reason:

@@ -6,10 +6,10 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 
 from ...base.per_process import PerProcess
 from .background_job import running_job
-from .held import here
 
 MAX_BYTES = 200
 
@@ -32,7 +32,7 @@ def describe_owner(purpose: str) -> str:
     """
     where, command = _process.get()
     task = None if asyncio._get_running_loop() is None else asyncio.current_task()
-    who = running_job() or here.thread.name
+    who = running_job() or threading.current_thread().name
     text = f"{where}{who if task is None else f'{who}/{task.get_name()}'} {purpose or command}".rstrip()
     if not text.isascii() or not text.isprintable() or len(text) > MAX_BYTES:
         text = "".join(char if char.isprintable() else "?" for char in text)

@@ -30,16 +30,6 @@ _ASGIREF = SyncToAsync.threadlocal
 FEW = 16  # entries that are copied each time
 
 
-class _Here(threading.local):
-    """What each thread knows of itself; current_thread() is a call."""
-
-    def __init__(self) -> None:
-        self.thread: threading.Thread = threading.current_thread()
-
-
-here: _Here = _Here()
-
-
 class Held(Protocol):
     """An Acquisition, as seen by code that does not make it."""
 
@@ -127,15 +117,12 @@ def is_shown(acquisition: Held) -> bool:
 
 @contextmanager
 def under(acquisition: Held) -> Iterator[None]:
-    """During a block, this context shows an acquisition that was made in another one."""
-    known = is_shown(acquisition)
+    """During a block, this context shows an acquisition that it does not show otherwise."""
     try:
-        if not known:
-            show(acquisition, acquisition.keys[0])
+        show(acquisition, acquisition.keys[0])
         yield
     finally:
-        if not known:
-            hide(acquisition)
+        hide(acquisition)
 
 
 def running_task() -> Task | None:
@@ -154,7 +141,7 @@ def caller() -> Runner | None:
     too."""
     if asyncio._get_running_loop() is not None:
         return asyncio.current_task()
-    return None if _ASGIREF.__dict__ and served_loop() is not None else here.thread
+    return None if _ASGIREF.__dict__ and served_loop() is not None else threading.current_thread()
 
 
 def _is_of_sync_code(task: Task, other: Task) -> bool:
@@ -231,7 +218,7 @@ def ground() -> weakref.ref[Any]:
     """The thread (of sync code) or event loop (of coroutines) that this is: where something acquired is given back."""
     loop = asyncio._get_running_loop()
     if loop is None:
-        return weakref.ref(here.thread)
+        return weakref.ref(threading.current_thread())
     # sync code that waits for a loop of its own goes on with what that has acquired
     executor = AsyncToSync.loop_thread_executors.get(loop)
     return weakref.ref(getattr(executor, "_work_thread", None) or loop)
@@ -239,6 +226,6 @@ def ground() -> weakref.ref[Any]:
 
 def stands(ground: threading.Thread | Loop | None) -> bool:
     """Whether anything can still be given back there."""
-    if isinstance(ground, threading.Thread):
-        return runs(ground)
-    return ground is not None and not ground.is_closed()
+    if isinstance(ground, Loop):
+        return not ground.is_closed()
+    return ground is not None and runs(ground)
