@@ -163,7 +163,7 @@ class CacheLock:
         try:
             if held is not None:
                 # as with redis-py: whoever bears the token may release, whoever has extended the lock since
-                if held.held.lost or not held.was_released(BEARER):
+                if held.held.lost or not held.release_at_once(BEARER):
                     _run(self._give_back(held))
             elif not _run(release_by_token(self._partition(), self.name, partial(bears, token))):
                 raise self._not_owned("release")

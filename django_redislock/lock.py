@@ -51,7 +51,7 @@ def _leave_block(
         if _get_running_loop() is not None:
             refuse_event_loop("Use async with instead.")
         section = engine.section_of(block)
-        if error is None and section is not None and section.at_least == 0.0 and section.was_released():
+        if error is None and section is not None and section.at_least == 0.0 and section.release_at_once():
             warn_of_release(lock.name, unclaimed=section.held.unclaimed)
         else:
             run(lock._end(section, error))
@@ -73,7 +73,7 @@ def _aleave_block(
 async def _await_end(block: WithBlock, error: BaseException | None, kept: object) -> None:
     lock: Lock = block.lock
     section: Any = engine.section_of(block)
-    if error is None and section is not None and section.at_least == 0.0 and await section.awas_released():
+    if error is None and section is not None and section.at_least == 0.0 and await section.arelease_at_once():
         warn_of_release(lock.name, unclaimed=section.held.unclaimed)
     else:
         await arun(lock._end(section, error))
@@ -318,7 +318,7 @@ class Lock:
             refuse_event_loop("Await arelease() instead, or call it through sync_to_async.")
         section = self._own()
         try:
-            if section is not None and section.was_released():
+            if section is not None and section.release_at_once():
                 warn_of_release(self.name, unclaimed=section.held.unclaimed)
                 return
             run(self._release(section))
@@ -337,7 +337,7 @@ class Lock:
     async def _arelease(self, own: Acquisition | None) -> None:
         section = own or self._own()  # a framework may make the call in no task, and await it in the right one
         try:
-            if section is not None and await section.awas_released():
+            if section is not None and await section.arelease_at_once():
                 warn_of_release(self.name, unclaimed=section.held.unclaimed)
                 return
             await arun(self._release(section))

@@ -152,7 +152,7 @@ class Acquisition:
         command, tried = self._first_try(deadline, None, seizes=seizes), None
         if command is not None:
             tried = try_once(self.partition, command, give_up_at(deadline))
-            if self._was_granted(tried):
+            if self._take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     run(tell_acquired(self.held, monotonic() - begun, None))
                 return None
@@ -166,7 +166,7 @@ class Acquisition:
         command, tried = self._first_try(deadline, asyncio.get_running_loop(), seizes=seizes), None
         if command is not None:
             tried = await atry_once(self.partition, command, give_up_at(deadline), ENTERING)
-            if self._was_granted(tried):
+            if self._take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     await arun(tell_acquired(self.held, monotonic() - begun, None))
                 return None
@@ -195,8 +195,8 @@ class Acquisition:
             wait = calls.QUEUED
         return calls.acquire_command(request, wait)
 
-    def _was_granted(self, tried: Tried) -> bool:
-        """Whether the first try has got the lock, which is ours then."""
+    def _take_grant(self, tried: Tried) -> bool:
+        """Hold the lock if the first try has got it; return whether it has."""
         assert self._request is not None
         granted = None if self._request.keys.any else calls.granted_at_once(self._request, tried)
         if granted is None:
@@ -416,8 +416,8 @@ class Acquisition:
 
     # -- giving it back ---------------------------------------------------------------------------------------------
 
-    def was_released(self, how: str = calls.HOLDER) -> bool:
-        """Release the lock in this thread, if one command is all that it takes; else give_back() has to go on.
+    def release_at_once(self, how: str = calls.HOLDER) -> bool:
+        """Release the lock in this thread; return False where that takes more than one command: give_back() goes on.
 
         ``how``: HOLDER or BEARER, by right of the token.
         """
@@ -426,7 +426,7 @@ class Acquisition:
             return False
         try:
             tried = try_once(self.partition, command, None)
-            if not self._is_free(tried):
+            if not self._let_go(tried):
                 return False
         except BaseException:
             self.undo()
@@ -435,14 +435,14 @@ class Acquisition:
             run(tell_released(self.held))
         return True
 
-    async def awas_released(self) -> bool:
-        """See was_released()."""
+    async def arelease_at_once(self) -> bool:
+        """See release_at_once()."""
         command = self._release_command(calls.HOLDER)
         if command is None:
             return False
         try:
             tried = await atry_once(self.partition, command, None, LEAVING)
-            if not self._is_free(tried):
+            if not self._let_go(tried):
                 return False
         except BaseException:
             self.undo()
@@ -452,6 +452,7 @@ class Acquisition:
         return True
 
     def _release_command(self, how: str) -> Command | None:
+        """Return the command that releases the lock; None: that is not all that it takes."""
         lease = self.lease
         assert lease is not None
         if lease.closed or lease.detaching or lease.canceller is not None or lease.pid != os.getpid():
@@ -461,8 +462,8 @@ class Acquisition:
         self._runtime.watchdog.unwatch(lease)
         return None if lease.lost_reason else calls.release_command(lease.request, unknown=lease.unknown, how=how)
 
-    def _is_free(self, tried: Tried) -> bool:
-        """Whether the first try has released the lock. If not, it is kept for give_back()."""
+    def _let_go(self, tried: Tried) -> bool:
+        """End the lease if the first try has released the lock, and return True; else keep the try for give_back()."""
         if not calls.released_at_once(tried):
             self._tried = tried
             return False
@@ -485,7 +486,7 @@ class Acquisition:
         tried, lease = self.first_release(), self.held
         try:
             if tried is None:
-                if (yield Call(self.was_released, twin=self.awas_released)):
+                if (yield Call(self.release_at_once, twin=self.arelease_at_once)):
                     return True
                 tried = self.first_release()
             if lease.detached or not lease.here:
