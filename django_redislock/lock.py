@@ -240,38 +240,6 @@ class Lock:
             section.undo_cancelled(error)
             raise
 
-    def seize(self) -> None:
-        """Acquire the lock whoever holds it, ahead of the queue, whose waiters keep their places.
-
-        This is one step: nobody gets the lock in between. The new fence is higher than that of the old holder, which is
-        told at once (``lost``), as by :func:`force_release`, but its code keeps running until it checks the lock: make
-        sure that it is dead or harmless. Logs ``seized`` and sends the signal ``lock_force_released``.
-
-        Raises LockUnavailable, and LockError when this thread or task holds the lock itself (with ``reentrant``, that
-        counts as one more acquire).
-        """
-        if _get_running_loop() is not None:
-            refuse_event_loop("Await aseize() instead, or call it through sync_to_async.")
-        section = self._section(None)
-        try:
-            section.acquire(seizes=True)
-        except BaseException:
-            section.undo()
-            raise
-
-    @twin
-    def aseize(self) -> Coroutine[Any, Any, None]:
-        """See seize()."""
-        section = self._section(None)
-        return self._aseize(section)
-
-    async def _aseize(self, section: Acquisition) -> None:
-        try:
-            await section.aacquire(seizes=True)
-        except BaseException as error:
-            section.undo_cancelled(error)
-            raise
-
     def __enter__(self) -> Self:
         if _get_running_loop() is not None:
             refuse_event_loop("Use async with instead.")
@@ -502,7 +470,7 @@ class Lock:
         for what is left of it. Waiters keep their places, and the first of them gets the lock when it is over: soon
         after its end, at once after :meth:`resume`. Meanwhile ``status()`` is UNAVAILABLE, and lists show who has
         suspended the lock, and the ``note`` (at most 1000 bytes). Another ``suspend()`` replaces this one;
-        :func:`force_release` and :meth:`seize` end it. Raises LockUnavailable.
+        :func:`force_release` ends it. Raises LockUnavailable.
         """
         run_blocking(suspend(self._partition(), self.name, seconds, note), "Await asuspend() instead")
 

@@ -138,7 +138,7 @@ BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, REQUEUED, FULL = range(7)  # states of a
 LOST, HELD, ADOPTED = range(3)  # of renew
 NOT_HELD, RELEASED, DETACHED = range(3)  # of release
 HOLDER, BEARER, WITHDRAWAL = calls.HOLDER, calls.BEARER, calls.WITHDRAWAL  # who releases
-NOT_AT_ALL, QUEUED, SEIZING, ADOPTING = calls.NOT_AT_ALL, calls.QUEUED, calls.SEIZING, calls.ADOPTING  # how to wait
+NOT_AT_ALL, QUEUED, ADOPTING = calls.NOT_AT_ALL, calls.QUEUED, calls.ADOPTING  # how to wait
 SUSPENSION = calls.SUSPENSION  # what to force-release
 polled = calls.polled
 # by which proxies recognize requests
@@ -169,7 +169,7 @@ class Process:
         return self._partition, keys_of(name, self._partition.prefix), name
 
     def acquire(self, request: Request, wait: str = QUEUED, ticket: int | None = None) -> AcquireReply:
-        """Ask for the lock: ``wait`` is NOT_AT_ALL, QUEUED, SEIZING, ADOPTING or polled(seconds)."""
+        """Ask for the lock: ``wait`` is NOT_AT_ALL, QUEUED, ADOPTING or polled(seconds)."""
         return run(calls.acquire(request, wait, ticket, until=math.inf, by=None))
 
     def release(self, request: Request, *, unknown: bool = False, how: str = HOLDER) -> calls.Released:

@@ -32,7 +32,7 @@ HOLDER, BEARER, WITHDRAWAL = "holder", "bearer", "withdraw"
 WHATEVER, SUSPENSION = "", "s"
 
 # how to wait
-NOT_AT_ALL, QUEUED, SEIZING, ADOPTING = "0", "1", "s", "a"
+NOT_AT_ALL, QUEUED, ADOPTING = "0", "1", "a"
 
 ENDLESS = -1.0  # seconds of lease: a foreign value, which never expires
 FREE = -2.0  # there is no lock
@@ -88,14 +88,14 @@ class AcquireReply(NamedTuple):
     sent: float  # local monotonic time
     repeated: bool  # an earlier try may still arrive
     member: str  # the member of a pool that was granted, quoted
-    holder: bytes | None  # the lock's value, if somebody else holds it, or held it until it was seized
+    holder: bytes | None  # the lock's value, if somebody else holds it
     unheard: bool  # a handoff to this process expired though the process lives: its wake was lost
     namesake: str  # the id of an acquisition of this process that holds the lock with our token
     acknowledged: int  # how many replicas have acknowledged it; 0 if that was not asked for
 
 
 def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) -> Command:
-    """``wait``: NOT_AT_ALL, QUEUED, polled(), SEIZING or ADOPTING."""
+    """``wait``: NOT_AT_ALL, QUEUED, polled() or ADOPTING."""
     partition, keys = request.partition, request.keys
     script = _CHECKOUT if keys.any else _ACQUIRE[keys.stored]
     return (

@@ -57,10 +57,6 @@ async def try_once(lock: Lock) -> None:
     assert await lock.aacquire(blocking=False)
 
 
-async def seize(lock: Lock) -> None:
-    await lock.aseize()
-
-
 async def extend(lock: Lock) -> None:
     await lock.aextend(5)
 
@@ -75,7 +71,6 @@ async def detach(lock: Lock) -> None:
 ALONE: dict[str, tuple[Operation, Any, bool]] = {  # before, what is interrupted, whether the lock is kept then
     "acquire": (cancelling.nothing, cancelling.acquire, False),
     "try once": (cancelling.nothing, try_once, False),
-    "seize": (cancelling.nothing, seize, False),
     "release": (cancelling.acquire, cancelling.release, False),
     "extend": (cancelling.acquire, extend, True),
     "detach": (cancelling.acquire, detach, True),

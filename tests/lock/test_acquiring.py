@@ -1,9 +1,8 @@
-"""Acquiring, at once, in time, or not at all; tokens and fences; seizing; releasing, and what a block raises."""
+"""Acquiring, at once, in time, or not at all; tokens and fences; releasing, and what a block raises."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 import signal
 from collections.abc import Callable
@@ -14,13 +13,13 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import FairLock, Lock, LockError, LockLost, LockNotOwned, get_lock
-from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from django_redislock import FairLock, Lock, LockLost, LockNotOwned, get_lock
+from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, fence_of, flag, holder, leftovers, queued
-from tests.inside import WAS_FORCED, inherit, limit
+from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
+from tests.inside import inherit, limit
 
-from .conftest import Block, Eventually, Heard
+from .conftest import Block, Eventually
 
 FAILING = (ZeroDivisionError, ZeroDivisionError(), None)
 
@@ -131,78 +130,6 @@ def test_a_token_can_be_given_to_the_constructor_or_to_acquire(crowd: Crowd, cli
         assert holder(client) != TOKEN  # each attempt also has an id
         assert type(me(lock, "detach")) is str  # which can be pickled and compared like any other
         me(Lock(NAME, token=TOKEN), "release")
-
-
-# -- seize() takes a lock from whoever holds it, at once and ahead of the queue ---------------------------------------
-
-
-FIRST, SECOND = "id-of-the-first-waiter", "id-of-the-second-waiter"
-
-
-def test_a_seized_lock_has_a_higher_fence_and_its_old_holder_is_told(
-    crowd: Crowd, using: str, hears: Callable[[Any, Lock], None], eventually: Eventually,
-    caplog: pytest.LogCaptureFixture, heard: Heard, client: redis.Redis,
-) -> None:  # fmt: skip
-    losses: list[LockLost] = []
-    me, you = crowd(), crowd()
-    old, lock = Lock(NAME, on_lost=losses.append, using=using, note="no owner"), Lock(NAME, using=using)
-    you(old, "acquire")
-    hears(you, old)
-    before, fence = server_time(client), you.read(lambda: old.fence)
-    heard.clear()
-    me(lock, "seize")
-    eventually(lambda: losses)
-    assert losses[0].reason == WAS_FORCED  # long before its next renewal
-    assert me.read(lambda: lock.fence) > fence
-    assert you.read(lambda: old.lost)
-    with pytest.raises(LockLost):
-        you(old, "release")
-    assert me(lock, "owned")
-    assert me(lock, "info").since.timestamp() * 1e6 >= before - 1
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    (line,) = [message for message in warnings if message.startswith("event=seized ")]
-    assert f"name={NAME} fence={me.read(lambda: lock.fence)} by=" in line
-    assert "no owner" not in line
-    seized, acquired = (facts for which, facts in heard if which in ("force", "acquired"))
-    assert seized["name"] == acquired["name"] == NAME
-    assert seized["by"] in line
-    me(lock, "release")
-    assert not me(lock, "locked")
-
-
-def test_a_lock_is_seized_ahead_of_its_waiters_who_keep_their_places(
-    crowd: Crowd, ghost: Callable[..., Ghost], client: redis.Redis
-) -> None:
-    """And a process that has not come for the lock that it was handed does not become suspect."""
-    me, you, old, lock, elsewhere = crowd(), crowd(), Lock(NAME), Lock(NAME), ghost()
-    you(old, "acquire")
-    elsewhere.queue(FIRST, name=NAME, age=5)
-    elsewhere.queue(SECOND, name=NAME, age=4)
-    you(old, "release")
-    assert (holder(client), flag(client)) == (FIRST, "h")
-    queue = client.zrange(QUEUE, 0, -1, withscores=True)
-    me(lock, "seize")
-    assert client.zrange(QUEUE, 0, -1, withscores=True) == queue
-    assert [elsewhere.hear()[0] for _ in range(2)] == ["g", "f"]
-    me(lock, "release")
-    assert holder(client) == SECOND
-
-
-def test_a_holder_seizes_its_own_lock_only_if_it_is_reentrant_or_lost(crowd: Crowd) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME)
-    me(lock, "acquire")
-    for again in (lock, Lock(NAME)):
-        with pytest.raises(LockError, match=f"Cannot seize the lock '{NAME}': .* holds it itself") as caught:
-            me(again, "seize")
-        assert caught.value.name == NAME
-    again, fence = Lock(NAME, reentrant=True), me.read(lambda: lock.fence)
-    me(again, "seize")
-    assert me.read(lambda: again.fence) == fence
-    me(again, "release")
-    assert me(lock, "owned")
-    you(second := Lock(NAME), "seize")
-    me(lock, "seize")
-    assert (me(lock, "owned"), you(second, "owned")) == (True, False)
 
 
 @pytest.mark.parametrize("forged", ["a beginning", "the id"])

@@ -148,13 +148,13 @@ def test_a_lock_that_is_gone_is_lost_for_one_who_only_adopts(
     """Others may have held the lock in between, so this would not be a hand-over."""
     me, you, third, busy = crowd(), crowd(), crowd(), since in ("taken", "waited for")
     token = left(me, using, ttl=0.003 if since == "ended" else None)
-    if since == "taken":
-        me(Lock(NAME, using=using), "seize")
-    elif since != "ended":
+    if since != "ended":
         if since == "waited for":
             third.start(Lock(NAME, using=using), "acquire")
             eventually(lambda: get_lock(NAME, using=using).waiters)  # type: ignore[union-attr]
         me(Lock(NAME, token=token, using=using), "release")
+    if since == "taken":
+        me(Lock(NAME, using=using), "acquire")
     eventually(lambda: busy or get_lock(NAME, using=using) is None)
     for who, reentrant in ((you, False), (me, True)):  # who may hold it by another acquisition
         lock = adopter(token, using=using, reentrant=reentrant)

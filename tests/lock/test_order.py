@@ -192,7 +192,7 @@ CALLS: list[tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = [
     (free, "acquire", (), {}),
     (free, "acquire", (), {"blocking": False}),
     (free, "acquire", (), {"blocking_timeout": 5}),
-    *((free, method, (), {}) for method in ("seize", "enter", "locked", "status", "info")),
+    *((free, method, (), {}) for method in ("enter", "locked", "status", "info")),
     (django_redislock, "get_lock", (NAME,), {}),
     (django_redislock, "force_release", (NAME,), {}),
     (held, "extend", (1,), {}),

@@ -64,7 +64,7 @@ HOWS = st.sampled_from(["keep", "keep", "confirm", "add", "set", "detach", "deta
 BELOW = st.sampled_from([None, None, None, 0, 1])
 # enough for the missed looks of a polling waiter, the lease of a handoff, the expiry of a queue
 TIMES = st.sampled_from([150, 1_100, 28_000, 61_000])
-ENDS = st.sampled_from(["released", "lapsed", "forced", "seized"])
+ENDS = st.sampled_from(["released", "lapsed", "forced"])
 ASKS = st.sampled_from(["look", "last looks", "come", "renew", "withdraw"])
 CROWDS = st.permutations([0, 0, 1, 1, 2])
 WAITS_OF_CROWDS = st.sampled_from([("1",) * 5, ("p1000", "p20000", "1", "p1000", "1"), ("p1000",) * 5])
@@ -211,10 +211,6 @@ class Machine(RuleBasedStateMachine):
         token = held.id if held.token == "-" else held.token
         one = self._make((process + further) % 3, token, ttl, adopts=held.id if adopts else "")
         self._ask(one, wait)
-
-    @rule(process=PROCESSES, ttl=TTLS, token=TOKENS)
-    def seize(self, process: int, ttl: int, token: str | None) -> None:
-        self._ask(self._make(process, token, ttl), inside.SEIZING)
 
     @rule(process=PROCESSES, below=st.sampled_from([None, None, 0, 1]))
     def force(self, process: int, below: int | None) -> None:
@@ -392,8 +388,8 @@ class Machine(RuleBasedStateMachine):
                 assert taken.left == left if left < 0 else abs(taken.left * 1000 - left) < DRIFT
             if taken.state in (inside.BUSY, inside.REQUEUED) and taken.number:
                 one.ticket = taken.number
-            # seized, adopted; or dropped earlier, and back in front of a polling waiter, where it looks again at once
-            return wait == inside.SEIZING or taken.state in (inside.ALREADY, inside.REQUEUED)
+            # adopted; or dropped earlier, and back in front of a polling waiter, where it looks again at once
+            return taken.state in (inside.ALREADY, inside.REQUEUED)
 
         self._do(act)
 
@@ -446,10 +442,8 @@ class Machine(RuleBasedStateMachine):
             self.release_held()
         elif self.reference.lock and how == "lapsed":
             self.lapse()
-        elif self.reference.lock and how == "forced":
-            self.force(askers[0], None)
         elif self.reference.lock:
-            self.seize(askers[0], 50_000, None)
+            self.force(askers[0], None)
         for process in askers:
             if self.reference.lock:
                 return

@@ -54,7 +54,7 @@ class Waiter(NamedTuple):
 class Answer(NamedTuple):
     state: int
     number: int  # fence or ticket
-    holder: str | None = None  # the value of a lock that somebody else holds, or held until it was seized
+    holder: str | None = None  # the value of a lock that somebody else holds
     unheard: bool = False  # a handoff to the calling process was not confirmed in time, although the process is alive
     namesake: str = ""  # the id that holds the lock with the caller's token, in the caller's process
 
@@ -123,14 +123,13 @@ class Reference:
                 return Answer(state, 0, held.text(), namesake=self._namesake)
             self._free(caller)
             return Answer(inside.GIVEN_UP, 0, unheard=self._unheard)
-        if wait == inside.SEIZING:
-            return self._seize(caller, attempt, held)
         if not held:
             if self._begin_suspension():
                 held = self.lock
             elif self._pass_on(caller, attempt.id):
                 self._leave(attempt.id)
-                return Answer(inside.GRANTED, self._enter(caller, attempt), unheard=self._unheard)
+                fence = self._grant(caller, attempt.id, caller.channel, "c", attempt.ttl, attempt.token, attempt.owner)
+                return Answer(inside.GRANTED, fence, unheard=self._unheard)
         state, value = inside.BUSY, self.lock.text() if held and self.lock else None
         if wait == inside.NOT_AT_ALL:
             ticket = ticket or 0
@@ -312,9 +311,6 @@ class Reference:
         self._hold(planned._replace(ends=self.now + left * MS))
         return True
 
-    def _enter(self, caller: Process, attempt: Attempt) -> int:
-        return self._grant(caller, attempt.id, caller.channel, "c", attempt.ttl, attempt.token, attempt.owner)
-
     def _hand_over(self, caller: Process, id: str, waiter: Waiter) -> None:
         """Grant a short lease, until the new holder shows that it is alive."""
         lease = min(waiter.ttl, max(3000, waiter.ttl // 3))
@@ -336,17 +332,6 @@ class Reference:
         self._hold(Held(attempt.id, caller.channel, "a", fence, since, attempt.token, attempt.owner + note, ends))
         self._publish(held.channel, f"a {held.id} {self.name}")
         return fence
-
-    def _seize(self, caller: Process, attempt: Attempt, held: Held | None) -> Answer:
-        """Take the lock, whoever holds it; waiters keep waiting."""
-        self.planned = None
-        if held and held.flag == "h":
-            self.handed_to = ""
-        self._leave(attempt.id)
-        fence = self._enter(caller, attempt)
-        if held:
-            self._publish(held.channel, f"f {held.id} {self.name}")
-        return Answer(inside.GRANTED, fence, held.text() if held else None)
 
     def _join(self, caller: Process, attempt: Attempt, wait: str, ticket: int | None) -> int:
         """Join the queue, which expires a minute after the last join."""

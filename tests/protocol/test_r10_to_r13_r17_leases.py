@@ -248,7 +248,6 @@ def told_of_an_adoption(client: redis.Redis) -> None:
 
 ENDS: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
     "force": (lambda client: force_release(NAME), inside.WAS_FORCED),
-    "seize": (lambda client: Lock(NAME).seize(), inside.WAS_FORCED),
     "release elsewhere": (released_elsewhere, inside.WAS_RELEASED),
     "release here": (lambda client: Lock(NAME, token=TOKEN).release(), inside.WAS_RELEASED),
     "adoption": (told_of_an_adoption, inside.WAS_ADOPTED),

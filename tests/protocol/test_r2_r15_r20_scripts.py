@@ -51,7 +51,6 @@ CALLS: dict[str, Callable[[Ghost, str], object]] = {
     **AT_THE_END,
     "release": lambda ghost, name: ghost.release(ghost.request(HOLDER, name=name)),
     "force": lambda ghost, name: ghost.force(name),
-    "seize": lambda ghost, name: take(ghost, STRANGER, name, inside.SEIZING),
     "adopt": lambda ghost, name: take(ghost, STRANGER, name, token=TOKEN),
     "members": lambda ghost, name: LockPool("accounts").extend(["bob"]),
 }
@@ -77,7 +76,7 @@ def test_r2_a_script_that_may_not_write_publishes_nothing(
     assert told(first) + told(second) == []
     root.config_set("min-replicas-to-write", 0)
     CALLS[by](second, name)
-    assert {"seize": ["f", HOLDER], "adopt": ["a", HOLDER]}.get(by, ["g", WAITER]) in told(first) + told(second)
+    assert (["a", HOLDER] if by == "adopt" else ["g", WAITER]) in told(first) + told(second)
 
 
 @pytest.mark.parametrize("name", [NAME, MEMBER], ids=["key", "member"])
@@ -98,7 +97,7 @@ def test_r2_a_holder_can_renew_release_and_hand_over_when_redis_is_out_of_memory
         renewed = renew(second, WAITER, name, how)
         assert renewed.state == inside.HELD
         assert renewed.ends - monotonic() > LONG / 2
-    assert take(first, STRANGER, name, inside.SEIZING) == inside.GRANTED
+    assert first.force(name)
     assert told(second) == [["f", WAITER]]
     root.config_set("maxmemory", 0)
 
@@ -269,18 +268,11 @@ def test_r20_waiters_keep_their_places_and_are_served_when_it_ends(
 
 @named
 @pytest.mark.parametrize("held", [False, True])
-@pytest.mark.parametrize("how", ["force", "seize"])
-def test_r20_a_force_release_or_a_seizure_ends_it(
-    how: str, held: bool, crowd: Crowd, client: redis.Redis, name: str
-) -> None:
-    me, you, lock = crowd(), crowd(), Lock(name)
+def test_r20_a_force_release_ends_it(held: bool, crowd: Crowd, client: redis.Redis, name: str) -> None:
+    me, you = crowd(), crowd()
     if held:
         me(Lock(name), "acquire")
     me(Lock(name), "suspend", LONG)
-    if how == "force":
-        assert you(django_redislock, "force_release", name)
-        assert you(django_redislock, "force_release", name) is None
-    else:
-        you(lock, "seize")
-        you(lock, "release")
+    assert you(django_redislock, "force_release", name)
+    assert you(django_redislock, "force_release", name) is None
     assert leftovers(client) == []

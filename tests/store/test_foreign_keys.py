@@ -53,7 +53,6 @@ def use(me: Any, **options: Any) -> None:
 CALLS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "acquire": (use, [f"lock:{NAME}", f"queue:{NAME}", "index", "fence"]),
     "poll": (lambda me: use(me, poll=True), [f"queue:{NAME}"]),
-    "seize": (lambda me: me(Lock(NAME), "seize"), [f"lock:{NAME}", f"queue:{NAME}", "index", "fence"]),
     "status": (lambda me: me(Lock(NAME), "status"), [f"lock:{NAME}"]),
     "info": (lambda me: me(Lock(NAME), "info"), [f"lock:{NAME}"]),
     "force": (lambda me: me(django_redislock, "force_release", NAME), [f"lock:{NAME}"]),

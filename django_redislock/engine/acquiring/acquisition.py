@@ -140,49 +140,47 @@ class Acquisition:
 
     # -- getting it -------------------------------------------------------------------------------------------------
 
-    def acquire(
-        self, blocking: bool | None = None, blocking_timeout: float | None = None, *, seizes: bool = False
-    ) -> LockNotAcquired | None:
+    def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> LockNotAcquired | None:
         """Get the lock, in this thread; return the error for one that was not acquired in time, None when it was.
 
         The arguments override the options. Raises LockUnavailable, and LockError for a caller that would wait for
         itself.
         """
         begun, deadline = monotonic(), self._terms.deadline(blocking, blocking_timeout)
-        command, tried = self._first_try(deadline, None, seizes=seizes), None
+        command, tried = self._first_try(deadline, None), None
         if command is not None:
             tried = try_once(self.partition, command, give_up_at(deadline))
             if self._take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
-                    run(tell_acquired(self.held, monotonic() - begun, None))
+                    run(tell_acquired(self.held, monotonic() - begun))
                 return None
-        return run(self._go_on(deadline, begun, tried, seizes=seizes))
+        return run(self._go_on(deadline, begun, tried))
 
     async def aacquire(
-        self, blocking: bool | None = None, blocking_timeout: float | None = None, *, seizes: bool = False
+        self, blocking: bool | None = None, blocking_timeout: float | None = None
     ) -> LockNotAcquired | None:
         """See acquire()."""
         begun, deadline = monotonic(), self._terms.deadline(blocking, blocking_timeout)
-        command, tried = self._first_try(deadline, asyncio.get_running_loop(), seizes=seizes), None
+        command, tried = self._first_try(deadline, asyncio.get_running_loop()), None
         if command is not None:
             tried = await atry_once(self.partition, command, give_up_at(deadline), ENTERING)
             if self._take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
-                    await arun(tell_acquired(self.held, monotonic() - begun, None))
+                    await arun(tell_acquired(self.held, monotonic() - begun))
                 return None
-        return await arun(self._go_on(deadline, begun, tried, seizes=seizes))
+        return await arun(self._go_on(deadline, begun, tried))
 
     def obtain(self, blocking_timeout: float | None = None) -> Steps[LockNotAcquired | None]:
         """See acquire()."""
         refusal: LockNotAcquired | None = yield Call(self.acquire, (None, blocking_timeout), twin=self.aacquire)
         return refusal
 
-    def _first_try(self, deadline: Deadline, loop: Loop | None, *, seizes: bool) -> Command | None:
+    def _first_try(self, deadline: Deadline, loop: Loop | None) -> Command | None:
         """Return the command that gets the lock if it is free, and else queues for it if messages arrive already.
 
         None: that is not all that it takes.
         """
-        if self._above or self.token is not None or seizes or not self._terms.plain:
+        if self._above or self.token is not None or not self._terms.plain:
             return None
         listener, wait = self._runtime.listener(self.partition), calls.NOT_AT_ALL
         if listener.ready and deadline.waits and listener.polled:
@@ -210,20 +208,15 @@ class Acquisition:
             self._waiter = None
         return True
 
-    def _go_on(
-        self, deadline: Deadline, begun: float, tried: Tried | None, *, seizes: bool
-    ) -> Steps[LockNotAcquired | None]:
+    def _go_on(self, deadline: Deadline, begun: float, tried: Tried | None) -> Steps[LockNotAcquired | None]:
         """Get the lock where the first try, if there was one, was not enough. See acquire()."""
         canceller = self._make_canceller()
         above, own = self._held_above()
-        if above is not None and (yield from self._enter_again(above, own, deadline, seizes=seizes)):
+        if above is not None and (yield from self._enter_again(above, own, deadline)):
             return None
         attempt = self._make_attempt(deadline, begun, asked=tried is not None)
-        adopts = self.options.adopt and not seizes
         first = None if tried is None else FirstLook(tried, self._waiter is not None, self._generation)
-        granted = yield from (
-            attempt.seize() if seizes else attempt.adopt() if adopts else wait_loop.obtain(attempt, first)
-        )
+        granted = yield from (attempt.adopt() if self.options.adopt else wait_loop.obtain(attempt, first))
         if granted is None:
             try:
                 yield from attempt.withdraw()
@@ -231,7 +224,7 @@ class Acquisition:
                 self.undo()
             attempt.leave()
             self._end()
-            refusal = attempt.refusal(adopting=adopts, own=above.id if above is not None and own else None)
+            refusal = attempt.refusal(adopting=self.options.adopt, own=above.id if above is not None and own else None)
             yield from tell_refused(self.name, self._terms.template or self.name, refusal)
             return refusal
         template = self._terms.template or self.name
@@ -242,7 +235,7 @@ class Acquisition:
         self._runtime.watchdog.watch(lease)
         attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
         self._attempt = self._waiter = None
-        yield from tell_acquired(lease, monotonic() - begun, attempt.seized)
+        yield from tell_acquired(lease, monotonic() - begun)
         return None
 
     def _held_above(self) -> tuple[Lease | None, bool]:
@@ -255,14 +248,14 @@ class Acquisition:
             found = leases_on(self.name, self._above, runner)  # another section may use it as well
         return found[0] if found else (None, False)
 
-    def _enter_again(self, held: Lease, own: bool, deadline: Deadline, *, seizes: bool) -> Steps[bool]:
+    def _enter_again(self, held: Lease, own: bool, deadline: Deadline) -> Steps[bool]:
         """What ``held``, under which this was called for, means; True: it was entered another time.
 
         LockError where whoever called would wait for itself without end. Redis is asked: the lease may be gone.
         """
-        adopts, endless = self.options.adopt and not seizes, deadline.endless and self.options.attempts is None
+        adopts, endless = self.options.adopt, deadline.endless and self.options.attempts is None
         reentrant = (self.options.reentrant and not adopts) or (self.token is not None and held.token == self.token)
-        if not reentrant and (not own or (not seizes and (adopts or not endless))):
+        if not reentrant and (not own or adopts or not endless):
             return False  # it waits for a parent; or for itself, but not without end; or wants another acquisition
         by = give_up_at(deadline)
         answer = yield from calls.renew(held.request, "confirm", held.ttl, held.fence, until=deadline.at, by=by)
@@ -273,8 +266,6 @@ class Acquisition:
             held.fence_as_well(self.options.fenced)
             self._enter(held)
             return True
-        if seizes:
-            raise LockError(f"Cannot seize the lock {self.name!r}: this thread or task holds it itself.", self.name)
         if not held.renewing:
             return False  # it ends by itself
         raise LockError(

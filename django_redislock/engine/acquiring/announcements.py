@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from logging import DEBUG, WARNING
+from logging import DEBUG
 
 from ...base.log import log_event
 from ...base.names import named
 from ...base.steps import Steps
 from ...base.times import monotonic
 from ...exceptions import LockNotAcquired
-from ...signals import lock_acquired, lock_force_released, lock_not_acquired, lock_released, sending
-from ...store.holder import parse_holder
+from ...signals import lock_acquired, lock_not_acquired, lock_released, sending
 from ..leases.lease import Lease
 
 
-def tell_acquired(lease: Lease, waited: float, seized: bytes | None) -> Steps[None]:
-    """``seized``: the value of the lock when somebody else held it; empty: unknown."""
+def tell_acquired(lease: Lease, waited: float) -> Steps[None]:
     log_event(DEBUG, "acquired", name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
-    if seized is not None:
-        by = lease.request.owner.partition("\n")[0]
-        old = parse_holder(seized)
-        was = "?" if old is None else old.described
-        log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=by, owner=was)
-        yield sending(lock_force_released, name=lease.name, by=by)
     if lock_acquired.receivers:
         yield sending(lock_acquired, name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
 

@@ -78,18 +78,10 @@ class Attempt:
         self.begun: float = begun  # monotonic
         self.current_holder: CurrentHolder = CurrentHolder(math.inf if slow_wait is None else self.begun + slow_wait)
         self.tries: int = 0
-        self.seized: bytes | None = None  # value of the lock when somebody else held it; empty: unknown
         self.asked: bool = False  # anything at all
         self.asking: bool = False  # a request is on its way
         self.unknown: bool = False  # a request may still arrive whose answer we never saw
         self.over: bool = False  # nothing of it is left in Redis, but for what it was granted
-
-    def seize(self) -> Steps[Granted | None]:
-        """Get the lock whoever holds it."""
-        reply, granted = yield from self.look(calls.SEIZING)
-        # one whose answer was lost may have taken the lock from somebody
-        self.seized = b"" if reply.repeated and reply.state == calls.ALREADY else reply.holder
-        return granted
 
     def adopt(self) -> Steps[Granted | None]:
         """Go on with the lock that was left to the bearer of its token; None: it is still in use. LockLost: it is gone.

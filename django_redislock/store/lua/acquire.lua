@@ -1,14 +1,14 @@
--- acquire: takes the lock, or queues for it; also every later look of a waiter, and seize(). Idempotent per attempt.
+-- acquire: takes the lock, or queues for it; also every later look of a waiter. Idempotent per attempt.
 -- KEYS     @lock queue waiters index fence gone
 -- ARGV     name id channel known ttl wait ticket token adopts most owner
 --            known: the highest fence that the caller knows; ttl: ms
---            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, s: seize, a: only adopt
+--            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, a: only adopt
 --            ticket: '' when none was drawn yet; token: '-' when it is the id
 --            adopts: '', or the id of an acquisition of this very process that nobody there uses any more
 --            most: how many others may wait already, '' for any number
--- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds (or held
---            until it was seized) or false, 1 = a handoff to this process ran out unheard, id of an acquisition of this
---            very process that holds the lock with our token}; the last three may be missing. States: calls.py
+-- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
+--            false, 1 = a handoff to this process ran out unheard, id of an acquisition of this very process that holds
+--            the lock with our token}; the last three may be missing. States: calls.py
 --#include grant
 --#include @idle
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
@@ -79,14 +79,7 @@ end
 
 if ARGV.wait == 'a' and value then return {bears and BUSY or GIVEN_UP, us, 0, lease_left(), value, 0, namesake} end
 
--- out of the queue, if it waited there, and in
-local function enter()
-  redis.call('ZREM', KEYS.queue, ARGV.id)
-  redis.call('HDEL', KEYS.waiters, ARGV.id)
-  return tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
-end
-
-if ARGV.wait == 's' or not value then
+if not value then
   -- not at the top: whoever finds the lock held would make these functions for nothing, a sixth of its time
 --#include @suspension
 --#include @hand_on
@@ -94,19 +87,15 @@ if ARGV.wait == 's' or not value then
     if hand_on() == 1 then return {MORE, us, 0, 0} end
     return {GIVEN_UP, us, 0, 0, false, unheard}
   end
-  if ARGV.wait == 's' then
-    -- first of all: where memory has run out, Redis lets a script go on that has begun with a deletion
-    cancel_suspension() --@seizure-resumes
-    erase_lock(flag)
-    clear_handoff(flag)
-    local taken = enter()
-    if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end --@seizure-told
-    return {GRANTED, us, taken, tonumber(ARGV.ttl), value}
-  end
   value = begin_suspension() --@asker-suspends
   if not value then
     local verdict = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
-    if verdict == 'take' then return {GRANTED, us, enter(), tonumber(ARGV.ttl), false, unheard} end
+    if verdict == 'take' then
+      redis.call('ZREM', KEYS.queue, ARGV.id)
+      redis.call('HDEL', KEYS.waiters, ARGV.id)
+      local taken = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
+      return {GRANTED, us, taken, tonumber(ARGV.ttl), false, unheard}
+    end
     if verdict == 'more' then return {MORE, us, ticket, 0} end
   end
 end
