@@ -45,6 +45,7 @@ from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
+from django_redislock.engine.owners.description import _describe_process
 from django_redislock.engine.runtime import runtime
 from django_redislock.inspection.listing import read_page
 from django_redislock.store import calls, pool_calls, probe
@@ -267,6 +268,11 @@ def over_by_the_clock_here(lock: Any) -> None:
 
 def leases() -> list[Lease]:
     return runtime().watchdog.leases()
+
+
+def command_of_a_new_process() -> str:
+    """What a process that has begun with this ``sys.argv`` says of itself where its locks have no purpose."""
+    return _describe_process()[1]
 
 
 def let_go() -> None:

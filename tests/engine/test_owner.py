@@ -23,6 +23,7 @@ from tests.helpers import actors
 from tests.helpers.actors import GENEROUS, InThread, Other
 from tests.helpers.processes import MissingError, Worker, require, wheel_folder
 from tests.helpers.state import NAME, holder
+from tests.inside import command_of_a_new_process
 
 
 async def test_a_call_without_a_living_owner_is_refused_before_anything_is_sent(client: redis.Redis) -> None:
@@ -179,6 +180,21 @@ say("imported", *{"celery", "rq", "dramatiq", "django_tasks"} & set(sys.modules)
     assert worker.expect("owner") == ["MainThread", "rebuild"]
     assert worker.expect("owner") == ["MainThread", "/orders/42"]
     assert worker.expect("imported") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("manage.py rebuild --all", "rebuild"),
+        ("manage.py --version", ""),
+        ("/site/manage.py", ""),
+        ("/bin/django-admin shell", "shell"),
+        ("/bin/gunicorn shop.wsgi", ""),
+    ],
+)
+def test_only_a_management_command_is_a_purpose(words: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", words.split())
+    assert command_of_a_new_process() == command
 
 
 CELERY = """
