@@ -58,6 +58,7 @@ from django_redislock.store.node import Node
 from django_redislock.store.question import Question
 from django_redislock.store.retry import Execute, call
 from django_redislock.store.stores import get_partition, get_store, make_store
+from django_redislock.store.thread_connections import ThreadConnections
 from django_redislock.store.thread_connections import surplus as _surplus
 from django_redislock.store.wire import Command
 
@@ -507,6 +508,17 @@ def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]
 
 def loops_with_connections(using: str | None = None) -> int:
     return len(get_partition(using).store._loops)
+
+
+def unused_by_turns(bound: int, *aliases: str) -> int:
+    """How many connections remain unused after one command to each of these, as to the nodes of one cluster, where
+    ``bound`` are allowed in all."""
+    nodes = [get_store(using).node_of(0) for using in aliases]
+    connections = ThreadConnections(bound, nodes)
+    for node in nodes:
+        node.drop_idle()
+        connections.exchange(node, [("PING",)])
+    return sum(len(node.idle) for node in nodes)
 
 
 class AskedOnce:
