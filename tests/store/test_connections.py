@@ -162,7 +162,8 @@ def test_a_connection_that_is_not_as_we_left_it_is_replaced(
 
 
 def test_whoever_has_little_time_left_connects_within_it(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect, within = redis.Connection.connect, list[Any]()
+    connect: Any = redis.Connection.connect
+    within: list[float] = []
 
     def noted(connection: Any) -> None:
         if threading.current_thread() is threading.main_thread():
