@@ -511,13 +511,13 @@ def loops_with_connections(using: str | None = None) -> int:
 
 
 def unused_by_turns(bound: int, *aliases: str) -> int:
-    """How many connections remain unused after one command to each of these, as to the nodes of one cluster, where
-    ``bound`` are allowed in all."""
+    """How many connections there are after each of these was used once, as the nodes of one cluster, where there may
+    be ``bound`` in all."""
     nodes = [get_store(using).node_of(0) for using in aliases]
-    connections = ThreadConnections(bound, nodes)
+    connections = ThreadConnections(bound - 1, nodes)  # one is about to be made
     for node in nodes:
         node.drop_idle()
-        connections.exchange(node, [("PING",)])
+        node.idle.append((connections._take(node, None), monotonic()))
     return sum(len(node.idle) for node in nodes)
 
 

@@ -161,23 +161,6 @@ def test_a_connection_that_is_not_as_we_left_it_is_replaced(
     assert me.read(unused_here) == 1
 
 
-def test_whoever_has_little_time_left_connects_within_it(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect: Any = redis.Connection.connect
-    within: list[float] = []
-
-    def noted(connection: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
-            within.append(connection.socket_connect_timeout)
-        connect(connection)
-
-    limit(monkeypatch, check_idle_threads=-1.0)
-    kill(client)
-    monkeypatch.setattr(redis.Connection, "connect", noted)
-    with suppress(redis.TimeoutError):  # on a slow machine
-        WIRE.exchange(("ECHO", "1"), within=0.5)
-    assert 0 < within[0] <= 0.5
-
-
 @pytest.mark.parametrize("using", ["default", "memory"])
 def test_the_errors_of_single_commands_stand_among_the_answers(using: str, me: Any) -> None:
     wire = Wire(using)
@@ -233,6 +216,23 @@ def test_an_unknown_script_is_sent_in_full_once(me: Any, client: redis.Redis) ->
     for _ in range(3):
         me(Lock("a"), "info")
     assert (count(client, "eval"), count(client, "evalsha")) == (1, 3)
+
+
+def test_whoever_has_little_time_left_connects_within_it(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect: Any = redis.Connection.connect
+    within: list[float] = []
+
+    def noted(connection: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            within.append(connection.socket_connect_timeout)
+        connect(connection)
+
+    limit(monkeypatch, check_idle_threads=-1.0)
+    kill(client)
+    monkeypatch.setattr(redis.Connection, "connect", noted)
+    with suppress(redis.TimeoutError):  # on a slow machine
+        WIRE.exchange(("ECHO", "1"), within=0.5)
+    assert 0 < within[0] <= 0.5
 
 
 def test_a_server_that_is_read_only_is_asked_again_for_a_moment(
