@@ -413,6 +413,11 @@ def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], objec
     patch.setattr(calls, "call", slow)
 
 
+def before_each_request(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Before this process asks for a lock, again or for the first time."""
+    _around(patch, calls, "acquire", lambda *_: act())
+
+
 def scripts() -> dict[str, Any]:
     """All Lua scripts of the package, by names of their own, with ``sha``, ``source``, ``keys`` and ``args``."""
     pairs = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls._SUSPEND]
