@@ -285,16 +285,16 @@ class Lock:
         if _get_running_loop() is not None:
             refuse_event_loop("Await arelease() instead, or call it through sync_to_async.")
         section = self._own()
+        if section is None:
+            run(self._release_by_token())
+            return
         try:
-            if section is not None and section.release_at_once():
+            if section.release_at_once() or run(section.give_back()):
                 warn_of_release(self.name, unclaimed=section.held.unclaimed)
-                return
-            run(self._release(section))
-        except (LockError, SynchronousOnlyOperation):
+        except LockError:
             raise
         except BaseException:
-            if section is not None:
-                section.undo()
+            section.undo()
             raise
 
     @twin
@@ -304,16 +304,16 @@ class Lock:
 
     async def _arelease(self, own: Acquisition | None) -> None:
         section = own or self._own()  # a framework may make the call in no task, and await it in the right one
+        if section is None:
+            await arun(self._release_by_token())
+            return
         try:
-            if section is not None and await section.arelease_at_once():
+            if await section.arelease_at_once() or await arun(section.give_back()):
                 warn_of_release(self.name, unclaimed=section.held.unclaimed)
-                return
-            await arun(self._release(section))
         except LockError:
             raise
         except BaseException:
-            if section is not None:
-                section.undo()
+            section.undo()
             raise
 
     def detach(self, ttl: Seconds | None = None) -> str:
@@ -509,18 +509,12 @@ class Lock:
         found: Acquisition | None = find(self._sections)
         return found
 
-    def _release(self, section: Acquisition | None) -> Steps[None]:
-        """Go on where one command was not enough."""
-        if section is not None:
-            free = yield from section.give_back()
-        elif self._token is not None:
-            free = yield from engine.release_by_token(self._partition(), self.name, self._token.__eq__)
-        else:
-            free = False
-        if section is None and not free:
+    def _release_by_token(self) -> Steps[None]:
+        if self._token is None or not (
+            yield from engine.release_by_token(self._partition(), self.name, self._token.__eq__)
+        ):
             raise self._not_owned("release")
-        if free:
-            warn_of_release(self.name, unclaimed=section is not None and section.held.unclaimed)
+        warn_of_release(self.name)
 
     def _end(self, section: Section | None, error: BaseException | None) -> Steps[None]:
         """The ``with`` block of this section (None: there is none) has ended: with ``error``, or (None) normally."""

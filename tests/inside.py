@@ -46,6 +46,7 @@ from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.owners import held
+from django_redislock.engine.owners.description import _describe_process
 from django_redislock.engine.runtime import runtime
 from django_redislock.inspection.listing import read_page
 from django_redislock.store import calls, pool_calls, probe
@@ -58,6 +59,7 @@ from django_redislock.store.node import Node
 from django_redislock.store.question import Question
 from django_redislock.store.retry import Execute, call, try_once
 from django_redislock.store.stores import get_partition, get_store, make_store
+from django_redislock.store.thread_connections import ThreadConnections
 from django_redislock.store.thread_connections import surplus as _surplus
 from django_redislock.store.wire import Command
 
@@ -273,6 +275,11 @@ def leases() -> list[Lease]:
     return runtime().watchdog.leases()
 
 
+def command_of_a_new_process() -> str:
+    """What a process that has begun with this ``sys.argv`` says of itself where its locks have no purpose."""
+    return _describe_process()[1]
+
+
 def let_go() -> None:
     """Drop locks that were not released, as if their threads had never existed."""
     for lease in leases():
@@ -423,6 +430,11 @@ def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], objec
     patch.setattr(acquisition, "try_once", quick)
 
 
+def before_each_request(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Before this process asks for a lock, again or for the first time."""
+    _around(patch, calls, "acquire", lambda *_: act())
+
+
 def scripts() -> dict[str, Any]:
     """All Lua scripts of the package, by names of their own, with ``sha``, ``source``, ``keys`` and ``args``."""
     pairs = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls._SUSPEND]
@@ -518,6 +530,17 @@ def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]
 
 def loops_with_connections(using: str | None = None) -> int:
     return len(get_partition(using).store._loops)
+
+
+def unused_by_turns(bound: int, *aliases: str) -> int:
+    """How many connections there are after each of these was used once, as the nodes of one cluster, where there may
+    be ``bound`` in all."""
+    nodes = [get_store(using).node_of(0) for using in aliases]
+    connections = ThreadConnections(bound - 1, nodes)  # one is about to be made
+    for node in nodes:
+        node.drop_idle()
+        node.idle.append((connections._connect(node, None), monotonic()))
+    return sum(len(node.idle) for node in nodes)
 
 
 class AskedOnce:

@@ -234,8 +234,7 @@ class Partition:
         answers, sent = await store.aexchange(node, commands, by, urgency=urgency)
         if store.doubts(node, sent):
             _believe(node, await store.anode_of(self.tag, _confirmed_by(by), node.answered_at))
-        if self.subscribed_at not in (None, node):
-            self.on_other_node()  # C3; see heard_from()
+        self.heard_from(node)
         return answers, node
 
     def execute(self, command: Command) -> Any:

@@ -50,7 +50,9 @@ def test_whatever_its_name_a_lock_has_its_pages(name: str, admin: Client, client
     (shown,) = admin.get(LIST).context["cl"].result_list
     assert shown.name == name
     assert not url("change", name).endswith(("/./change/", "/../change/"))  # which browsers take away
-    assert admin.get(url("change", name)).context["original"].info.name == name
+    page = admin.get(url("change", name))
+    assert page.context["original"].info.name == name
+    assert "Held for:" in page.content.decode()
     assert admin.get(url("delete", name)).context["object"].info.name == name
     assert admin.post(url("delete", name), YES, follow=True).status_code == 200
     assert not holder(client, name)

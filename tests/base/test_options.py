@@ -28,7 +28,7 @@ YEARS = 10 * 365 * 86400  # ten, in seconds
 
 MAKERS: dict[str, Callable[..., Any]] = {
     "Lock": lambda **options: Lock("a", **options),
-    "locked": lambda **options: locked("a", **options),
+    "locked": lambda **options: locked(name="a", **options),
     "locked_view": lambda **options: locked_view("a", **options),
     "locked_atomic": lambda **options: locked_atomic("a", **options),
     "LockPool.acquire": lambda **options: LockPool("a").acquire(**options),
@@ -157,6 +157,10 @@ def test_the_option_poll_takes_precedence_over_the_setting_and_a_backoff_may_be_
     assert vars(backoff) == before
     with pytest.raises(ValueError, match=r"\(poll is False, REDISLOCK\['POLL'\] is True\.\)"):
         Lock("a", poll=False, attempts=3)
+
+
+def test_a_lock_that_does_not_poll_needs_no_pace() -> None:
+    assert Lock("a", poll=False).acquire(blocking=False)
 
 
 # -- settings.REDISLOCK -----------------------------------------------------------------------------------------------

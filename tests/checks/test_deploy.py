@@ -108,11 +108,13 @@ def test_a_server_too_old_or_silent_is_found(version: Any, expected: Any, cachin
         (["&*", "-publish"], ["W006"]),
     ],
 )
-def test_missing_rights_are_found(rights: Any, expected: Any, own: RedisServer, caching: Set, settings: Any) -> None:
+@pytest.mark.parametrize("poll", [False, True], ids=["woken", "polling"])
+def test_missing_rights_are_found(
+    poll: bool, rights: Any, expected: Any, own: RedisServer, caching: Set, settings: Any
+) -> None:
     become(own, caching, "+@all", *rights)
-    assert ids(deploy=True) == expected
-    settings.REDISLOCK = {**settings.REDISLOCK, "POLL": True}  # then nobody needs rights to channels
-    assert ids(deploy=True) == [id for id in expected if id != "W006"]
+    settings.REDISLOCK = {**settings.REDISLOCK, "POLL": poll}  # then nobody needs rights to channels
+    assert ids(deploy=True) == [id for id in expected if not poll or id != "W006"]
 
 
 def test_the_hint_to_missing_rights_helps(own: RedisServer, caching: Set) -> None:
@@ -198,10 +200,14 @@ def site(settings: Any) -> Set:
 
 
 @pytest.mark.parametrize("case", [*WITHOUT_LIMIT, *OTHERS])
-def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(case: str, site: Set, settings: Any) -> None:
+def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(case: str, site: Set) -> None:
     site((WITHOUT_LIMIT | OTHERS)[case])
     assert ids(deploy=True) == ["W008"] * (case in WITHOUT_LIMIT)
     assert ids() == []
+
+
+def test_where_the_settings_limit_how_long_a_lock_is_held_none_is(site: Set, settings: Any) -> None:
+    site(*WITHOUT_LIMIT.values())
     settings.REDISLOCK = {"CACHE": "locks", "MAX_HOLD": 60}
     assert ids(deploy=True) == []
 

@@ -148,7 +148,7 @@ def test_which_locks_exclude_each_other_and_whose_clear_flushes_them_is_said(cac
     assert "'pages' share a Redis database with the cache 'pages'" in told
     caching(second={**pages, "VERSION": 2})
     (told,) = [message.msg for message in check() if message.id == "django_redislock.I002"]
-    assert "groups of cache aliases: 'locks'; 'pages' and 'second'." in told
+    assert "groups of cache aliases: 'locks'; 'pages' and 'second'. Lock('x') is on 'locks' (REDISLOCK" in told
     setting(CACHE="pages")
     assert "I002" not in ids()
 

@@ -18,6 +18,7 @@ from django_redislock import Lock, LockLost, force_release, lock_force_released
 from redisserver import RedisServer
 from tests.cli.conftest import Answer, Terminal, WaitFor, fails, held, hold, redislocks
 from tests.helpers.actors import GENEROUS
+from tests.helpers.state import put
 
 USER, HOST = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname()
 BY = f"{USER}@{HOST} by manage.py redislocks clear"
@@ -36,6 +37,15 @@ def test_the_named_locks_are_released_to_their_next_waiters_and_their_holders_ar
     assert re.fullmatch(r"Force-released b, .*, 1 waiting\.", b)
     assert waiting.result(GENEROUS)
     assert held("abc") == "c"
+
+
+@pytest.mark.parametrize(
+    ("since", "shown"), [(12, r"[1-5]\d s"), (200, r"3 min [2-5]\d s"), (7_505, "2 h 5 min"), (357_000, "4 d 3 h")]
+)
+def test_how_long_a_released_lock_was_held_is_shown(since: int, shown: str, client: Any) -> None:
+    put(client, "a", since=since)
+    told = redislocks("clear", "a", "--noinput")
+    assert re.fullmatch(rf"Force-released a, held for {shown} by host:1:Main, 0 waiting\.\n", told)
 
 
 @pytest.mark.parametrize("user", [USER, "987654"], ids=["known", "unknown"])

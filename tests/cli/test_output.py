@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,7 +33,9 @@ def test_a_terminal_of_another_encoding_gets_escapes() -> None:
         assert "größe:\\u9375  ".encode("latin-1") in raw.getvalue()
 
 
-@pytest.mark.parametrize("text", ["a\nb\r\n\ttab", "\x1b[2J\x1b]0;owned\x07", "\u202egpj.exe", "a\0b"], ids=ascii)
+@pytest.mark.parametrize(
+    "text", ["a\nb\r\n\ttab", "\x1b[2J\x1b]0;owned\x07", "\u202egpj.exe", "a\0b", "\u3164"], ids=ascii
+)
 def test_texts_are_shown_harmlessly_and_as_they_are_to_programs(text: str, wait_for: WaitFor, client: Any) -> None:
     client.set(f"{PREFIX}lock:foreign\u2028", f"{'x' * 22} c c 1 1 - {text}owner\u202e", px=60_000)
     client.zadd(f"{PREFIX}index", {"foreign\u2028": 9e15})
@@ -45,6 +48,7 @@ def test_texts_are_shown_harmlessly_and_as_they_are_to_programs(text: str, wait_
         told = json.loads(redislocks("show", "a", "--format", "json"))
         listed = redislocks("list", "--format", "json")
     assert all(line.isprintable() for line in "".join(shown).split("\n"))
+    assert not any(text in one for one in shown)
     assert len(shown[0].splitlines()) == 4
     assert member.name[:13] in shown[4]
     assert told["note"] == told["queue"][0]["note"] == text
@@ -57,6 +61,7 @@ def test_texts_are_shown_harmlessly_and_as_they_are_to_programs(text: str, wait_
 def test_an_invalid_name_is_refused_with_a_short_error(command: list[str], name: str) -> None:
     with pytest.raises(CommandError) as caught:
         redislocks(*command, name, *(["--", "true"] if command == ["run"] else []))
+    assert re.search(r"contains '\\x1b'|has 608 bytes; at most|must not be empty", str(caught.value))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
 

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("no_terminal")
 @pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 255", 255), ("kill -9 $$", 128 + signal.SIGKILL)])
 def test_the_programs_exit_status_is_passed_through(script: str, status: int, other: Callable[[], Other]) -> None:
     assert sh(script) == other()(lambda: sh(script)) == status  # from a thread, too
+    assert main("run", NAME, "--", "env", "--", "sh", "-c", script) == status  # only the first -- is the command's
 
 
 def test_the_program_holds_the_lock_and_knows_it_and_its_fence(server: RedisServer, tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_the_program_and_its_children_end_when_the_command_is_killed(
         return (tmp_path / "told").exists()
 
     eventually(guarded)
-    process.kill()
+    os.killpg(process.pid, signal.SIGKILL)
     eventually(lambda: not any(map(is_running, pids)))
     assert get_lock(NAME) is not None  # until its TTL
 

@@ -43,7 +43,7 @@ from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
-from tests.inside import RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription
+from tests.inside import ACQUIRE, RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription, suspect
 
 from .conftest import Eventually, Queue, key_of, names_on, slot_of, waiters
 
@@ -86,9 +86,11 @@ def test_names_are_spread_over_slots_and_a_section_is_two_round_trips_and_a_list
 
 
 def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_by_one_message(
-    cluster: Cluster, queue: Queue, eventually: Eventually
+    cluster: Cluster, queue: Queue, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So whoever waits there next is not overtaken while its process subscribes, and each node has one connection."""
+    asked: list[Any] = []
+    note_round_trips(monkeypatch, lambda port, commands: asked.extend(word for command in commands for word in command))
     for node in cluster.masters():
         names = names_on(cluster, node, 5)
         held = Lock(names[0])
@@ -102,6 +104,14 @@ def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_b
         held.release()
         assert waiting.result(30)
         assert ears[0].heard == heard + 1
+        suspect(names[1])
+        held = Lock(names[1])
+        held.acquire()  # the node that answers has not been replaced, so its messages are believed again
+        waiting = queue(Lock(names[1]))
+        asked.clear()
+        held.release()
+        assert waiting.result(30)
+        assert ACQUIRE not in asked
     eventually(lambda: all(len(node.client().client_list(_type="pubsub")) == 1 for node in cluster.masters()))
 
 

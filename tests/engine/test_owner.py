@@ -16,6 +16,7 @@ from django.dispatch import Signal
 
 from django_redislock import Lock, LockInfo
 from tests.helpers.processes import MissingError, Worker, require, wheel_folder
+from tests.inside import command_of_a_new_process
 
 HERE = f"{socket.gethostname()}:{os.getpid()}:{threading.current_thread().name}"
 
@@ -74,6 +75,21 @@ say("imported", *{"celery", "rq", "dramatiq", "django_tasks"} & set(sys.modules)
     assert worker.expect("owner") == ["MainThread", "rebuild"]
     assert worker.expect("owner") == ["MainThread", "/orders/42"]
     assert worker.expect("imported") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("manage.py rebuild --all", "rebuild"),
+        ("manage.py --version", ""),
+        ("/site/manage.py", ""),
+        ("/bin/django-admin shell", "shell"),
+        ("/bin/gunicorn shop.wsgi", ""),
+    ],
+)
+def test_only_a_management_command_is_a_purpose(words: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", words.split())
+    assert command_of_a_new_process() == command
 
 
 CELERY = """

@@ -292,8 +292,11 @@ def test_a_lock_is_claimed_by_its_holder_inside_a_transaction_alone(account: Acc
     for call in (lambda: get(locked_view(NAME, fenced=True)(respond)), locked(NAME, fenced=True)(account.book)):
         with pytest.raises(RuntimeError, match="must be claimed in a transaction, but none is open"):
             call()
-    with pytest.raises(RuntimeError, match="'ledger', where no transaction is open"), transaction.atomic():
-        get(locked_view(NAME, fenced="ledger")(respond))
+    expected = r"the database 'ledger', where no transaction is open\. Those with a transaction are: 'default'\.$"
+    with patch.dict(connections.settings):
+        configure("again", account.options)
+        with pytest.raises(RuntimeError, match=expected), transaction.atomic():
+            get(locked_view(NAME, fenced=["ledger", "again"])(respond))
     assert transaction.atomic()(locked(NAME, fenced=True)(account.book))() == 1
     assert claimed() == [NAME]
     lock = Lock(NAME, **UNAWARE)

@@ -88,6 +88,13 @@ def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(
     assert get_lock("a") is None
 
 
+def test_a_waiter_that_came_when_the_clock_was_ahead_has_waited_for_no_time(ghost: Callable[..., Ghost]) -> None:
+    hold("a")
+    ghost().queue("1" * 22, name="a", age=-GENEROUS)
+    info: Any = Lock("a").info()
+    assert info.queue[0].waited == 0
+
+
 def test_it_tells_which_waiters_redis_cannot_reach(ghost: Callable[..., Ghost], client: redis.Redis) -> None:
     hold("a", ttl=600)
     killed, there = ghost(alive=False), ghost()

@@ -67,6 +67,13 @@ def test_extend_adds_to_the_lease_and_reacquire_resets_it(crowd: Crowd, using: s
     assert_left(80, 100)
 
 
+def test_the_holder_knows_at_once_how_far_it_has_moved_the_end() -> None:
+    lock = Lock(NAME, ttl=60)
+    lock.acquire()
+    lock.extend(600, replace_ttl=True)
+    assert 60 < lock.remaining() <= 600
+
+
 @pytest.mark.parametrize(("method", "args"), [("extend", (1,)), ("reacquire", ()), ("detach", ())])
 @pytest.mark.parametrize("taken", [False, True])
 def test_extending_a_lost_lease_raises_lock_lost(

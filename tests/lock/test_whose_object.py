@@ -119,8 +119,8 @@ async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects:
     """As ``threading.RLock`` does for each, and the lock is free after the last."""
     first = Lock(NAME, reentrant=objects != "a plain one first")
     second = first if objects == "one object" else Lock(NAME, reentrant=True)
-    for lock in (first, second, second):
-        assert await kin(lock, "acquire")
+    for lock, blocking in ((first, True), (second, True), (second, False)):
+        assert await kin(lock, "acquire", blocking=blocking)
     assert first.fence == second.fence
     for lock in (second, first, second):
         assert await kin(lock, "owned")

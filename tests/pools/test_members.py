@@ -17,6 +17,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import (
     Lock,
+    LockError,
     LockLost,
     LockNotAcquired,
     LockNotOwned,
@@ -71,6 +72,14 @@ def test_members_are_put_in_taken_out_and_replaced(me: Any, pool: LockPool) -> N
     me(pool, "extend", ["alice"])
     assert me(pool, "clear") is None
     assert me(pool, "keys") == []
+
+
+def test_what_cannot_be_a_member_is_an_error_that_names_it_and_where_it_is(pool: LockPool) -> None:
+    raw(pool.using or "", "ZADD", MEMBERS, "1", "not quoted")
+    with pytest.raises(
+        LockError, match=rf"^Somebody else has written b'not quoted' into the keys '{re.escape(MEMBERS)}'"
+    ):
+        pool.keys()
 
 
 async def test_a_pool_is_iterated_over_and_true_without_a_look(pool: LockPool, client: redis.Redis) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.servers import Twins
 from tests.helpers.state import count, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
-from tests.inside import AskedOnce, Wire, command, limit, put_together, surplus, unused_here
+from tests.inside import AskedOnce, Wire, command, limit, put_together, surplus, unused_by_turns, unused_here
 
 from .conftest import Eventually, all_at_once, use
 
@@ -113,6 +114,23 @@ def test_a_connection_that_somebody_takes_meanwhile_is_not_closed() -> None:
     assert surplus([deque()], 1, in_use=2) == []
 
 
+def test_nodes_share_the_connections_that_are_allowed(server: RedisServer, settings: Any) -> None:
+    second = alias(DJANGO_REDIS, f"redis://127.0.0.1:{server.port}/1")
+    settings.CACHES = {**settings.CACHES, "second": second}
+    assert [unused_by_turns(bound, "default", "second") for bound in (1, 2, 3)] == [1, 2, 2]
+
+
+def test_an_error_that_is_kept_keeps_no_connection(me: Any, retry_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    retry_for(0.0)
+    limit(monkeypatch, patience_threads=0.05, patience_loops=0.05)
+    kept = []
+    with caches(alias(DJANGO_REDIS, "redis://127.0.0.1:1/0", max_connections=1)):
+        for _ in range(2):
+            with pytest.raises(LockUnavailable, match="Error 111 connecting") as caught:
+                me(Lock("a"), "acquire")
+            kept.append(caught.value)
+
+
 def test_a_late_answer_is_given_to_nobody_else(me: Any, server: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, server.url, socket_timeout=0.1, max_connections=1)):
         echo(me, "first")
@@ -137,6 +155,8 @@ def test_a_connection_that_is_not_as_we_left_it_is_replaced(
             kill(client)
         else:
             me(WIRE, "spoil", how if crowd.awaits or how != "reset" else "closed")
+        if look_after < 0:
+            assert me(WIRE, "exchange", ("ECHO", "1")) == [b"1"]  # which is not tried again
     assert not me(Lock("a"), "locked")
     assert me.read(unused_here) == 1
 
@@ -196,6 +216,23 @@ def test_an_unknown_script_is_sent_in_full_once(me: Any, client: redis.Redis) ->
     for _ in range(3):
         me(Lock("a"), "info")
     assert (count(client, "eval"), count(client, "evalsha")) == (1, 3)
+
+
+def test_whoever_has_little_time_left_connects_within_it(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect: Any = redis.Connection.connect
+    within: list[float] = []
+
+    def noted(connection: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            within.append(connection.socket_connect_timeout)
+        connect(connection)
+
+    limit(monkeypatch, check_idle_threads=-1.0)
+    kill(client)
+    monkeypatch.setattr(redis.Connection, "connect", noted)
+    with suppress(redis.TimeoutError):  # on a slow machine
+        WIRE.exchange(("ECHO", "1"), within=0.5)
+    assert 0 < within[0] <= 0.5
 
 
 def test_a_server_that_is_read_only_is_asked_again_for_a_moment(
