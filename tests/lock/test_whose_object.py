@@ -145,13 +145,13 @@ async def test_a_lock_whose_object_is_dropped_ends_with_its_ttl_and_is_not_relea
     kin: Kin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One warning, as it was renewed until then."""
-    lock = Lock(NAME, ttl=TTL)
+    lock = Lock(NAME, ttl=2 * TTL)
     await kin(lock, "acquire")
-    assert await kin.renewed(TTL)
+    assert await kin.renewed(2 * TTL)
     del lock
     gc.collect()
     assert await kin.info() is not None
-    assert not await kin.renewed(TTL)
+    assert not await kin.renewed(2 * TTL)
     await kin.until(lambda: NAME in caplog.text)
     assert len([one for one in caplog.records if one.levelname == "WARNING" and NAME in one.getMessage()]) == 1
 

@@ -295,7 +295,7 @@ class Acquisition:
         if not self._terms.cancels:
             return None
         task = self.caller
-        if not isinstance(task, asyncio.Task):
+        if not asyncio.isfuture(task):  # whatever its class
             noun, shown = known_as(self.name)
             raise TypeError(
                 f"on_lost='cancel' cancels the task that holds the {noun} {shown!r}, but sync code is not a task: give "
