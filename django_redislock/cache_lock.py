@@ -231,7 +231,7 @@ class CacheLock:
         block: WithBlock | None = None,
     ) -> LockNotAcquired | None:
         """Why it failed, if it did. ``given``: the token as the caller knows it; ``ours``: as Redis does."""
-        section = Acquisition(self.name, self._options(), token=ours)
+        section = _ask(lambda: Acquisition(self.name, self._options(), token=ours))
         try:
             if block is not None:
                 block.enter(section)

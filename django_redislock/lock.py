@@ -178,7 +178,7 @@ class Lock:
         """A copy has acquired nothing."""
         reduced: Any = super().__reduce_ex__(protocol)
         function, arguments, (attributes, slots), *rest = reduced
-        return function, arguments, (attributes, {**slots, "_sections": []}), *rest
+        return function, arguments, (attributes, {**slots, "_sections": [], "_latest": None}), *rest
 
     @property
     def using(self) -> str | None:
@@ -258,8 +258,8 @@ class Lock:
 
     def __aenter__(self) -> Any:
         """See __enter__()."""
-        section = self._section(None)
-        return self._aenter(section, engine.block_of(self))
+        block = engine.block_of(self)
+        return self._aenter(self._section(None), block)
 
     async def _aenter(self, section: Acquisition, block: WithBlock | None) -> Self:
         try:
@@ -493,8 +493,10 @@ class Lock:
         return Acquisition(self.name, self._options, through=self, token=given)
 
     def entered(self, section: Acquisition) -> None:
-        if self._sections:
-            self._sections = [other for other in self._sections if not other.held.lost]
+        for other in tuple(self._sections):  # in place: others leave meanwhile
+            # a lost one tells of its loss as long as anybody may ask
+            if other.over or (other.held.lost and (other.orphaned or find([other]) is other)):
+                self.left(other)
         self._sections.append(section)
         self._latest = section.lease
 

@@ -159,7 +159,7 @@ class LoopConnections:
         except BaseException as error:
             # after a cancellation, for instance: the answer may still come, and nobody else must read it
             connection.hang_up()
-            if limit.struck and not isinstance(error, asyncio.CancelledError):
+            if limit.struck and isinstance(error, Exception):
                 raise TimeoutError(f"no answer within {seconds:.3g} s") from None
             raise
         finally:

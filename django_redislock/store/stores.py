@@ -21,8 +21,8 @@ _Key = tuple[str, str, bool]  # alias, prefix, whether CLUSTER names it
 class _Stores:
     def __init__(self) -> None:
         self.found: dict[_Key, LockStore] = {}
-        self.settings: Conf | None = None  # those under which the next ones were looked up
-        self.known: dict[str | None, LockStore] = {}  # by what was given for the alias
+        # what was looked up under these settings, by what was given for the alias
+        self.known: tuple[Conf | None, dict[str | None, LockStore]] = (None, {})
         self.mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
 
 
@@ -38,9 +38,10 @@ def make_store(alias: str, key_prefix: str) -> LockStore:
 def get_store(using: str | None = None) -> LockStore:
     """The store of the alias ``using`` (None: the one in the settings). One per alias and process."""
     settings, stores = conf(), _stores.get()
-    if stores.settings is not settings:
-        stores.settings, stores.known = settings, {}
-    known = stores.known
+    under, known = stores.known
+    if under is not settings:
+        known = {}
+        stores.known = settings, known
     found = known.get(using)
     if found is not None:
         return found
@@ -94,7 +95,7 @@ def _drop(key: _Key, closed: LockStore) -> None:
     with stores.mutex:
         if stores.found.get(key) is closed:
             del stores.found[key]
-            stores.known = {}  # after that, so that whoever looks it up anew finds no closed one
+            stores.known = None, {}  # after that, so that whoever looks it up anew finds no closed one
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

@@ -293,6 +293,21 @@ def test_one_whose_thread_or_event_loop_has_ended_is_warned_of_once_and_expires(
     assert events() == [("WARNING", "owner-ended"), ("INFO", "expired")]
 
 
+def test_a_loss_is_known_though_somebody_else_acquires_through_the_same_object(
+    crowd: Crowd, eventually: Eventually
+) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire")
+    force_release(NAME)
+    eventually(lambda: me.read(lambda: lock.lost))
+    you(lock, "acquire")
+    assert me.read(lambda: lock.lost)
+    with pytest.raises(LockLost):
+        me.read(lock.check)
+    assert not you.read(lambda: lock.lost)
+    you(lock, "release")
+
+
 async def forever() -> None:
     await asyncio.sleep(GENEROUS)
     pytest.fail("nothing ended it")

@@ -138,6 +138,14 @@ class Acquisition:
         """Whether it was made in this process, not in the one that it was forked from."""
         return self._pid == os.getpid()
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether whoever has called for it has ended."""
+        if self._caller is None:
+            return not self.may_be_given_back()
+        runner = self._caller()
+        return runner is None or not runs(runner)
+
     # -- getting it -------------------------------------------------------------------------------------------------
 
     def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> LockNotAcquired | None:
@@ -258,16 +266,23 @@ class Acquisition:
         if not reentrant and (not own or adopts or not endless):
             return False  # it waits for a parent; or for itself, but not without end; or wants another acquisition
         by = give_up_at(deadline)
-        answer = yield from calls.renew(held.request, "confirm", held.ttl, held.fence, until=deadline.at, by=by)
-        if answer.state != calls.HELD:
-            self._runtime.watchdog.lose(held, reason_of(answer))
-            return False
         if reentrant:
-            held.fence_as_well(self.options.fenced)
-            self._enter(held)
-            return True
-        if not held.renewing:
-            return False  # it ends by itself
+            held.shares.append(self)  # before it is sure, so that whoever leaves meanwhile is not the last
+        try:
+            answer = yield from calls.renew(held.request, "confirm", held.ttl, held.fence, until=deadline.at, by=by)
+            if answer.state != calls.HELD:
+                self._runtime.watchdog.lose(held, reason_of(answer))
+                return False
+            if reentrant and held.watched:
+                held.fence_as_well(self.options.fenced)
+                self._enter(held)
+                return True
+        finally:
+            if reentrant and self.lease is None:
+                held.leave(self)
+                self._release_if_left(held)
+        if reentrant or not held.renewing:
+            return False  # it is being released, or ends by itself
         raise LockError(
             f"Cannot wait for the lock {self.name!r}: this thread or task holds it already, and would wait for itself "
             f"without end. Pass a blocking_timeout, or reentrant=True.",
@@ -326,7 +341,8 @@ class Acquisition:
     def _enter(self, lease: Lease) -> None:
         self._ground, self._above = ground(), ()
         self.lease = lease
-        lease.shares.append(self)
+        if self not in lease.shares:
+            lease.shares.append(self)
         through = None if self._through is None else self._through()
         if through is not None:
             through.entered(self)
@@ -487,6 +503,7 @@ class Acquisition:
                 yield from release(lease, self, tried=tried)
                 return True
             self.leave()
+            self._release_if_left(lease)
             if lease.lost:
                 raise lease.lost_error()
             return False
@@ -536,6 +553,12 @@ class Acquisition:
         """This section no longer uses the lease. May be called again, and from any thread."""
         self.held.leave(self)
         self._end()
+
+    @staticmethod
+    def _release_if_left(lease: Lease) -> None:
+        """Release it where two sections have left at the same moment, each taking the other for the last."""
+        if not (lease.shares or lease.closed or lease.lost_reason):
+            release_later(lease)
 
     def _end(self) -> None:
         """There is nothing to give back any more."""

@@ -21,7 +21,7 @@ def release(lease: Lease, section: Section, *, bearer: bool = False, tried: Trie
     """Release this very acquisition of a lock, from any thread, task or context. See Acquisition.give_back().
 
     ``section``: the last one that uses it. ``bearer``: by right of the token, also if it was detached. ``tried``: what
-    has come of the first try, if there was one.
+    has come of the first try, if there was one. Where this is interrupted, it is for the caller to undo the section.
     """
     watchdog = runtime().watchdog
     try:

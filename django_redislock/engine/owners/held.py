@@ -184,10 +184,10 @@ def find(acquisitions: Sequence[Held]) -> Any:
         return None
     runner = caller()
     for one in reversed(acquisitions):
-        if one.here and is_shown(one) and not is_foreign(one, runner):
+        if one.here and not one.over and is_shown(one) and not is_foreign(one, runner):
             return one
     for one in reversed(acquisitions):
-        if one.here and runner is not None and one.caller is runner:
+        if one.here and not one.over and runner is not None and one.caller is runner:
             return one
     return None
 

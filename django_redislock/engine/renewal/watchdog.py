@@ -85,9 +85,7 @@ class Watchdog:
                 self.attempts.pop(request.id, None)  # from now on, it is known by its lease
             due = first_look(lease)
             self._agenda.begin(due, lease)
-            if not self.runs:
-                self._start()
-            elif due < self._sleeps_until:
+            if (self.runs or not self._start()) and due < self._sleeps_until:
                 self._alarm.notify_all()
 
     def unwatch(self, lease: Lease) -> None:
@@ -211,7 +209,8 @@ class Watchdog:
                 except Exception as error:
                     self._put_off(tasks, error)
         finally:
-            self.runs = self._thread is not me and self.runs
+            if self._thread is me:
+                self.runs = False
 
     def _put_off(self, tasks: Sequence[Task], error: Exception) -> None:
         """No more threads, say; nothing may be dropped for that."""
