@@ -428,7 +428,7 @@ def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
     crowd: Crowd, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, value_look=0.05)
-    settings.REDISLOCK = {"TTL": 0.5}
+    settings.REDISLOCK = {"TTL": 3}  # it is renewed until the loop is closed, however busy the machine is
     value, second = Value("never", held_up=True), Value("second", blocking_timeout=GENEROUS / 2)
     loop = asyncio.new_event_loop()
     computes = loop.create_task(value.aget())
