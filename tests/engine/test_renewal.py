@@ -156,7 +156,7 @@ def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_c
         eventually(again)
     died = inside.break_sender(monkeypatch)
     renew_all()
-    assert died.wait(GENEROUS)
+    eventually(died)
     again = renewed(lock)
 
     def renewed_now() -> bool:
