@@ -235,7 +235,7 @@ class CacheLock:
         try:
             if block is not None:
                 block.enter(section)
-            refusal = section.acquire(bool(blocking), _patience(timeout))
+            refusal = section.acquire(section.deadline(bool(blocking), _patience(timeout)))
             if refusal is not None:
                 return refusal
             if not self.thread_local:

@@ -189,9 +189,7 @@ class _Lookup:
         trouble: LockUnavailable | None = None
         try:
             try:
-                # not 0, which would not wait: a timeout that has passed is one all the same
-                left = None if deadline.endless else max(deadline.left(), 0.001 * deadline.waits)
-                refusal = yield from section.obtain(blocking_timeout=left)
+                refusal = yield from section.obtain(deadline)
             except LockError as error:
                 if type(error) is not LockError:
                     raise

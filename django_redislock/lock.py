@@ -30,7 +30,7 @@ from .inspection import LockInfo, LockStatus
 from .inspection.info import inspect, read_status
 from .inspection.suspension import resume, suspend
 from .open_transactions import warn_of_release
-from .options import DEFAULTS, LockOptions, check_timeout, read_options
+from .options import LockOptions, check_timeout, read_options
 from .store.calls import read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition
@@ -52,7 +52,7 @@ def _leave_block(
             refuse_event_loop("Use async with instead.")
         section = engine.section_of(block)
         if error is None and section is not None and section.at_least == 0.0 and section.release_at_once():
-            warn_of_release(lock.name, unclaimed=section.held.unclaimed)
+            warn_of_release(lock.name, unclaimed=section.lease.unclaimed)
         else:
             run(lock._end(section, error))
     except (LockError, SynchronousOnlyOperation):
@@ -165,8 +165,7 @@ class Lock:
         self.name: str = check_name(name)
         if "{" in name and not is_ours(sys._getframe(1)):  # ours are made of templates: "{{pk}}" is "{pk}" by now
             warn_of_fields(name)
-        # one that was made without options checks nothing twice
-        self._options = read_options(options, "Lock()", beside=["token"], wrong=wrong) if options or wrong else DEFAULTS
+        self._options = read_options(options, "Lock()", beside=["token"], wrong=wrong)
         self._token = None if token is None else check_token(token)
         self._sections: list[Acquisition] = []  # of all threads and tasks
         self._latest: Lease | None = None
@@ -205,11 +204,11 @@ class Lock:
         if wrong or unknown:
             refuse_arguments("Lock.acquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         if _get_running_loop() is not None:
-            refuse_event_loop("Await aacquire() instead, or call it through sync_to_async.")
+            refuse_event_loop("Await aacquire() instead")
         section = self._section(token)
         del token  # error reports show local variables
         try:
-            return section.acquire(blocking, check_timeout(blocking_timeout)) is None
+            return section.acquire(section.deadline(blocking, check_timeout(blocking_timeout))) is None
         except BaseException:
             section.undo()
             raise
@@ -235,7 +234,7 @@ class Lock:
 
     async def _aobtain(self, section: Acquisition, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
         try:
-            return await section.aacquire(blocking, check_timeout(blocking_timeout)) is None
+            return await section.aacquire(section.deadline(blocking, check_timeout(blocking_timeout))) is None
         except BaseException as error:
             section.undo_cancelled(error)
             raise
@@ -283,7 +282,7 @@ class Lock:
         the seconds in the error's ``lease_left``.
         """
         if _get_running_loop() is not None:
-            refuse_event_loop("Await arelease() instead, or call it through sync_to_async.")
+            refuse_event_loop("Await arelease() instead")
         section = self._own()
         if section is None:
             run(self._release_by_token())
@@ -307,14 +306,8 @@ class Lock:
         if section is None:
             await arun(self._release_by_token())
             return
-        try:
-            if await section.arelease_at_once() or await arun(section.give_back()):
-                warn_of_release(self.name, unclaimed=section.held.unclaimed)
-        except LockError:
-            raise
-        except BaseException:
-            section.undo()
-            raise
+        if await section.arelease_at_once() or await arun(section.give_back()):
+            warn_of_release(self.name, unclaimed=section.held.unclaimed)
 
     def detach(self, ttl: Seconds | None = None) -> str:
         """End renewal and ownership here without a release; return the token with which another process can go on.

@@ -40,13 +40,8 @@ connection_created.connect(_on_connection, dispatch_uid="django_redislock.open_t
 
 def open_aliases() -> list[str]:
     """The aliases on which this thread has a transaction open. Does not connect."""
-    found: list[str] = []
-    if not _connected:
-        return found
-    for connection in connections.all(initialized_only=True):
-        if in_atomic_block(connection) if connection.atomic_blocks else is_manual(connection):
-            found.append(connection.alias)  # noqa: PERF401 (each lock that is released comes here)
-    return found
+    opened = connections.all(initialized_only=True) if _connected else []
+    return [connection.alias for connection in opened if in_atomic_block(connection) or is_manual(connection)]
 
 
 def warn_unclaimed(name: str) -> None:

@@ -200,14 +200,18 @@ def _result(end: BaseException) -> Any:
 def run_blocking(steps: Steps[T], instead: str) -> T:
     """Like :func:`run`, for what users call: refused where it would block a running event loop.
 
-    ``instead``: what to do there. Unless it ends with a full stop, there is a call to make through ``sync_to_async``.
+    ``instead``: see refuse_event_loop().
     """
     if asyncio._get_running_loop() is not None:
-        refuse_event_loop(instead if instead.endswith(".") else f"{instead}, or call it through sync_to_async.")
+        refuse_event_loop(instead)
     return run(steps)
 
 
-def refuse_event_loop(way_out: str = "Call it through sync_to_async.") -> None:
-    """Raise SynchronousOnlyOperation where an event loop runs, for what only blocks."""
+def refuse_event_loop(instead: str = "Call it through sync_to_async.") -> None:
+    """Raise SynchronousOnlyOperation where an event loop runs, for what only blocks.
+
+    ``instead``: what to do there. Unless it ends with a full stop, there is a call to make through ``sync_to_async``.
+    """
     if asyncio._get_running_loop() is not None and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        way_out = instead if instead.endswith(".") else f"{instead}, or call it through sync_to_async."
         raise SynchronousOnlyOperation(f"This would block the event loop that runs in this thread. {way_out}")

@@ -55,7 +55,7 @@ class Terms:
         # one command is all that it takes to get such a lock, if it is free
         self.plain: bool = self.listens and not (self.replicas or self.cancels or options.adopt)
 
-    def deadline(self, blocking: bool | None, blocking_timeout: float | None) -> Deadline:
+    def deadline(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Deadline:
         """Return until when to wait. The arguments, if given, override the options."""
         if blocking is None:
             blocking = self.blocking or blocking_timeout is not None

@@ -221,8 +221,8 @@ class Partition:
         answers, sent = store.exchange(node, commands, by)
         if store.doubts(node, sent):
             _believe(node, store.node_of(self.tag, _confirmed_by(by), node.answered_at))
-        if self.subscribed_at not in (None, node):
-            self.on_other_node()  # C3; see heard_from()
+        if self.subscribed_at is not None:
+            self.heard_from(node)
         return answers, node
 
     async def aexchange(

@@ -144,9 +144,7 @@ class LoopConnections:
     async def _send(
         self, connection: HangsUp, node: Node, commands: Sequence[Command], by: float | None, sent: float
     ) -> list[Any]:
-        seconds = node.maker.timeout
-        if by is not None or monotonic() - sent > IDLE:  # connecting has taken some of it
-            seconds = _left(seconds + sent - monotonic(), by)
+        seconds = _left(max(0.0, node.maker.timeout + sent - monotonic()), by)  # connecting may have taken some of it
         limit = _Limit(connection, seconds)
         try:
             await connection.send_packed_command([pack(commands)], check_health=False)

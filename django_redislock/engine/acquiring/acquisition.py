@@ -148,13 +148,17 @@ class Acquisition:
 
     # -- getting it -------------------------------------------------------------------------------------------------
 
-    def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> LockNotAcquired | None:
+    def deadline(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Deadline:
+        """Return until when to wait, beginning now. The arguments, if given, override the options."""
+        return self._terms.deadline(blocking, blocking_timeout)
+
+    def acquire(self, deadline: Deadline | None = None) -> LockNotAcquired | None:
         """Get the lock, in this thread; return the error for one that was not acquired in time, None when it was.
 
-        The arguments override the options. Raises LockUnavailable, and LockError for a caller that would wait for
+        ``deadline``: None: that of the options. Raises LockUnavailable, and LockError for a caller that would wait for
         itself.
         """
-        begun, deadline = monotonic(), self._terms.deadline(blocking, blocking_timeout)
+        begun, deadline = monotonic(), deadline or self._terms.deadline()
         command, tried = self._first_try(deadline, None), None
         if command is not None:
             tried = try_once(self.partition, command, give_up_at(deadline))
@@ -164,11 +168,9 @@ class Acquisition:
                 return None
         return run(self._go_on(deadline, begun, tried))
 
-    async def aacquire(
-        self, blocking: bool | None = None, blocking_timeout: float | None = None
-    ) -> LockNotAcquired | None:
+    async def aacquire(self, deadline: Deadline | None = None) -> LockNotAcquired | None:
         """See acquire()."""
-        begun, deadline = monotonic(), self._terms.deadline(blocking, blocking_timeout)
+        begun, deadline = monotonic(), deadline or self._terms.deadline()
         command, tried = self._first_try(deadline, asyncio.get_running_loop()), None
         if command is not None:
             tried = await atry_once(self.partition, command, give_up_at(deadline), ENTERING)
@@ -178,9 +180,9 @@ class Acquisition:
                 return None
         return await arun(self._go_on(deadline, begun, tried))
 
-    def obtain(self, blocking_timeout: float | None = None) -> Steps[LockNotAcquired | None]:
+    def obtain(self, deadline: Deadline | None = None) -> Steps[LockNotAcquired | None]:
         """See acquire()."""
-        refusal: LockNotAcquired | None = yield Call(self.acquire, (None, blocking_timeout), twin=self.aacquire)
+        refusal: LockNotAcquired | None = yield Call(self.acquire, (deadline,), twin=self.aacquire)
         return refusal
 
     def _first_try(self, deadline: Deadline, loop: Loop | None) -> Command | None:
@@ -426,24 +428,17 @@ class Acquisition:
     def release_at_once(self, how: str = calls.HOLDER) -> bool:
         """Release the lock in this thread; return False where that takes more than one command: give_back() goes on.
 
-        ``how``: HOLDER or BEARER, by right of the token.
+        ``how``: HOLDER or BEARER, by right of the token. Where this is interrupted, it is for the caller to undo it.
         """
         command = self._release_command(how)
-        if command is None:
+        if command is None or not self._let_go(try_once(self.partition, command, None)):
             return False
-        try:
-            tried = try_once(self.partition, command, None)
-            if not self._let_go(tried):
-                return False
-        except BaseException:
-            self.undo()
-            raise
         if lock_released.receivers or logger.isEnabledFor(DEBUG):
             run(tell_released(self.held))
         return True
 
     async def arelease_at_once(self) -> bool:
-        """See release_at_once()."""
+        """See release_at_once(). Cancelled, it completes in the background."""
         command = self._release_command(calls.HOLDER)
         if command is None:
             return False

@@ -88,19 +88,16 @@ class Subscriber:
             before, outage = list(self._receivers.values()), self._outage
             try:
                 self._subscribe(batch)
-                # not if a receiver has ended meanwhile: another outage has begun
-                if outage is not None and outage is self._outage and not (self._due or self.store.closed):
-                    self._tell_end_of(outage)
+                # if a receiver has ended meanwhile, another outage has begun
+                over = outage is self._outage and not (self._due or self.store.closed)
+                if over and outage is not None and outage.end_is_due():
+                    self._log("listener-reconnected", outage=outage.lasted)
             except Exception as error:  # of any kind: nothing would start this thread again
                 self._failed(batch, error)
             for receiver in before:
                 if not _served_by(receiver):  # it was replaced, or its listeners have moved to other nodes
                     self._forget(receiver)
                     receiver.retire()
-
-    def _tell_end_of(self, outage: Outage) -> None:
-        if outage.end_is_due():
-            self._log("listener-reconnected", outage=outage.lasted)
 
     def _next(self, me: threading.Thread) -> list[Listener] | None:
         """Wait for listeners that are due. None: there is nothing more to do, or another thread has taken over."""

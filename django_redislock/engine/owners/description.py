@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import sys
@@ -10,6 +9,7 @@ import threading
 
 from ...base.per_process import PerProcess
 from .background_job import running_job
+from .held import running_task
 
 MAX_BYTES = 200
 
@@ -30,8 +30,7 @@ def describe_owner(purpose: str) -> str:
 
     In a task queue's job, the job's name and id take the place of the thread.
     """
-    where, command = _process.get()
-    task = None if asyncio._get_running_loop() is None else asyncio.current_task()
+    (where, command), task = _process.get(), running_task()
     who = running_job() or threading.current_thread().name
     text = f"{where}{who if task is None else f'{who}/{task.get_name()}'} {purpose or command}".rstrip()
     if not text.isascii() or not text.isprintable() or len(text) > MAX_BYTES:

@@ -85,8 +85,7 @@ class Watchdog:
                 self.attempts.pop(request.id, None)  # from now on, it is known by its lease
             due = first_look(lease)
             self._agenda.begin(due, lease)
-            if (self.runs or not self._start()) and due < self._sleeps_until:
-                self._alarm.notify_all()
+            self._wake_for(due)
 
     def unwatch(self, lease: Lease) -> None:
         """Whatever is in flight for this lease no longer counts. It is known until :meth:`forget`."""
@@ -146,9 +145,8 @@ class Watchdog:
 
     def wake_up(self) -> None:
         """Be there to undo what is interrupted from now on."""
-        if self._thread is None:
-            with self._mutex:
-                self._start()
+        with self._mutex:
+            self._start()
 
     def send_pending(self) -> None:
         """Before the process ends, and its threads with it: what was not yet sent. Takes LAST_WORDS in all."""
@@ -160,7 +158,10 @@ class Watchdog:
         if isinstance(task, Lease) and task.urgent:
             due = min(due, monotonic())  # a reconnect that came meanwhile is not put off
         self._agenda.plan(due, task)
-        if not self._start() and due < self._sleeps_until:
+        self._wake_for(due)
+
+    def _wake_for(self, due: float) -> None:
+        if (self.runs or not self._start()) and due < self._sleeps_until:
             self._alarm.notify_all()  # one that is about to end may wait as well
 
     def _start(self) -> bool:
