@@ -50,16 +50,16 @@ class Watched:
 
     look: bool
     asked: int | None = None
-    since: float = 0.0  # monotonic
+    since: float = 0.0  # monotonic; where the lock does not say how long it was waited for
     turn: Turn | None = None
     listing: str | None = None
 
-    def ask(self, number: int, since: float) -> None:
+    def ask(self, number: int, since: float = 0.0) -> None:
         if self.asked is None:
             self.asked, self.since = number, since
 
-    def serve(self, number: int) -> None:
-        self.turn = Turn(number if self.asked is None else self.asked, number, monotonic() - self.since)
+    def serve(self, number: int, waited: float) -> None:
+        self.turn = Turn(number if self.asked is None else self.asked, number, waited)
 
     def headers(self) -> list[tuple[str, str]]:
         values = {HEADER: self.turn, LOOK: self.listing}
@@ -80,21 +80,20 @@ def _watch_ours() -> None:
     acquire = calls.acquire
 
     def watched(*args: Any, **options: Any) -> Steps[calls.AcquireReply]:
-        since = monotonic()
         taken = yield from acquire(*args, **options)
         request = _request.get()
         if taken.number and request is not None:
-            request.ask(taken.number, since)
+            request.ask(taken.number)
         return taken
 
     calls.acquire = watched
     lock_acquired.connect(_on_acquired)
 
 
-def _on_acquired(*, fence: int, **facts: Any) -> None:
+def _on_acquired(*, fence: int, waited: float, **facts: Any) -> None:
     request = _request.get()
     if request is not None:
-        request.serve(fence)
+        request.serve(fence, waited)
         if request.look:
             request.listing = listing()
 
@@ -111,7 +110,7 @@ def _watch_others() -> None:
         if request is not None:
             request.ask(seconds * 1_000_000 + us, since)
             if served:
-                request.serve(seconds * 1_000_000 + us)
+                request.serve(seconds * 1_000_000 + us, monotonic() - request.since)
         return bool(served)
 
     def do_acquire(self: redis.lock.Lock, token: str) -> bool:

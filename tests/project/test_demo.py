@@ -84,7 +84,7 @@ def check_sales(path: Path, *, other: str | None = None) -> None:
         assert (sale["requests"], sale["oversold"], sale["charged_twice"]) == (REQUESTS, 0, 0)
         assert sale["remaining"] == 24 - sale["sold"]
         assert sale["sold"] + sale["sold_out"] + sale["refused"] == REQUESTS
-        assert 0 <= sale["wait_p50_ms"] <= sale["wait_p99_ms"]
+        assert 0 <= sale["wait_p50_ms"] <= sale["wait_p99_ms"] < 60_000  # as long as the demo may take
     ours = locked[-1]
     assert (ours["sold"], ours["inversions"]) == (24, 0)
     assert 0 < ours["refused"] <= IMPATIENT
