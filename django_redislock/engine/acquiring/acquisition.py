@@ -282,7 +282,7 @@ class Acquisition:
         finally:
             if reentrant and self.lease is None:
                 held.leave(self)
-                self._release_if_left(held)
+                self._release_unused(held)
         if reentrant or not held.renewing:
             return False  # it is being released, or ends by itself
         raise LockError(
@@ -498,7 +498,7 @@ class Acquisition:
                 yield from release(lease, self, tried=tried)
                 return True
             self.leave()
-            self._release_if_left(lease)
+            self._release_unused(lease)
             if lease.lost:
                 raise lease.lost_error()
             return False
@@ -550,7 +550,7 @@ class Acquisition:
         self._end()
 
     @staticmethod
-    def _release_if_left(lease: Lease) -> None:
+    def _release_unused(lease: Lease) -> None:
         """Release it where two sections have left at the same moment, each taking the other for the last."""
         if not (lease.shares or lease.closed or lease.lost_reason):
             release_later(lease)

@@ -137,8 +137,7 @@ def served_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def caller() -> Runner | None:
-    """The running task or thread. None in sync code that a thread runs for a task: such threads run that of others,
-    too."""
+    """The running task or thread. None in sync code that a thread runs for a task: it runs that of other tasks, too."""
     if asyncio._get_running_loop() is not None:
         return asyncio.current_task()
     return None if _ASGIREF.__dict__ and served_loop() is not None else threading.current_thread()
