@@ -250,6 +250,11 @@ def test_what_was_acquired_through_a_lock_is_not_acquired_through_its_copies(aga
         assert (other.name, other.ttl, other.lost, other.remaining()) == (NAME, 7, False, 0.0)
         assert other.acquire(blocking=False)
         other.release()
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    with pool.acquire() as member:
+        copied: Any = again(member)
+        assert (copied.key, copied.lost, copied.remaining()) == ("alice", False, 0.0)
 
 
 class Threads(redis.Connection):
