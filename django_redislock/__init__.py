@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .base.names import lock_digest, lock_name
 from .cached_values import alocked_get_or_set, locked_get_or_set
-from .counter import Counter
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .inspection import (
     LockInfo,
@@ -24,10 +23,9 @@ from .inspection import (
 )
 from .jobs import LockedCommand, locked
 from .lock import FairLock, Lock
-from .pool import LockPool
-from .pool_member import PoolMember
+from .pool import LockPool, PoolMember
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_not_acquired, lock_released
-from .values import ConditionalValue
+from .values import ConditionalValue, Counter
 from .web import locked_atomic, locked_view
 
 __version__ = "0.1.0"

@@ -8,7 +8,7 @@ from django.apps import AppConfig, apps
 from django.utils.translation import gettext_lazy as _
 
 from .checks import register_checks
-from .engine.owners.background_job import follow_django_tasks
+from .engine.owner import follow_django_tasks
 
 
 class RedislockConfig(AppConfig):

@@ -17,8 +17,8 @@ from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 from django_redis.util import CacheKey
 
+from .base.display import refuse_arguments, takes_by_name
 from .base.names import fit_name
-from .base.suggestions import refuse_arguments, takes_by_name
 from .base.times import Seconds
 from .cache_lock import CacheLock
 from .cached_values import CACHED, aget_or_set, get_or_set

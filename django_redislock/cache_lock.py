@@ -1,38 +1,62 @@
-"""``CacheLock``: our lock with redis-py's methods, arguments and errors, for code that was written for redis-py's."""
+"""``CacheLock``: our lock with redis-py's methods, arguments, errors and tokens, for code that was written for
+redis-py's.
+
+Tokens as redis-py has them are chosen by the caller; ours are made for one acquisition each.
+"""
 
 from __future__ import annotations
 
 import math
+import secrets
 import threading
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, TypeVar
 
 import redis.exceptions
 
-from .base.display import SecretBytes, shown
+from .base.display import Secret, SecretBytes, refuse_arguments, shown, takes_by_name
 from .base.names import check_name
 from .base.steps import Steps, run
-from .base.suggestions import refuse_arguments, takes_by_name
 from .base.times import LONGEST, seconds, ttl_seconds
-from .bearer_tokens import bears, encode_token, make_token
-from .engine import (
-    Acquisition,
-    ExitMethod,
-    WithBlock,
-    block_of,
-    release,
-    release_by_token,
-    renew,
-    renew_by_token,
-)
+from .engine import Acquisition, ExitMethod, WithBlock, block_of, release, release_by_token, renew, renew_by_token
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from .open_transactions import warn_of_release
 from .options import Options
 from .store.calls import BEARER, find_held, read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition, get_store
+
+DIGEST = 22  # characters, for 128 bits
+
+
+def encode_token(token: object) -> SecretBytes:
+    if isinstance(token, str):
+        return SecretBytes(token.encode())
+    if isinstance(token, bytes):
+        return SecretBytes(token)
+    raise TypeError(f"A token must be a str or bytes, not {type(token).__name__}.")  # it is a secret
+
+
+def make_token(given: bytes) -> Secret:
+    """A token of ours for one that the caller chose: it shows whose it is, and differs each time.
+
+    Ours identifies the holder; redis-py's only permits a release, and several acquisitions may share it.
+    """
+    return Secret(_digest(given) + secrets.token_urlsafe(16))
+
+
+def bears(token: bytes, stored: str) -> bool:
+    """Whether ``stored``, a token of ours, is ``token`` itself or was made for it."""
+    return token == stored.encode() or (len(stored) == 2 * DIGEST and stored.startswith(_digest(token)))
+
+
+def _digest(given: bytes) -> str:
+    return urlsafe_b64encode(sha256(given).digest()).decode()[:DIGEST]
+
 
 T = TypeVar("T")
 

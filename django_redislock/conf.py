@@ -13,9 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .base.display import shown
+from .base.display import did_you_mean, shown
 from .base.names import check_prefix
-from .base.suggestions import did_you_mean
 from .base.times import seconds, ttl_seconds
 
 T = TypeVar("T")

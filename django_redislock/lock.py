@@ -16,19 +16,19 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS
 
 from . import engine, signals
+from .base.display import refuse_arguments, takes_by_name
+from .base.log import is_ours
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, check_token
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
-from .base.suggestions import refuse_arguments, takes_by_name
 from .base.times import Seconds, seconds, ttl_seconds
-from .base.warn import is_ours
 from .conf import conf
 from .engine import Acquisition, Lease, Section, WithBlock, find, holds, twin
 from .exceptions import LockError, LockNotOwned
 from .fencing import claim
 from .inspection import LockInfo, LockStatus
 from .inspection.info import inspect, read_status
-from .inspection.suspension import resume, suspend
+from .inspection.intervention import resume, suspend
 from .open_transactions import warn_of_release
 from .options import LockOptions, check_timeout, read_options
 from .store.calls import read_holder

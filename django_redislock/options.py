@@ -12,8 +12,7 @@ from asgiref.sync import iscoroutinefunction
 from django.db import connections
 from redis.backoff import AbstractBackoff
 
-from .base.display import shown
-from .base.suggestions import refuse_arguments
+from .base.display import refuse_arguments, shown
 from .base.times import Seconds, seconds, ttl_seconds
 from .conf import check_count, check_flag, conf
 from .exceptions import LockLost

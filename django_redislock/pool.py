@@ -1,4 +1,7 @@
-"""``LockPool``: a named set of lockable members, any free one of which can be acquired: accounts, proxies, devices."""
+"""``LockPool``: a named set of lockable members, any free one of which can be acquired: accounts, proxies, devices.
+
+``PoolMember`` is a lock on one of them, which is held already.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,84 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequen
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .base.display import shown
-from .base.names import check_name, member_name, pool_name, quote
+from . import engine
+from .base.display import shown, takes_by_name
+from .base.names import check_name, member_name, pool_name, quote, unquoted
 from .base.steps import Steps, arun, run_blocking
-from .base.suggestions import takes_by_name
 from .base.times import Seconds, monotonic
-from .engine import Acquisition, holds, twin
-from .exceptions import LockNotAcquired, LockUnavailable
+from .engine import Acquisition, Lease, holds, twin
+from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .inspection import LockStatus
+from .inspection.intervention import resume, suspend
 from .inspection.pools import PoolInfo, count_states, inspect_pool, read_items, read_keys
-from .inspection.suspension import resume, suspend
-from .options import AcquireOptions, read_options
-from .pool_member import PoolMember
-from .store.keys import Keys, make_keys
+from .lock import Lock
+from .options import AcquireOptions, LockOptions, read_options
+from .store.calls_once import change_members, count_members, has_member, replace_members
 from .store.lock_store import Partition
-from .store.pool_calls import change_members, count_members, has_member, replace_members
+from .store.records import Keys, make_keys
 from .store.stores import get_partition
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
+    from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
+
+
+class PoolMember(Lock):
+    """An already acquired :class:`Lock` on a member of a pool, as :meth:`LockPool.acquire` returns it.
+
+    ``key`` is the member. ``with`` does not acquire it again, and releases it at its end. A second ``with`` inside of
+    that raises LockError.
+    """
+
+    __slots__ = ("_entered", "key")
+
+    def __init__(self, name: str, **options: Unpack[LockOptions]) -> None:
+        super().__init__(name, **options)
+        self.key: str = unquoted(name.rpartition(":")[2])
+        self._entered: Lease | None = None  # by a block, which will release it
+
+    @classmethod
+    def of(cls, section: Acquisition, options: LockOptions) -> Self:
+        """The member that was acquired."""
+        member = cls(section.held.name, **options)
+        section.belongs_to(member)
+        return member
+
+    def __enter__(self) -> Self:
+        if not self._go_on(None):
+            super().__enter__()
+            self._entered = self._latest
+        return self
+
+    def __aenter__(self) -> Any:
+        block = engine.block_of(self)
+        return self._go_on_here() if self._go_on(block) else self._enter_anew(block)
+
+    async def _go_on_here(self) -> Self:
+        return self
+
+    async def _enter_anew(self, block: engine.WithBlock | None) -> Self:
+        await self._aenter(self._section(None), block)
+        self._entered = self._latest
+        return self
+
+    def _go_on(self, block: engine.WithBlock | None) -> bool:
+        """Whether it is held already, so that the block only has to release it."""
+        section = self._own()
+        if section is None:
+            return False
+        if section.held.lost:  # and may be somebody else's
+            raise section.held.lost_error()
+        if section.held is self._entered:
+            raise LockError(
+                f"Cannot enter a block with the member {self.name!r}: this thread or task is in one already, which "
+                f"releases it.",
+                self.name,
+            )
+        self._entered = section.held
+        block = block or engine.block_of(self)
+        if block is not None:
+            block.enter(section)
+        return True
 
 
 NONE_HELD = 5.0  # seconds that checkout.lua gives where no lease will end

@@ -26,7 +26,7 @@ from .base.steps import Steps, run
 from .base.times import Seconds, ttl_seconds
 from .cache_lock import CacheLock
 from .conf import conf, pinned
-from .engine.leases.lease import FORCED
+from .engine.lease import FORCED
 from .engine.runtime import runtime
 from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .fencing import FencedQuerySet
@@ -37,8 +37,8 @@ from .lock import Lock
 from .signals import lock_acquired
 from .store import calls
 from .store.calls import LockRequest
-from .store.keys import make_keys
 from .store.lock_store import Partition
+from .store.records import make_keys
 from .store.retry import call
 from .store.stores import get_partition, get_store, made_stores
 from .store.wire import CONNECTION_ERRORS

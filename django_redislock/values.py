@@ -1,20 +1,91 @@
-"""``ConditionalValue``: a value that all processes share, compared and changed in one atomic step."""
+"""``ConditionalValue``: a value that all processes share, compared and changed in one atomic step; and ``Counter``.
+
+Each is a key of its own, and its calls run once.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Coroutine
 from functools import partialmethod
-from typing import Any
+from typing import Any, TypeVar
 
 from .base.display import shown
+from .base.names import check_name
 from .base.steps import Steps, arun, run_blocking
-from .base.times import Seconds
+from .base.times import Seconds, seconds
 from .conf import conf
+from .exceptions import LockError, LockUnavailable
+from .store.calls_once import call_once
+from .store.lock_store import Partition
+from .store.retry import call
 from .store.scripts import Script
-from .stored import Stored, milliseconds_of
+from .store.stores import get_partition
+
+T = TypeVar("T")
+
+# what Redis says of a key that holds something else, and what we say
+_FOREIGN = {"WRONGTYPE": "another Redis type", "not an integer": "not a whole number"}
+
+
+class Stored:
+    """Something under a name of its own."""
+
+    __slots__ = ("name", "using")
+
+    _kind: str
+
+    def __init__(self, name: str, *, using: str | None = None) -> None:
+        self.name: str = check_name(name, self._kind)
+        self.using: str | None = using
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def _key(self, partition: Partition) -> str:
+        return f"{partition.prefix}{self._kind}:{self.name}"
+
+    def _get_raw(self) -> Steps[bytes | None]:
+        partition = get_partition(self.using, self.name)
+        asking = call(partition, ("GET", self._key(partition)), self.name, noun=self._kind)
+        reply = yield from self._explain(asking)
+        return reply.answer  # type: ignore[no-any-return]
+
+    def _once(self, script: Script, *args: str) -> Steps[str]:
+        partition = get_partition(self.using, self.name)
+        calling = call_once(partition, script, [self._key(partition)], args, name=self.name, noun=self._kind)
+        answer = yield from self._explain(calling)
+        return answer.decode(errors="replace")
+
+    def _explain(self, steps: Steps[T]) -> Steps[T]:
+        """Run ``steps``; where somebody else wrote the key, say so."""
+        try:
+            return (yield from steps)
+        except LockUnavailable as error:
+            cause = str(error.__cause__)
+            for words, found in _FOREIGN.items():
+                if words in cause and f"{get_partition(self.using, self.name).prefix}slot:" not in str(error):
+                    raise self._foreign(found) from None
+            if "would overflow" in cause:
+                raise OverflowError(f"Cannot change the counter {self.name!r}: it would exceed 64 bits.") from None
+            raise
+
+    def _foreign(self, found: str) -> LockError:
+        key = self._key(get_partition(self.using, self.name))
+        return LockError(
+            f"Cannot use the {self._kind} {self.name!r}: somebody else has written its key {key!r}, which holds "
+            f"{found}. Nothing was changed. Delete the key or choose another name.",
+            self.name,
+        )
+
+
+def milliseconds_of(ttl: Seconds | None) -> str:
+    """As the scripts take it."""
+    return "" if ttl is None else str(round(seconds(ttl, "ttl") * 1000))
+
 
 Value = int | float | str
 
@@ -180,3 +251,80 @@ def _check_value(value: Value, what: str) -> Value:
     if isinstance(value, int) and abs(value) > EXACT:
         raise ValueError(f"{what} must be between -2**53 and 2**53 to be compared exactly, not {shown(value)}.")
     return value
+
+
+LARGEST = 2**63 - 1  # that a counter of Redis can hold
+
+# as Redis reads it; int() would take more
+_COUNT = re.compile(rb"0|-?[1-9]\d{0,18}")
+_COUNTER = Script("counter")
+
+
+class Counter(Stored):
+    """A 64-bit integer that all processes share. Each call is one atomic step and one round trip.
+
+    ``name``, ``using``
+        As of a :class:`ConditionalValue`; so are the errors.
+
+    A call that has to be sent again, because its reply was lost, counts once and returns what the first run did. After
+    LockUnavailable it may have counted or not.
+    """
+
+    __slots__ = ()
+
+    _kind = "counter"
+
+    def incr(self, by: int = 1, ttl: Seconds | None = None) -> int:
+        """Add ``by`` and return the new count. A new counter starts from 0.
+
+        ``ttl``: seconds after which a counter that this call *creates* expires. An existing one keeps its expiry, or
+        has none, so that it counts per fixed window of time: give every call the same TTL. Raises OverflowError,
+        and changes nothing, if the count would exceed 64 bits.
+        """
+        return run_blocking(self._add(by, 1, ttl), "Await aincr() instead")
+
+    async def aincr(self, by: int = 1, ttl: Seconds | None = None) -> int:
+        """See incr()."""
+        return await arun(self._add(by, 1, ttl))
+
+    def decr(self, by: int = 1, ttl: Seconds | None = None) -> int:
+        """Subtract ``by``; see incr(). The count may fall below 0."""
+        return run_blocking(self._add(by, -1, ttl), "Await adecr() instead")
+
+    async def adecr(self, by: int = 1, ttl: Seconds | None = None) -> int:
+        """See decr()."""
+        return await arun(self._add(by, -1, ttl))
+
+    def get(self) -> int:
+        """The count; 0 when nothing is stored."""
+        return run_blocking(self._get(), "Await aget() instead")
+
+    async def aget(self) -> int:
+        """See get()."""
+        return await arun(self._get())
+
+    def reset(self) -> int:
+        """Start again from 0, without a TTL; return the last count. Each increment counts in one of the two."""
+        return run_blocking(self._reset(), "Await areset() instead")
+
+    async def areset(self) -> int:
+        """See reset()."""
+        return await arun(self._reset())
+
+    def _add(self, by: int, sign: int, ttl: Seconds | None) -> Steps[int]:
+        if isinstance(by, bool) or not isinstance(by, int):
+            raise TypeError(f"by must be an int, not {shown(by)}.")
+        if abs(by) > LARGEST:
+            raise ValueError(f"by must be between -2**63 + 1 and 2**63 - 1, not {shown(by)}.")
+        return int((yield from self._once(_COUNTER, str(int(by) * sign), milliseconds_of(ttl))))
+
+    def _reset(self) -> Steps[int]:
+        return int((yield from self._once(_COUNTER, "", "")))
+
+    def _get(self) -> Steps[int]:
+        raw = yield from self._get_raw()
+        if raw is None:
+            return 0
+        if _COUNT.fullmatch(raw) and -LARGEST - 1 <= (count := int(raw)) <= LARGEST:
+            return count
+        raise self._foreign(shown(raw))

@@ -25,32 +25,29 @@ from unittest.mock import Mock
 import pytest
 from redis.exceptions import InvalidResponse, MovedError
 
-from django_redislock import Lock, counter, values
+from django_redislock import Lock, values
+from django_redislock.base import pace
 from django_redislock.base.names import pool_name as pool_name
 from django_redislock.base.names import slot_text
-from django_redislock.base.per_process import PerProcess
+from django_redislock.base.processes import PerProcess
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run
 from django_redislock.base.times import NEVER
 from django_redislock.cache_lock import CacheLock
-from django_redislock.cached_values import _Lookup
-from django_redislock.computations import Computation, computations
+from django_redislock.cached_values import Computation, _Lookup, computations
 from django_redislock.conf import conf
-from django_redislock.engine import Frame, Lease, Section, draw_new_fence
+from django_redislock.engine import Frame, Lease, Section, acquisition, draw_new_fence, held
+from django_redislock.engine import lease as _reasons
 from django_redislock.engine import runtime as runtime_module
-from django_redislock.engine.acquiring import acquisition
-from django_redislock.engine.acquiring.attempt import Attempt
-from django_redislock.engine.background import outage
-from django_redislock.engine.leases import lease as _reasons
-from django_redislock.engine.messages.reader import Reader
-from django_redislock.engine.messages.receiver import Receiver
-from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
-from django_redislock.engine.messages.waiters import Park, TaskWaiter
-from django_redislock.engine.owners import held
-from django_redislock.engine.owners.description import _describe_process
+from django_redislock.engine.attempt import Attempt
+from django_redislock.engine.owner import _describe_process
+from django_redislock.engine.reader import Reader
+from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
+from django_redislock.engine.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
+from django_redislock.engine.waiters import Park, TaskWaiter
 from django_redislock.inspection.listing import read_page
-from django_redislock.store import calls, pool_calls, probe
-from django_redislock.store import keys as _keys
+from django_redislock.store import calls, calls_once
+from django_redislock.store import records as _keys
 from django_redislock.store import scripts as _scripts
 from django_redislock.store.cluster import tag_of
 from django_redislock.store.lock_store import LockStore
@@ -104,12 +101,12 @@ def counter_of(name: str) -> int:
 
 # limits that tests need shorter or longer, by their names here
 _LIMITS = {
-    "look_every": "engine.messages.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
-    "reading_again_within": "engine.messages.reader.HOT_FOR",  # seconds after which no thread is expected to wait again
-    "listening_within": "engine.acquiring.attempt.LISTENING_WITHIN",
-    "confirm_after": "engine.renewal.schedule.CONFIRM_AFTER",
-    "idle_look": "engine.renewal.watchdog.IDLE_LOOK",
-    "look_around": "engine.renewal.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
+    "look_every": "engine.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
+    "reading_again_within": "engine.reader.HOT_FOR",  # seconds after which no thread is expected to wait again
+    "listening_within": "engine.attempt.LISTENING_WITHIN",
+    "confirm_after": "engine.agenda.CONFIRM_AFTER",
+    "idle_look": "engine.watchdog.IDLE_LOOK",
+    "look_around": "engine.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
     "idle_for_threads": "store.thread_connections.IDLE_FOR",
     "idle_for_loops": "store.loop_connections.IDLE_FOR",
     "check_idle_threads": "store.thread_connections.IDLE",
@@ -120,10 +117,10 @@ _LIMITS = {
     "value_look": "cached_values.LOOK_EVERY",  # seconds between the looks of those who wait for a value
     "check_patience": "checks.server.PATIENCE",
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
-    "prune_within": "fencing.prune.WITHIN",
-    "sit_out": "engine.acquiring.attempt.SIT_OUT",
-    "sit_out_listening": "engine.messages.subscriber.SIT_OUT",
-    "remember_for": "engine.renewal.watchdog.REMEMBER_FOR",
+    "prune_within": "fencing.claim.WITHIN",
+    "sit_out": "engine.attempt.SIT_OUT",
+    "sit_out_listening": "engine.subscriber.SIT_OUT",
+    "remember_for": "engine.watchdog.REMEMBER_FOR",
 }
 
 
@@ -382,7 +379,7 @@ def _stands_in(thread: threading.Thread, function: str, code: str) -> bool:
 def thread_reads(thread: threading.Thread, name: str) -> bool:
     """Whether this thread waits for a message at the connection of the lock ``name``."""
     partition = get_partition(None, name)
-    partition.execute(probe.probe_command(partition))  # whoever reads now makes room for one who waits
+    partition.execute(calls.probe_command(partition))  # whoever reads now makes room for one who waits
     return _stands_in(thread, "lead", "can_read")
 
 
@@ -438,7 +435,7 @@ def before_each_request(patch: pytest.MonkeyPatch, act: Callable[[], object]) ->
 def scripts() -> dict[str, Any]:
     """All Lua scripts of the package, by names of their own, with ``sha``, ``source``, ``keys`` and ``args``."""
     pairs = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls._SUSPEND]
-    alone = [calls._CHECKOUT, calls._LEAVE, pool_calls._MEMBERS, values._COMPARE, counter._COUNTER, probe._PROBE]
+    alone = [calls._CHECKOUT, calls._LEAVE, calls_once._MEMBERS, values._COMPARE, values._COUNTER, calls._PROBE]
     found = {f"{script.name} {stored}": script for pair in pairs for stored, script in pair.items()}
     return found | {script.name: script for script in alone}
 
@@ -451,11 +448,11 @@ def put_together(patch: pytest.MonkeyPatch, text: str) -> str:
 
 def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> None:
     """Change the text of the script that asks whether messages arrive."""
-    script = copy(probe._PROBE)
+    script = copy(calls._PROBE)
     script.source = change(script.source)
-    assert script.source != probe._PROBE.source
+    assert script.source != calls._PROBE.source
     script.register()
-    patch.setattr(probe, "_PROBE", script)
+    patch.setattr(calls, "_PROBE", script)
 
 
 def command(*words: str, using: str | None = None) -> Any:
@@ -701,7 +698,7 @@ def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = Fals
         held = threading.Thread(target=runtime().watchdog._mutex.acquire)
         held.start()
         held.join()
-        for module in ("engine.renewal.watchdog", "base.threads"):
+        for module in ("engine.watchdog", "base.processes"):
             patch.setattr(f"django_redislock.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
 
 
@@ -884,8 +881,7 @@ def page(*order: str, last: int = 100, **options: Any) -> Any:
     return read_page(**{"cut": lambda count: slice(last), "order": order or ("name",), **options})
 
 
-_begin: Any = import_module("django_redislock.fencing.begin")  # the package has functions of these names
-_claim: Any = import_module("django_redislock.fencing.claim")
+_claim: Any = import_module("django_redislock.fencing.claim")  # the package has a function of this name
 
 
 def on_claim(
@@ -895,17 +891,17 @@ def on_claim(
 ) -> None:
     """From now on, ``before()`` precedes whatever decorators and blocks claim, and ``after(fence)`` follows."""
     patch = patch or pytest.MonkeyPatch()
-    _around(patch, _begin, "claim", lambda *_: before(), lambda lease, *_: after(lease.fence))
+    _around(patch, _claim, "claim", lambda *_: before(), lambda lease, *_: after(lease.fence))
 
 
 def claim_nothing() -> None:
-    setattr(_begin, "claim", lambda *_, **__: None)  # noqa: B010
+    setattr(_claim, "claim", lambda *_, **__: None)  # noqa: B010
 
 
 def put_claims_off() -> Callable[[], None]:
     """From now on, nothing is claimed before the function that this returns is called."""
-    claim, owed = _begin.claim, []
-    setattr(_begin, "claim", lambda lease, alias, **_: owed.append((lease, alias)))  # noqa: B010
+    claim, owed = _claim.claim, []
+    setattr(_claim, "claim", lambda lease, alias, **_: owed.append((lease, alias)))  # noqa: B010
     return lambda: claim(*owed.pop())
 
 
@@ -943,10 +939,10 @@ def inherit(lock: Lock) -> None:
 
 def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
     """When an outage of so many seconds is logged that is met each second."""
-    patch.setattr(outage, "monotonic", lambda: 0.0)
-    one, logged = outage.Outage(), []
+    patch.setattr(pace, "monotonic", lambda: 0.0)
+    one, logged = pace.Outage(), []
     for second in range(seconds):
-        patch.setattr(outage, "monotonic", lambda second=second: float(second))
+        patch.setattr(pace, "monotonic", lambda second=second: float(second))
         if one.log_is_due():
             logged.append(second)
     return logged

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .fence_admin import FenceAdmin
-from .lock_admin import LockAdmin
+from .lock_admin import FenceAdmin, LockAdmin
 
 __all__ = ["FenceAdmin", "LockAdmin"]

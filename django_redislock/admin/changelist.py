@@ -1,17 +1,24 @@
-"""The admin's list of locks: Django's own, with rows from Redis."""
+"""The admin's list of locks: Django's own, with rows from Redis; and the history of who has force-released one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.contrib.admin import ModelAdmin, SimpleListFilter
+from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
+from django.contrib.auth import get_user_model
+from django.db import router, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..base.display import duration, printable
 from ..exceptions import LockUnavailable
+from ..inspection import LockInfo
 from ..inspection.listing import Page, read_page
 from ..models import HeldLock
 from ..store.stores import get_stores
@@ -90,3 +97,22 @@ class LockChangeList(ChangeList):
         if not self.multi_page or (self.show_all and self.can_show_all):
             return slice(count)
         return slice((self.page_num - 1) * self.list_per_page, self.page_num * self.list_per_page)
+
+
+def record(user_pk: Any, locks: Iterable[LockInfo], by: str = "") -> None:
+    """The user has force-released these locks. ``by``: through what, if not the admin."""
+    with transaction.atomic(using=router.db_for_write(LogEntry)):
+        for lock in locks:
+            facts = {
+                "owner": printable(lock.owner),
+                "fence": lock.fence,
+                "duration": duration(lock.held_for, gettext),
+            }
+            text = gettext("Force-released. It was held by %(owner)s for %(duration)s, fence %(fence)d.") % facts
+            LogEntry.objects.log_actions(user_pk, [HeldLock.of(lock)], DELETION, f"{text} ({by})" if by else text)
+
+
+def find_user(name: str) -> Any:
+    """The primary key of the site's user of this name; None if there is none."""
+    users = get_user_model()
+    return users._default_manager.filter(**{users.USERNAME_FIELD: name}).values_list("pk", flat=True).first()

@@ -1,4 +1,6 @@
-"""Redis locks in the admin: a list, a page for each lock with its queue, and force-release."""
+"""Redis locks in the admin: a list, a page for each lock with its queue, and force-release; and the list of fences,
+which is to be read only.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from django.contrib.admin import helpers
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
 from django.forms import Script
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -21,27 +24,28 @@ from ..base.display import printable
 from ..base.names import is_name
 from ..conf import conf
 from ..exceptions import LockUnavailable
+from ..fencing import MARK
 from ..inspection import LockInfo, force_release, get_lock
 from ..inspection.listing import read_page
-from ..models import HeldLock
+from ..models import Fence, HeldLock
 from ..store.aliases import lock_aliases
 from ..store.reading import batches
 from ..store.stores import get_partition, get_stores
-from .changelist import AliasFilter, LockChangeList, using_of
+from .changelist import AliasFilter, LockChangeList, record, using_of
 from .fields import LockFields, more
-from .history import record
 
 if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[HeldLock]
+    LockModelAdmin = admin.ModelAdmin[HeldLock]
+    FenceModelAdmin = admin.ModelAdmin[Fence]
 else:
-    ModelAdmin = admin.ModelAdmin
+    LockModelAdmin = FenceModelAdmin = admin.ModelAdmin
 
 REFRESH = 5  # seconds
 SHOWN = 100  # names on a confirmation page
 
 
 @admin.register(HeldLock)
-class LockAdmin(LockFields, ModelAdmin):
+class LockAdmin(LockFields, LockModelAdmin):
     """Needs no table: everything comes from Redis, at the moment of the request.
 
     ``view`` and ``delete`` are the permissions; to delete a lock is to force-release it.
@@ -291,3 +295,30 @@ def _fences(request: HttpRequest) -> dict[str, int]:
 
 def _number(text: Any, default: int) -> int:
     return int(text) if text and text.isdecimal() and len(text) < 20 else default
+
+
+@admin.register(Fence)
+class FenceAdmin(FenceModelAdmin):
+    """``view`` is the only permission: a fence that is changed by hand can let a stale holder in."""
+
+    list_display: tuple[str, ...] = ("shown_name", "fence", "claimed")
+    fields: ClassVar[tuple[str, ...]] = ("shown_name", "fence", "claimed")
+    search_fields: ClassVar[tuple[str, ...]] = ("name",)
+    ordering: ClassVar[tuple[str, ...]] = ("-claimed",)
+
+    @admin.display(description=_("name"), ordering="name")
+    def shown_name(self, row: Fence) -> str:
+        return printable(row.name)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Fence]:
+        rows: QuerySet[Fence] = super().get_queryset(request).exclude(key=MARK)
+        return rows
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Fence | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Fence | None = None) -> bool:
+        return False

@@ -1,13 +1,21 @@
-"""The one logger, ``django_redislock``, and the form of its messages: ``event=lost name="a b" fence=7 ...``."""
+"""The one logger, ``django_redislock``, and the form of its messages: ``event=lost name="a b" fence=7 ...``.
+
+Also warnings that name the site's own line, however deep inside this package they arise.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 logger: logging.Logger = logging.getLogger("django_redislock")
@@ -47,3 +55,19 @@ def in_form(value: object) -> str:
     if _BARE.fullmatch(text) and text.isprintable():
         return text
     return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+_HERE = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether code of this package runs in the frame."""
+    return frame.f_code.co_filename.startswith(_HERE)
+
+
+def warn(text: str) -> None:
+    """Warn, with the innermost line that is not ours."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and is_ours(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, RuntimeWarning, stacklevel=level)

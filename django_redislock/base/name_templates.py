@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .display import shown
+from .log import warn
 from .names import MAX_NAME_BYTES, capped_name, check_name, lock_digest, quote
-from .warn import warn
 
 DIGEST = "digest"  # the format that stands for lock_digest()
 _FIELD = re.compile(r"[^\W\d]\w*(\.\w+|\[[^]]+\])*")

@@ -16,10 +16,10 @@ from ..base.times import monotonic
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..store import calls
+from ..store.calls import probe_command
 from ..store.cluster import OLDEST as OLDEST_OF_CLUSTERS
-from ..store.keys import make_keys
 from ..store.lock_store import LockStore, Partition
-from ..store.probe import probe_command
+from ..store.records import make_keys
 from ..store.stores import get_stores
 from ..store.wire import PASSING, Command, exchange
 

@@ -14,8 +14,8 @@ from ..base.names import check_prefix
 from ..conf import Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
 from ..store.aliases import database, has_locks, lock_aliases
-from ..store.counterpart import Maker
 from ..store.lock_store import LockStore
+from ..store.node import Maker
 from ..store.stores import get_store
 
 SHORT = 1.0  # seconds

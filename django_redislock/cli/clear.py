@@ -14,10 +14,8 @@ from django.core.management.base import CommandError, CommandParser
 from ..base.display import duration, printable
 from ..base.log import unprinted
 from ..inspection import LockInfo, force_release, get_lock
-from .arguments import add_using, name_of_lock
-from .formats import table
-from .lookup import find_held, find_stores, label, matching, none_matches, not_held
-from .output import Output
+from .arguments import add_using, find_held, find_stores, label, matching, name_of_lock, none_matches, not_held
+from .output import Output, table
 
 HELP = "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once."
 
@@ -144,7 +142,7 @@ def _check_user(name: str) -> None:
     if not apps.is_installed("django.contrib.admin"):
         problem = "there is no history without django.contrib.admin: leave out --user"
         raise CommandError(f"Nothing was force-released: {problem}.", returncode=2)
-    from ..admin import history
+    from ..admin import changelist as history
 
     try:
         known = history.find_user(name) is not None
@@ -156,7 +154,7 @@ def _check_user(name: str) -> None:
 
 def _record(output: Output, locks: Sequence[LockInfo], by: str, user: str) -> None:
     """Enter the force-release in the admin's history, if that can be: the locks are free in any case."""
-    from ..admin import history
+    from ..admin import changelist as history
 
     trouble: object = f"the site has no user {printable(user)!r}. Name one with --user."
     try:

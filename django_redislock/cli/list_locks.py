@@ -1,8 +1,11 @@
-"""``redislocks list``: the held locks, once or again and again."""
+"""``redislocks list``: the held locks, once, or (``--watch``) again and again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from shutil import get_terminal_size
 from typing import Any
 
@@ -10,11 +13,36 @@ from django.core.management.base import CommandParser
 
 from ..exceptions import LockUnavailable
 from ..store.lock_store import LockStore
-from .arguments import add_format, add_using, positive
-from .formats import as_json, json_or, table
-from .lookup import find_stores, matching, none_matches
-from .output import Output
-from .watch import watch as keep_showing
+from .arguments import add_format, add_using, find_stores, matching, none_matches, positive
+from .output import Output, as_json, json_or, table
+
+pause: Callable[[float], None] = time.sleep
+
+# home; cut lines at the edge, or wrap them again; clear the rest of a line; clear the screen below the last one
+_HOME, _CUT, _WRAP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[?7l", "\x1b[?7h", "\x1b[K", "\x1b[J"
+
+
+def repeat(show: Callable[[], str], write: Callable[[str], None], every: float, *, terminal: bool, head: bool) -> None:
+    """Write what ``show`` returns, again every so many seconds, until interrupted."""
+    try:
+        while True:
+            text = show()
+            if head:
+                text = f"{datetime.now():%Y-%m-%d %H:%M:%S}, every {every:g} s\n{text}"
+            write(on_screen(text) if terminal else f"{text}\n\n" if head else text)
+            pause(every)
+    except KeyboardInterrupt:
+        pass
+
+
+def on_screen(text: str) -> str:
+    """``text`` in place of what stood on the screen, without flicker, cut where the screen ends."""
+    lines = text.splitlines()
+    room = max(2, shutil.get_terminal_size().lines - 1)
+    if len(lines) > room:
+        lines[room - 1 :] = [f"... and {len(lines) - room + 1} more lines"]
+    return _HOME + _CUT + "\n".join(f"{line}{_CLEAR_LINE}" for line in lines) + _CLEAR_BELOW + _WRAP
+
 
 HELP = "List the held locks: who holds them, for how long, how much lease is left, and how many wait."
 
@@ -53,7 +81,7 @@ def handle(
                 raise
             return str(error)  # keep watching: it may come back
 
-    keep_showing(show, output.say, watch, terminal=terminal, head=people)
+    repeat(show, output.say, watch, terminal=terminal, head=people)
 
 
 def _listing(

@@ -12,10 +12,8 @@ from ..base.display import printable
 from ..inspection import list_pools
 from ..pool import LockPool
 from ..store.lock_store import LockStore
-from .arguments import add_format, add_using, name_of_pool
-from .formats import json_or, pool_as_json, pool_portrait, pools_table
-from .lookup import find_stores, the_only
-from .output import Output
+from .arguments import add_format, add_using, find_stores, name_of_pool, the_only
+from .output import Output, json_or, pool_as_json, pool_portrait, pools_table
 
 HELP = (
     "Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members. "

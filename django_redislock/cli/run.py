@@ -14,8 +14,7 @@ from ..base.display import printable
 from ..jobs.locked_command import BUSY, LOST, UNAVAILABLE, held
 from ..lock import Lock
 from ..store.stores import get_store
-from .arguments import SubcommandParser, add_using, exit_status, name_of_lock, not_negative, ttl_of
-from .lookup import warn_of_memory
+from .arguments import SubcommandParser, add_using, exit_status, name_of_lock, not_negative, ttl_of, warn_of_memory
 from .output import Output
 from .program import Program, Relay, has_terminal
 

@@ -6,10 +6,8 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from .arguments import add_format, add_using, name_of_lock
-from .formats import json_or, portrait, with_queue
-from .lookup import find_held, find_stores, not_held, the_only
-from .output import Output
+from .arguments import add_format, add_using, find_held, find_stores, name_of_lock, not_held, the_only
+from .output import Output, json_or, portrait, with_queue
 
 HELP = "Show one lock: its holder, and its queue in order. Exits 1 if it is free."
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from .acquiring.acquisition import Acquisition, Frame
-from .acquiring.extension import detach, draw_new_fence, renew, renew_by_token, start_listening
-from .acquiring.release import release, release_by_token, release_quietly, release_surely
-from .leases.lease import Lease, Section
-from .owners.description import describe_owner
-from .owners.held import find, hide, holds, under
-from .owners.twin import twin
-from .owners.with_block import ExitMethod, WithBlock, block_of, section_of
+from .acquisition import Acquisition, Frame
+from .extension import detach, draw_new_fence, renew, renew_by_token, start_listening
+from .held import find, hide, holds, twin, under
+from .lease import Lease, Section
+from .owner import describe_owner
+from .release import release, release_by_token, release_quietly, release_surely
+from .with_block import ExitMethod, WithBlock, block_of, section_of
 
 __all__ = [
     "Acquisition",

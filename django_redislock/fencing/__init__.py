@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from .begin import begin, open_together
-from .claim import claim, is_missing
+from .claim import Pruned, begin, claim, is_missing, open_together, prune
 from .field import FencedManager, FencedQuerySet, FenceField
-from .prune import Pruned, prune
 from .table import MARK, TABLE, remedy
 
 __all__ = [

@@ -1,16 +1,27 @@
-"""Claiming: a lock's fence is written into the database, in the transaction that does the work under the lock."""
+"""Claiming: a lock's fence is written into the database, in the transaction that does the work under the lock.
+
+``begin`` does BEGIN and claim as one step: what begins here is a transaction that nobody younger has overtaken.
+``prune_fences`` forgets names that nobody has claimed for long.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
+from django.utils import timezone
 
-from ..engine import Lease
+from ..base.steps import run
+from ..engine import Lease, draw_new_fence
 from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import in_atomic_block, is_manual
-from .table import TABLE, holder_of, reads_the_past, remedy, write_fence
+from .table import MARK, MARK_NAME, TABLE, bounded, fences, holder_of, insert, reads_the_past, remedy, write_fence
 
 # SQLSTATE, and numbers of errors of MySQL and MariaDB
 MISSING = {"42P01", 1146}
@@ -119,3 +130,129 @@ def _codes(error: Exception) -> set[object]:
     cause = error.__cause__
     number = cause.args[0] if cause is not None and cause.args else None
     return {getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), number} - {None}
+
+
+TRIES = 10  # a stale transaction makes one try more necessary; more come from first claims of neighbouring rows
+
+
+def begin(
+    aliases: Sequence[str],
+    lease: Lease,
+    *,
+    beside: Sequence[str] = (),
+    durable: bool = False,
+    required: bool = False,
+) -> ExitStack:
+    """Open a transaction on each alias, the first outermost, and claim the lock where it is fenced.
+
+    ``beside``: where somebody else has begun already. ``required``: it must be fenced somewhere; see claims_on().
+
+    Nothing of the block has run yet, so when the database refuses a claim that has waited, this starts over. If the
+    database is ahead of Redis (after a restore, for instance), the lock draws a new fence, once. Otherwise raises
+    LockLost, or LockUnavailable if a stale transaction does not end. Closing the result commits, or rolls back.
+    """
+    claiming = claims_on(lease, [*beside, *aliases], required=required)
+    for alias in beside:
+        if alias in claiming:
+            claim(lease, alias)
+
+    def claim_there(alias: str) -> None:
+        if alias in claiming:
+            claim(lease, alias, first=True)
+
+    tries, raised = 0, False
+    while True:
+        tries += 1
+        try:
+            return open_together(aliases, durable, claim_there)
+        except Overtaken as refusal:
+            if raised:
+                raise
+            raised = True
+            try:
+                run(draw_new_fence(lease))
+            except LockLost:
+                raise refusal from None
+        except DatabaseError as error:
+            if tries >= TRIES or not is_conflict(error):
+                raise
+
+
+def open_together(
+    aliases: Sequence[str], durable: bool = False, begun: Callable[[str], object] = lambda alias: None
+) -> ExitStack:
+    """Open the transactions; ``begun`` is told of each before the next one. If it raises, all are rolled back.
+
+    Their callbacks of ``on_commit()`` run when all have committed. (Where Django nests transactions, one that raises
+    comes between two COMMITs, and rolls back what is not committed yet.)
+    """
+    with ExitStack() as opened:
+        for alias in aliases:
+            opened.enter_context(transaction.atomic(using=alias, durable=durable))
+            begun(alias)
+        opened.callback(_leave_callbacks_to_the_last, [connections[alias] for alias in aliases])
+        return opened.pop_all()
+
+
+def _leave_callbacks_to_the_last(opened: list[BaseDatabaseWrapper]) -> None:
+    for connection in opened[1:]:
+        if _will_commit(connection) and _will_commit(opened[0]):
+            opened[0].run_on_commit[:0] = connection.run_on_commit
+            connection.run_on_commit = []
+
+
+def _will_commit(connection: BaseDatabaseWrapper) -> bool:
+    """False in a test case, after ``set_rollback()``, and with autocommit off."""
+    return connection.commit_on_exit and not (connection.savepoint_ids or connection.needs_rollback)
+
+
+BATCH = 1000  # rows that are deleted in one transaction
+WITHIN = 10.0  # seconds to wait for those who claim a name for the first time just now
+
+
+class Pruned(NamedTuple):
+    """How many rows were (or would be) deleted, and how many are left."""
+
+    deleted: int
+    left: int
+
+
+def prune(older_than: timedelta, *, using: str = "default", dry_run: bool = False) -> Pruned:
+    """Delete the rows of names whose latest claim is longer ago; return how many, and how many are left.
+
+    What must not happen: A stalls before its claim, B claims and commits, B's row is deleted, A wakes, finds no row,
+    and writes. So the highest fence of all deleted rows stays behind in a row of its own, and a name without a row is
+    open only to higher fences (see write_fence()). Whoever looks at that row for a new name keeps it shared until
+    COMMIT, and this waits for them; those who come later see it raised. So A is refused, however long it stalled.
+    """
+    rows = fences().using(using).exclude(key=MARK)
+    old = rows.filter(claimed__lt=timezone.now() - older_than)
+    if dry_run:
+        count = old.count()
+        return Pruned(count, rows.count() - count)
+    deleted = tries = 0
+    insert(connections[using], MARK, MARK_NAME, 0)
+    while True:
+        try:
+            count = _prune_batch(old, using)
+        except DatabaseError as error:  # somebody has claimed one of the names since the transaction began
+            tries += 1
+            if tries == TRIES or not is_conflict(error):
+                raise
+        else:
+            deleted += count
+            if count < BATCH:
+                return Pruned(deleted, rows.count())
+
+
+def _prune_batch(old: QuerySet[Any], using: str) -> int:
+    skips = connections[using].features.has_select_for_update_skip_locked  # those that are being claimed just now
+    with transaction.atomic(using=using), bounded(connections[using], WITHIN):
+        marked = fences().using(using).filter(key=MARK)
+        marked.update(claimed=timezone.now())  # first: SQLite lets nobody write who has read before others wrote
+        highest = marked.select_for_update().get().fence
+        # locked, so that nobody claims them between the look and the deletion
+        batch = dict(old.select_for_update(skip_locked=skips).order_by("key").values_list("key", "fence")[:BATCH])
+        marked.update(fence=max([highest, *batch.values()]))
+        deleted: int = fences().using(using).filter(key__in=batch).delete()[0]
+        return deleted

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .force import aforce_release, force_release
 from .info import LockInfo, LockStatus, SuspensionInfo, WaiterInfo, aget_lock, get_lock
+from .intervention import aforce_release, force_release
 from .listing import alist_locks, list_locks
 from .pools import PoolInfo, PoolSummary, alist_pools, list_pools
 

@@ -13,10 +13,9 @@ from ..base.names import check_name
 from ..base.steps import Steps, arun, run_blocking
 from ..base.times import LONGEST
 from ..store import calls
-from ..store.holder import parse_holder, parse_waiter, shown_holder
-from ..store.keys import make_keys
 from ..store.lock_store import Partition
 from ..store.reading import Found, read_values
+from ..store.records import make_keys, parse_holder, parse_waiter, shown_holder
 from ..store.stores import get_partition
 
 LISTED_WAITERS = 100

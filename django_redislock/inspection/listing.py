@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 
 from ..base.names import is_name, matcher
 from ..base.steps import Steps, arun, run_blocking
-from ..store.holder import shown_holder
-from ..store.keys import Keys, make_keys
 from ..store.lock_store import Partition
-from ..store.reading import read_index, read_values
+from ..store.reading import read_index, read_values, together
+from ..store.records import Keys, make_keys, shown_holder
 from ..store.stores import get_store, get_stores
-from ..store.together import together
 from .info import LockInfo, Queue, make_info
 
 

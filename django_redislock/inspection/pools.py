@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from ..base.names import known_as, matcher, member_name, pool_name, unquoted
 from ..base.steps import Steps, arun, run_blocking
-from ..store.holder import check_member
-from ..store.keys import make_keys, pools_key
+from ..store.calls_once import read_members
 from ..store.lock_store import Partition
-from ..store.pool_calls import read_members
-from ..store.reading import read_all
+from ..store.reading import read_all, together
+from ..store.records import check_member, make_keys, pools_key
 from ..store.stores import get_store
-from ..store.together import together
 from ..store.wire import Command
 from .info import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
 from .listing import read_matching

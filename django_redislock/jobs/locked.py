@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 
-from ..base.display import shown
+from ..base.display import shown, takes_by_name
 from ..base.steps import Call, Steps, arun, run_blocking
-from ..base.suggestions import takes_by_name
 from ..base.times import Seconds, seconds
 from ..call_names import (
     CallTexts,

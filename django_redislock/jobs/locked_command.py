@@ -11,11 +11,10 @@ from typing import Any
 from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 
-from ..base.display import duration, printable, shown
+from ..base.display import did_you_mean, duration, printable, shown
 from ..base.name_templates import NameTemplate
 from ..base.names import lock_name
 from ..base.steps import refuse_event_loop, run
-from ..base.suggestions import did_you_mean
 from ..base.times import Seconds, seconds
 from ..engine import release_surely
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable

@@ -3,6 +3,8 @@
 We take the connection class and its keywords from the alias (they must travel together, or unix sockets, TLS and
 Sentinel break) and make connections of our own: a bounded or busy cache pool must never keep a holder from releasing,
 and redis-py's hidden retries must not repeat a command behind our back.
+
+In memory mode it is an in-process stand-in, for development and tests, that guards one process only.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from logging import WARNING
 from typing import Any
 
+from django.conf import settings
 from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.locmem import LocMemCache
@@ -23,11 +27,46 @@ from redis.exceptions import RedisClusterException, RedisError
 from redis.sentinel import SentinelManagedConnection
 
 from ..base.display import shown
+from ..base.log import log_event
 from ..base.names import check_prefix
+from ..base.processes import PerProcess
 from ..conf import conf
 from ..exceptions import LockUnavailable
-from .memory import memory_client
 from .sentinels import Asking, Sentinels
+
+_servers: PerProcess[dict[str, Any]] = PerProcess(dict)
+
+
+def check_allowed(alias: str) -> None:
+    """Raise ImproperlyConfigured where the settings demand Redis."""
+    if conf().REQUIRE_REDIS:
+        raise ImproperlyConfigured(
+            f"The cache alias {alias!r} is not Redis, and REDISLOCK['REQUIRE_REDIS'] is True: without Redis, locks "
+            f"guard one process only."
+        )
+
+
+def memory_client(alias: str) -> Any:
+    """A client of the server that stands in for ``alias``."""
+    check_allowed(alias)
+    try:
+        import fakeredis
+    except ImportError:
+        raise ImproperlyConfigured(
+            f"The cache alias {alias!r} is not Redis, and its in-process stand-in is not installed: "
+            f'python -m pip install "django-redislock[memory]"'
+        ) from None
+    made = fakeredis.FakeServer()
+    server = _servers.get().setdefault(alias, made)
+    if server is made and not settings.DEBUG:
+        log_event(WARNING, "memory-mode", alias=alias, detail="not Redis: locks guard this process only")
+    return fakeredis.FakeRedis(server=server)
+
+
+def forget_servers() -> None:
+    """Drop the stand-ins, with all that they hold."""
+    _servers.reset()
+
 
 DEFAULT_TIMEOUT = 5.0  # seconds, for connecting and for each answer, where the alias has no socket_timeout
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}

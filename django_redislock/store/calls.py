@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from redis.exceptions import ResponseError
+
 from ..base.display import Secret, SecretBytes
 from ..base.steps import Steps
 from ..base.times import monotonic
-from .holder import Holder, check_member, parse_holder
-from .keys import Keys, make_keys
 from .lock_store import Partition
 from .loop_connections import ENTERING, LEAVING
 from .node import Node
+from .records import Holder, Keys, check_member, make_keys, parse_holder
 from .retry import Tried, call
-from .scripts import Script
+from .scripts import Script, with_source
 from .wire import Command
 
 # States of acquire. ALREADY: granted by an earlier call or a handoff, or adopted. REQUEUED: busy, and the waiter had
@@ -347,3 +348,27 @@ def _ms(seconds: float) -> str:
 
 def _seconds(ms: int) -> float:
     return float(ms) if ms < 0 else ms / 1000
+
+
+_PROBE = Script("probe")
+
+
+def probe_command(partition: Partition) -> Command:
+    """Publishes to this process's channel from a script; the answer is the number of receivers, and the time."""
+    return with_source(_PROBE.command((f"{partition.prefix}fence",), (partition.channel,)))
+
+
+def counts_us(partition: Partition) -> Steps[bool]:
+    """Whether the node that runs the scripts counts this process as a subscriber; True if it cannot tell."""
+    reply = yield from call(partition, probe_command(partition))
+    return bool(reply.answer[0])  # an error is no number
+
+
+def probed(node: Node, answer: Any, sent: float) -> int | ResponseError:
+    """The number of receivers that the probe has counted, or the error that it met."""
+    if isinstance(answer, ResponseError):
+        return answer
+    heard, us, id = answer
+    node.anchor = us, sent
+    node.id = id.decode()
+    return heard  # type: ignore[no-any-return]

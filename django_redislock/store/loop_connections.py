@@ -14,8 +14,7 @@ from typing import Any, cast
 from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.times import Alarm, monotonic
-from .counterpart import HangsUp
-from .node import Node
+from .node import HangsUp, Node
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, surplus
 from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
 

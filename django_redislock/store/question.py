@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from redis.exceptions import ConnectionError
 
-from ..base.threads import try_start
+from ..base.processes import try_start
 from ..base.times import Alarm, monotonic
 from .wire import NotAsked
 

@@ -16,10 +16,10 @@ from ..base.steps import Pause, Steps
 from ..base.times import monotonic
 from ..conf import conf
 from ..exceptions import LockUnavailable
-from .keys import redis_type
 from .lock_store import Partition
 from .loop_connections import ENTERING
 from .node import Node
+from .records import redis_type
 from .scripts import keys_of, wants_source, with_source
 from .wire import CONNECTION_ERRORS, PASSING, Command, NotAsked, Replaced, is_demoted, wording
 

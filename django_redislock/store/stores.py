@@ -8,12 +8,11 @@ from typing import Any
 from django.core.signals import setting_changed
 
 from ..base.names import slot_text
-from ..base.per_process import PerProcess
+from ..base.processes import PerProcess
 from ..conf import Conf, conf
-from .aliases import find_origin, lock_aliases
+from .aliases import check_allowed, find_origin, forget_servers, lock_aliases
 from .cluster import Cluster, tag_of
 from .lock_store import LockStore, Partition
-from .memory import check_allowed, forget_servers
 
 _Key = tuple[str, str, bool]  # alias, prefix, whether CLUSTER names it
 

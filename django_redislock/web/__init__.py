@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .locked_atomic import locked_atomic
 from .locked_view import locked_view
-from .owners import request_owner
+from .requests import request_owner
 
 __all__ = ["locked_atomic", "locked_view", "request_owner"]

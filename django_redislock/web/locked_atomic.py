@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from ..base.display import Secret
+from ..base.display import Secret, takes_by_name
 from ..base.name_templates import has_fields
 from ..base.names import check_name
 from ..base.steps import refuse_event_loop
-from ..base.suggestions import takes_by_name
 from ..call_names import CallTexts, Name, check_function, given_name, refuse_body, template_of, wraps
 from ..engine import ExitMethod, Lease, WithBlock, block_of
 from ..exceptions import LockLost

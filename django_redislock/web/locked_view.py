@@ -13,9 +13,9 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
+from ..base.display import takes_by_name
 from ..base.log import log_event
 from ..base.steps import Call, Evaluate, Steps, arun, run_blocking
-from ..base.suggestions import takes_by_name
 from ..call_names import (
     CallTexts,
     Name,
@@ -32,12 +32,9 @@ from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
 from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options, refuse_fenced
-from .atomic_requests import OpenedHere, excluded_by, instance_of, to_open
-from .late_release import LateRelease
-from .login_order import warn_above_login
-from .methods import check_methods
-from .owners import describe_request
+from .requests import check_methods, describe_request, warn_above_login
 from .responses import OnConflict, check_on_conflict, conflict, note_held, unavailable
+from .transactions import LateRelease, OpenedHere, excluded_by, instance_of, to_open
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing

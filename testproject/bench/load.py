@@ -21,8 +21,8 @@ from redis.exceptions import NoScriptError
 
 from django_redislock import Lock
 from django_redislock.store.calls import HOLDER, QUEUED, WITHDRAWAL, LockRequest, release_command, renew_command
-from django_redislock.store.keys import make_keys
 from django_redislock.store.lock_store import Partition
+from django_redislock.store.records import make_keys
 from django_redislock.store.scripts import Script, with_source
 from django_redislock.store.stores import get_partition
 from django_redislock.store.wire import Command

@@ -16,8 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_redislock import LockUnavailable
 from django_redislock.cli import clear, fences, pool, run, show
 from django_redislock.cli import list_locks as listing
-from django_redislock.cli.arguments import SubcommandParser
-from django_redislock.cli.lookup import other_aliases
+from django_redislock.cli.arguments import SubcommandParser, other_aliases
 from django_redislock.cli.output import Output
 from django_redislock.jobs.locked_command import UNAVAILABLE, quiet_when_busy, status_kept
 

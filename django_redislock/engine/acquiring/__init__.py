@@ -1,1 +1,0 @@
-"""Acquiring locks, extending and releasing them."""

@@ -1,0 +1,139 @@
+"""The watchdog's agenda: which leases to look at, and which releases to send, and when. Times are monotonic."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import NamedTuple
+
+from ..base.times import monotonic
+from ..store.calls import WITHDRAWAL, LockRequest, release_command
+from ..store.lock_store import Partition
+from .dispatch import Parcel
+from .lease import Lease
+
+MANY = 1000  # entries, above which stale ones are dropped
+
+
+class PendingRelease(NamedTuple):
+    """A release, or a withdrawal from a queue, that still has to be sent."""
+
+    request: LockRequest
+    unknown: bool  # an acquire of this attempt may still arrive
+    until: float
+    how: str  # WITHDRAWAL: the attempt was given up, and there may be nothing to release
+
+    @property
+    def partition(self) -> Partition:
+        return self.request.partition
+
+    @property
+    def matters(self) -> bool:
+        """Whether to log a failure: a withdrawal concerns nothing that was held, and its caller has had an error."""
+        return self.how != WITHDRAWAL
+
+    def parcel(self) -> Parcel:
+        return Parcel(self, release_command(self.request, unknown=self.unknown, how=self.how), 0.0)
+
+
+Task = Lease | PendingRelease
+
+
+class Agenda:
+    """Tasks by the monotonic time at which they are due. Not safe to use from several threads at once."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Task]] = []
+        # leases not looked at yet, which soon are due. Most are released before, and a heap cannot forget them
+        self._young: dict[Lease, None] = {}
+        self._used = False
+        self._order = itertools.count()
+        self._sweep_at = MANY
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything, or was since this was asked last."""
+        used, self._used = self._used, False
+        return used or bool(self._entries or self._young)
+
+    @property
+    def next_due(self) -> float | None:
+        return min([lease.due for lease in self._young] + [entry[0] for entry in self._entries[:1]], default=None)
+
+    def begin(self, due: float, lease: Lease) -> None:
+        """Plan the first look at a lease."""
+        self._used = True
+        lease.due = due
+        self._young[lease] = None
+
+    def drop(self, lease: Lease) -> None:
+        """The lease has ended."""
+        self._young.pop(lease, None)
+
+    def plan(self, due: float, task: Task) -> None:
+        """Plan a task. For a lease, this replaces what was planned before."""
+        self._used = True
+        heapq.heappush(self._entries, (due, next(self._order), task))
+        if isinstance(task, Lease):
+            task.due = due  # last, so that an interruption in here leaves the lease with a valid entry
+            self._young.pop(task, None)
+        if len(self._entries) > self._sweep_at:
+            # stale entries would stay until they are due: for hours, with a TTL of a day
+            entries = [entry for entry in self._entries if not _is_stale(entry)]
+            heapq.heapify(entries)
+            self._entries = entries
+            self._sweep_at = max(MANY, 2 * len(self._entries))
+
+    def take_due(self, now: float) -> list[Task]:
+        """Take out the tasks that are due."""
+        grown = [lease for lease in self._young if lease.due <= now or not lease.watched]
+        for lease in grown:
+            del self._young[lease]
+        tasks: list[Task] = [lease for lease in grown if lease.watched]
+        while self._entries:
+            entry = self._entries[0]
+            stale = _is_stale(entry)
+            if entry[0] > now and not stale:
+                break
+            heapq.heappop(self._entries)
+            if not stale:
+                tasks.append(entry[2])
+        return tasks
+
+
+def _is_stale(entry: tuple[float, int, Task]) -> bool:
+    """Whether the lease has ended, or was planned anew."""
+    due, _, task = entry
+    return isinstance(task, Lease) and not (task.watched and task.due == due)
+
+
+CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
+
+
+def first_look(lease: Lease) -> float:
+    """When to look at a lease that was just granted."""
+    now = monotonic()
+    return now + min(CONFIRM_AFTER, max(0.0, lease.ends - now) / 3)
+
+
+def next_look(lease: Lease) -> float:
+    """When to look at a lease that was renewed, or did not need to be."""
+    if not lease.seen:
+        return first_look(lease)
+    now = monotonic()
+    # early enough for several tries, even if the holder has set an end that is near
+    soonest = now + min(lease.ttl / 20, (lease.ends - now) / 3)
+    due = lease.known + lease.ttl / 3  # whatever the end: it may be lost
+    if lease.renewing:
+        due = min(due, lease.ends - lease.ttl * 2 / 3)
+    return min(max(due, soonest), lease.ends)
+
+
+def call_for(lease: Lease, *, first: bool, urgent: bool) -> str:
+    """What to ask of Redis now: "keep" to renew the lease, "confirm" whether it is held (in full), "" for nothing.
+
+    ``first``: this is the first look. ``urgent``: Redis has to be asked in any case.
+    """
+    if lease.renewing and (urgent or lease.handed or not first or lease.ends - monotonic() < lease.ttl / 2):
+        return "keep"
+    return "confirm" if urgent or lease.handed or not first else ""

@@ -1,0 +1,126 @@
+"""What the site is told of locks, by the log, by signals and by ``on_lost``: acquired, not acquired, released, lost.
+
+The notifier runs the site's own code (receivers, ``on_lost``, logging handlers) in threads of its own: however slow
+that code is, it does not delay the threads that renew leases, watch the clock or read messages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from logging import DEBUG, ERROR, INFO, WARNING
+from typing import Any
+
+from ..base.log import log_event, logger
+from ..base.names import named
+from ..base.processes import try_start
+from ..base.steps import Steps
+from ..base.times import monotonic
+from ..exceptions import LockNotAcquired
+from ..signals import lock_acquired, lock_lost, lock_not_acquired, lock_released, send, sending
+from ..store.calls import ADOPTED as ADOPTED_ELSEWHERE
+from ..store.calls import Renewed
+from .lease import ADOPTED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
+
+THREADS = 8  # at most; several, so that a receiver that hangs does not hold up the others
+
+Job = Callable[[], object]
+
+
+class Notifier:
+    """Calls what it is given, in threads that end when there is nothing more to call."""
+
+    def __init__(self) -> None:
+        # where nothing may interrupt it, the watchdog appends to this directly, and calls wake() later
+        self.jobs: deque[Job] = deque()
+        self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may discover a loss
+        self._threads: set[threading.Thread] = set()
+
+    def call(self, job: Job) -> None:
+        """Call ``job`` soon. What it raises is logged."""
+        self.jobs.append(job)
+        self.wake()
+
+    def wake(self) -> None:
+        """Start a thread if there are jobs, in case whoever added them was interrupted before it could."""
+        if not self.jobs:
+            return
+        with self._mutex:
+            # a thread whose start was interrupted may never run
+            self._threads = {thread for thread in self._threads if thread.is_alive()}
+            if len(self._threads) >= THREADS:
+                return
+            thread = threading.Thread(target=self._run, name="redislock-notifier", daemon=True)
+            self._threads.add(thread)
+            if try_start(thread):
+                return
+        self._run()
+
+    def log(self, level: int, event: str, **facts: Any) -> None:
+        """Log ``event`` soon; see log_event()."""
+        if logger.isEnabledFor(level):
+            self.call(lambda: log_event(level, event, **facts))
+
+    def _run(self) -> None:
+        while True:
+            with self._mutex:
+                if not self.jobs:
+                    self._threads.discard(threading.current_thread())
+                    return
+                job = self.jobs.popleft()
+            try:
+                job()
+            except BaseException:
+                log_event(ERROR, "notifier-failed", exc_info=True)
+
+
+def tell_acquired(lease: Lease, waited: float) -> Steps[None]:
+    log_event(DEBUG, "acquired", name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
+    if lock_acquired.receivers:
+        yield sending(lock_acquired, name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
+
+
+def tell_refused(name: str, template: str, refusal: LockNotAcquired) -> Steps[None]:
+    """``name``: of a lock, or of a pool of which any member would have done."""
+    facts = {"template": template, "outcome": refusal.outcome, "waited": refusal.waited}
+    log_event(DEBUG, "not-acquired", **named(name), **facts)
+    if lock_not_acquired.receivers:
+        yield sending(lock_not_acquired, name=name, **facts)
+
+
+def tell_released(lease: Lease) -> Steps[None]:
+    """By its holder."""
+    held_for = monotonic() - lease.since
+    log_event(DEBUG, "released", name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
+    if lock_released.receivers:
+        yield sending(lock_released, name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
+
+
+# why a lease was lost, by the kind of the message that says so
+TOLD = {"f": FORCED, "a": ADOPTED, "r": RELEASED}
+
+
+def reason_of(answer: Renewed) -> str:
+    """Why a lease was lost, according to the answer to its renewal."""
+    if answer.state == ADOPTED_ELSEWHERE:
+        return ADOPTED
+    return TAKEN if answer.held_by_other else VANISHED
+
+
+def tell_lost(lease: Lease) -> None:
+    """Tell the site's code that a lease was lost; it is marked as lost already."""
+    if lease.canceller is not None:
+        lease.canceller.strike()  # again, in case whoever discovered the loss was interrupted before doing so
+    facts = {"name": lease.name, "template": lease.template, "fence": lease.fence, "reason": lease.lost_reason}
+    expired = lease.lost_reason == OVER
+    if expired:
+        log_event(INFO, "expired", **facts)
+    else:
+        log_event(WARNING, "lost", **facts)
+    try:
+        send(lock_lost, **facts, expired=expired)
+        if lease.terms.on_lost is not None:
+            lease.terms.on_lost(lease.lost_error())
+    except BaseException:
+        log_event(ERROR, "on-lost-failed", name=lease.name, exc_info=True)

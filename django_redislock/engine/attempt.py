@@ -1,0 +1,359 @@
+"""One attempt to get a lock: what it asks of Redis, how it waits, and what it may leave behind there.
+
+It waits until it is woken, or (polling) for a while; then it looks again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from redis.backoff import AbstractBackoff
+
+from ..base.names import known_as
+from ..base.pace import POLLING, Pace, alive_for
+from ..base.steps import DrivingLoop, Pause, Steps
+from ..base.times import Deadline, monotonic
+from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
+from ..store import calls
+from ..store.calls import AcquireReply, LockRequest, counts_us
+from ..store.loop_connections import ENTERING, RETURNING
+from ..store.records import make_keys
+from ..store.retry import ACKNOWLEDGED_WITHIN, Tried
+from .current_holder import CurrentHolder
+from .listener import SIT_OUT, Listener
+from .waiters import Park, Waiter
+
+GRACE = 0.8  # seconds past the deadline in which an answer still counts
+LISTENING_WITHIN = 0.2  # seconds that a subscription may take, where it must stand before the first request
+GONE = "it was released, has ended, or somebody else holds it"
+LATE_ANSWERS = 3  # grants that arrive after their own lease, before Redis is said to be too slow
+
+
+class Granted(NamedTuple):
+    """How a lock was obtained."""
+
+    fence: int
+    ends: float  # monotonic
+    handed: bool  # and not confirmed yet
+
+
+class FirstLook(NamedTuple):
+    """A look that was made before there was an attempt."""
+
+    tried: Tried
+    queued: bool
+    generation: int  # of the subscription at that time
+
+
+def give_up_at(deadline: Deadline) -> float | None:
+    """When an answer does not count any more (monotonic); None: it always does."""
+    return None if deadline.at == math.inf else max(deadline.at, monotonic()) + GRACE
+
+
+class Attempt:
+    """One try to get a lock. Its id was drawn for it alone and is never used again."""
+
+    def __init__(
+        self,
+        request: LockRequest,
+        listener: Listener,
+        *,
+        deadline: Deadline,
+        begun: float,
+        at_work: Callable[[str], bool],
+        polls: bool = False,
+        backoff: AbstractBackoff | None = None,
+        attempts: int | None = None,
+        slow_wait: float | None = None,
+    ) -> None:
+        self.request: LockRequest = request
+        self.listener: Listener = listener
+        self.deadline: Deadline = deadline
+        # whether an acquisition of this process, by its id, is in use or may come to be
+        self.at_work: Callable[[str], bool] = at_work
+        self.polls: bool = polls  # by choice: nothing is subscribed to
+        self.backoff: AbstractBackoff = backoff or POLLING
+        self.attempts: int | None = attempts  # at most so many tries; None: only time counts
+        self.waiter: Waiter | None = None
+        self.ticket: int | None = None
+        self.begun: float = begun  # monotonic
+        self.current_holder: CurrentHolder = CurrentHolder(math.inf if slow_wait is None else self.begun + slow_wait)
+        self.tries: int = 0
+        self.asked: bool = False  # anything at all
+        self.asking: bool = False  # a request is on its way
+        self.unknown: bool = False  # a request may still arrive whose answer we never saw
+        self.over: bool = False  # nothing of it is left in Redis, but for what it was granted
+
+    def adopt(self) -> Steps[Granted | None]:
+        """Go on with the lock that was left to the bearer of its token; None: it is still in use. LockLost: it is gone.
+
+        It never waits, and never takes a free lock.
+        """
+        yield from self.listen_first()
+        reply, granted = yield from self.look(calls.ADOPTING)
+        if reply.state == calls.GIVEN_UP:
+            raise LockLost(f"Could not adopt the lock {self.request.name!r}: {GONE}.", self.request.name, reason=GONE)
+        return granted
+
+    def listen_first(self) -> Steps[None]:
+        """Subscribe before asking: to others with the same token, a process that does not listen is dead."""
+        waiter, end = (yield from self.register()), monotonic() + LISTENING_WITHIN
+        while not self.listener.ready and (left := end - monotonic()) > 0:
+            yield Park(waiter, left)
+            waiter.look = False
+
+    def register(self) -> Steps[Waiter]:
+        """Make wakes reach us."""
+        waiter = self.waiter
+        if waiter is None:
+            loop = yield DrivingLoop()
+            self.waiter = waiter = self.listener.make_waiter(self.request.id, self.request.name, loop)
+        if not waiter.registered:
+            self.listener.register(waiter)
+            self.listener.start()
+        return waiter
+
+    def look(self, wait: str, tried: Tried | None = None) -> Steps[tuple[AcquireReply, Granted | None]]:
+        """Ask Redis; again where a grant came after its own end, which is none. ``tried``: it was asked already.
+
+        One that already waits sits out an outage of up to SIT_OUT seconds.
+        """
+        failing_since, late, request = 0.0, 0, self.request
+        self.tries += 1
+        while True:
+            urgency = RETURNING if self.asked else ENTERING
+            by = give_up_at(self.deadline)
+            self.asked = self.asking = True
+            if request.token is not None and not self.polls:
+                # else a process that does not listen passes for dead
+                request = request._replace(listens=wait == calls.QUEUED or self.listener.hears)
+            try:
+                reply = yield from calls.acquire(
+                    request, wait, self.ticket, until=self.deadline.at, by=by, urgency=urgency, tried=tried
+                )
+            except LockUnavailable:
+                self.asking, self.unknown, tried = False, True, None
+                now = monotonic()
+                failing_since = failing_since or now
+                patience = min(failing_since + SIT_OUT, self.deadline.at)
+                if self.ticket is None or now >= patience:
+                    raise
+                yield Pause(min(0.5, patience - now))
+                continue
+            self.asking, self.unknown, tried = False, self.unknown or reply.repeated, None
+            if reply.namesake and reply.namesake != request.adopts and not self.at_work(reply.namesake):
+                request = self.request = self.request._replace(adopts=reply.namesake)
+                self.ticket = reply.number or self.ticket
+                continue
+            if reply.state not in (calls.GRANTED, calls.ALREADY):
+                if not (request.listens or self.polls) and self.listener.hears:
+                    continue  # subscribed since: the script may have taken our own process for another one
+                self.current_holder.note(reply.holder, reply.left, self.waiter)
+                self.current_holder.full = reply.state == calls.FULL
+                return reply, None
+            # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
+            ends = calls.lease_end(reply.sent, min(reply.left, request.ttl))
+            if monotonic() < ends:
+                self.got(f"{self.request.name}{reply.member}")
+                granted: Granted | None = Granted(reply.number, ends, reply.state == calls.ALREADY)
+                if reply.state == calls.GRANTED:
+                    self._check_acknowledged(reply.acknowledged)
+                elif request.replicas:
+                    granted = yield from self.confirm(reply.number)
+                if granted is None:
+                    continue
+                return reply, granted
+            late += 1
+            if late >= LATE_ANSWERS:
+                noun, name = known_as(self.request.name)
+                raise LockUnavailable(
+                    f"Could not acquire the {noun} {name!r}: Redis takes longer to respond than the TTL "
+                    f"of the lock ({self.request.ttl:g} s).",
+                    name,
+                )
+
+    def confirm(self, fence: int) -> Steps[Granted | None]:
+        """C6: a handoff was written by another connection, so replicas can acknowledge only what this one writes.
+
+        None: it is lost already.
+        """
+        request = self.request
+        until, by = self.deadline.at, give_up_at(self.deadline)
+        answer = yield from calls.renew(
+            request, "confirm", request.ttl, fence, until=until, by=by, replicas=request.replicas
+        )
+        ends = min(answer.ends, calls.lease_end(answer.sent, request.ttl))  # as in look()
+        if answer.state != calls.HELD or monotonic() >= ends:
+            return None
+        self._check_acknowledged(answer.acknowledged)
+        return Granted(fence, ends, False)
+
+    def _check_acknowledged(self, count: int) -> None:
+        request = self.request
+        if count >= request.replicas:
+            return
+        noun, name = known_as(request.name)
+        raise LockUnavailable(
+            f"Could not acquire the {noun} {name!r}: {count} of {request.replicas} replicas acknowledged it within "
+            f"{ACKNOWLEDGED_WITHIN:g} s.",
+            name,
+        )
+
+    def got(self, name: str) -> None:
+        """A pool's member was granted: use its own name from now on."""
+        if name != self.request.name:
+            keys = make_keys(self.request.partition.prefix, name)
+            self.request = self.request._replace(name=name, keys=keys)
+
+    def withdraw(self) -> Steps[None]:
+        """Leave the queue. A grant that came in this very moment is passed on."""
+        if self.ticket is not None or self.unknown:
+            by = monotonic() + GRACE
+            answer = yield from calls.release(
+                self.request, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by
+            )
+            if answer.holder is not None:
+                self.current_holder.note(answer.holder, answer.left, self.waiter)
+        self.over = True
+
+    def refusal(self, *, adopting: bool = False, own: str | None = None) -> LockNotAcquired:
+        """The error for a lock that was not acquired. ``own``: the id of an acquisition of the same caller."""
+        waited, waits = monotonic() - self.begun, self.deadline.waits
+        return self.current_holder.refusal(
+            self.request, tries=self.tries, waited=waited, waits=waits, adopting=adopting, own=own
+        )
+
+    def leave(self) -> None:
+        """Stop listening."""
+        if self.waiter is not None:
+            self.listener.waiters.discard(self.waiter)
+
+
+WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
+LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
+
+
+def obtain(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
+    """Get the lock, or None in the end. ``first``: the first look, if it was made."""
+    return _poll(attempt) if attempt.polls else _await_wakes(attempt, first)
+
+
+def _poll(attempt: Attempt) -> Steps[Granted | None]:
+    """Look, and look again after a while."""
+    pace = Pace(attempt.backoff)
+    while True:
+        delay = pace.next_look()
+        last = not attempt.deadline.waits or attempt.deadline.passed
+        last = last or (attempt.attempts is not None and attempt.attempts <= attempt.tries + 1)
+        reply, granted = yield from attempt.look(calls.NOT_AT_ALL if last else calls.polled(alive_for(delay)))
+        if granted is not None or last or reply.state in (calls.GIVEN_UP, calls.FULL):
+            return granted
+        attempt.ticket = reply.number or attempt.ticket
+        if monotonic() >= attempt.current_holder.tell_at:
+            _tell_that_it_waits(attempt)
+        yield Pause(min(delay, attempt.deadline.left()))
+
+
+def _await_wakes(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
+    """Look when told to, and by the clock for when nobody tells."""
+    listener = attempt.listener
+    unasked = False  # this look was made by the clock alone, and in time
+    heard = counted = 0
+    pace: Pace | None = None
+    if attempt.request.token is not None:
+        yield from attempt.listen_first()
+    while True:
+        tried: Tried | None = None
+        if first is None:
+            if attempt.deadline.waits and listener.ready:
+                yield from attempt.register()
+            queued = attempt.waiter is not None and attempt.deadline.waits and listener.ready
+            generation = listener.generation
+        else:
+            (tried, queued, generation), first = first, None
+        wait, delay = calls.QUEUED if queued else calls.NOT_AT_ALL, 0.0
+        if queued and listener.polled and tried is None:
+            pace = pace or Pace(attempt.backoff)
+            delay = pace.next_look()
+            wait = calls.polled(alive_for(delay))
+        reply, granted = yield from attempt.look(wait, tried)
+        # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
+        # grant, as a rule.)
+        missed = reply.state == calls.ALREADY and reply.us - reply.number > WAKE_LATE
+        if unasked and (missed or (reply.unheard and listener.heard == heard)):
+            listener.reconnect()
+        if unasked and reply.state == calls.REQUEUED and generation == counted:
+            yield from _check_subscription(attempt)
+        counted = generation if queued else 0
+        if granted is not None:
+            return granted
+        if reply.state in (calls.GIVEN_UP, calls.FULL) or not attempt.deadline.waits:
+            return None
+        attempt.ticket = reply.number or attempt.ticket
+        waiter = yield from attempt.register()
+        if listener.ready and not (queued and generation == listener.generation):
+            continue  # asked under no subscription, or an older one
+        listener.schedule(waiter, reply.left, delay)
+        if reply.state == calls.REQUEUED and unasked:
+            listener.tell_all(attempt.request.name)
+        heard = listener.heard
+        granted, unasked = yield from _wait(attempt, waiter, reply.us)
+        if granted is not None:
+            return granted
+        if attempt.deadline.passed:
+            return None
+
+
+def _check_subscription(attempt: Attempt) -> Steps[None]:
+    """R19: we were dropped though we are subscribed, as far as we know. Connect again if the server says no."""
+    try:
+        counted = yield from counts_us(attempt.request.partition)
+    except LockUnavailable:
+        return  # the next look says so
+    if not counted:
+        attempt.listener.reconnect()
+
+
+def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted | None, bool]]:
+    """Sleep until told, or until it is time to look or to leave. Returns (the handoff if any, by the clock).
+
+    ``refused``: microseconds of the server's clock at which the last look found the lock to be somebody else's.
+    """
+    listener = attempt.listener
+    while True:
+        if waiter.grant is not None:
+            grant, waiter.grant = waiter.grant, None
+            if grant.us <= refused:
+                # it came during that look, and was force-released in between, say; or the clock has jumped back
+                return None, False
+            ends = listener.deadline_of(grant)
+            if monotonic() < ends:
+                attempt.got(grant.name)
+                attempt.request.partition.note_fence(grant.fence)
+                if attempt.request.replicas:
+                    return (yield from attempt.confirm(grant.fence)), False
+                return Granted(grant.fence, ends, True), False
+            # woken too late: it may be somebody else's by now, and others here may have been dropped for that
+            listener.doubt(attempt.request.name)
+            return None, False
+        if waiter.look:
+            waiter.look = False
+            return None, False
+        look = listener.next_look(waiter)
+        due = attempt.deadline.at if look is None else min(look, attempt.deadline.at)
+        now = monotonic()
+        if now >= due:
+            return None, now < due + LOOK_LATE
+        if now >= attempt.current_holder.tell_at:
+            until, by = attempt.deadline.at, give_up_at(attempt.deadline)
+            if (yield from attempt.current_holder.learn(attempt.request, waiter, until=until, by=by)):
+                _tell_that_it_waits(attempt)  # another may have had it since the last look
+            continue
+        due = min(due, attempt.current_holder.tell_at)
+        yield Park(waiter, None if due == math.inf else due - now)
+
+
+def _tell_that_it_waits(attempt: Attempt) -> None:
+    attempt.current_holder.tell(attempt.request.name, monotonic() - attempt.begun)

@@ -1,1 +1,0 @@
-"""Background threads, the site's own code that runs in them, and outages."""

@@ -1,0 +1,108 @@
+"""Who holds a lock that an attempt wants: what is known of the holder, for the log and for the error."""
+
+from __future__ import annotations
+
+import math
+from logging import WARNING
+
+from ..base.log import log_event
+from ..base.names import known_as, named
+from ..base.steps import Steps
+from ..base.times import monotonic
+from ..exceptions import LockNotAcquired, LockUnavailable
+from ..store import calls
+from ..store.calls import LockRequest
+from ..store.records import Holder, parse_holder
+from .waiters import Seen, Waiter
+
+NEWS = 0.1  # seconds for which waiters of this process share one answer about the holder
+ANSWERED_WITHIN = 1.0  # seconds for which they leave asking to one of them
+SEE_EVERY = 0.05  # seconds between checks whether that one has its answer
+
+
+class CurrentHolder:
+    """What an attempt knows of whoever holds its lock. ``tell_at``: when to log that it waits (monotonic)."""
+
+    __slots__ = ("busy_for", "full", "holder", "tell_at")
+
+    def __init__(self, tell_at: float) -> None:
+        self.tell_at: float = tell_at
+        self.holder: Holder | None = None  # as of the last answer
+        self.busy_for: float | None = None  # seconds; None: nothing is known of the holder
+        self.full: bool = False  # the queue has as many waiters as it may have
+
+    def note(self, value: bytes | None, left: float, waiter: Waiter | None) -> None:
+        """Keep what Redis has said of the lock. ``left``: seconds of the lease."""
+        self.holder = parse_holder(value)
+        self.busy_for = max(0.0, left)
+        if waiter is not None:
+            waiter.group.seen = Seen(monotonic(), self.holder, self.busy_for)
+
+    def learn(self, request: LockRequest, waiter: Waiter, *, until: float, by: float | None) -> Steps[bool]:
+        """Find out who holds it now; one waiter of this process asks for all. False: the answer is on its way."""
+        group, now = waiter.group, monotonic()
+        if request.keys.any:
+            return True  # a pool has no holder
+        if group.seen.at >= now - NEWS:
+            _, self.holder, self.busy_for = group.seen
+            return True
+        if group.asks_until > now:
+            self.tell_at = now + SEE_EVERY
+            return False
+        group.asks_until = now + ANSWERED_WITHIN
+        try:
+            value, left, *_ = yield from calls.info(
+                request.partition, request.keys, request.name, 0, until=until, by=by
+            )
+        except LockUnavailable:
+            return True  # the last answer will have to do
+        self.note(value, left / 1000, waiter)
+        group.asks_until = now
+        return True
+
+    def tell(self, name: str, waited: float) -> None:
+        """Log once, after a long wait, who holds the lock: somebody may have forgotten it."""
+        self.tell_at = math.inf
+        held = {} if self.holder is None else {"owner": self.holder.described, "fence": self.holder.fence}
+        log_event(WARNING, "still-waiting", **named(name), **held, waited=waited)
+
+    def refusal(
+        self, request: LockRequest, *, tries: int, waited: float, waits: bool, adopting: bool, own: str | None
+    ) -> LockNotAcquired:
+        """The error for a lock that was not acquired. ``waits``: whether the attempt was to wait for it.
+
+        ``own``: the id by which whoever wants the lock has acquired it before.
+        """
+        noun, name = known_as(request.name)
+        holder = self.holder
+        owner = None if holder is None else holder.described
+        within = f"within {waited:.3g} s ({tries} attempt{'s'[: tries > 1]})" if waits else "at once"
+        outcome = "timeout" if waits and not adopting else "busy"
+        if adopting:
+            text = f"Could not adopt the lock {name!r}: {owner or 'somebody'} still uses it. Call detach() there first."
+        elif holder is not None and holder.id == own:
+            outcome = "own"
+            text = (
+                f"Could not acquire the lock {name!r} {within}: this thread or task holds it already. Pass "
+                f"reentrant=True to acquire it again."
+            )
+        elif self.full:
+            outcome = "full"
+            text = f"Could not acquire the lock {name!r}: its queue is full (max_waiters={request.most})."
+        elif noun == "pool":
+            text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
+        else:
+            state = "held"
+            if holder is not None and holder.suspension:
+                outcome = state = "suspended"
+            by = "elsewhere" if holder is None else f"by {holder.owner}"
+            text = f"Could not acquire the lock {name!r} {within}: {state} {by}."
+        return LockNotAcquired(
+            text,
+            name,
+            outcome=outcome,
+            attempts=tries,
+            waited=waited,
+            busy_for=self.busy_for,
+            holder=owner,
+        )

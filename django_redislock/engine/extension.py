@@ -1,0 +1,87 @@
+"""Moving the end of a lease, and detaching a lock for whoever has its token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..base.steps import Steps
+from ..base.times import monotonic
+from ..store import calls
+from ..store.lock_store import Partition
+from .announcements import reason_of
+from .lease import Lease, Section
+from .runtime import runtime
+
+RENEWED_WITHIN = 3.0  # seconds in which a process that lives renews a lease, as after a handoff (R10)
+
+
+def renew(lease: Lease, how: str, left: float) -> Steps[None]:
+    """Move the end of this very acquisition, from any thread, task or context; ``how``, ``left``: see renew_command().
+
+    Raises LockLost, LockUnavailable.
+    """
+    if lease.lost_reason:
+        raise lease.lost_error()
+    if how == "set" and lease.renewing:
+        left = max(left, min(lease.ttl, RENEWED_WITHIN))
+    if how in ("set", "detach"):
+        # before Redis is asked: it may do so, and the answer get lost
+        runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
+    answer = yield from calls.renew(lease.request, how, left, lease.fence)
+    if answer.state != calls.HELD:
+        runtime().watchdog.lose(lease, reason_of(answer))
+        raise lease.lost_error()
+    if how == "detach":
+        runtime().watchdog.end(lease)
+    else:
+        runtime().watchdog.moved(lease, how, left, answer)
+    if lease.lost_reason:  # the answer came after the end: the loss was reported
+        raise lease.lost_error()
+
+
+def draw_new_fence(lease: Lease) -> Steps[None]:
+    """Draw a new fence for this very acquisition, higher than any that this process knows of.
+
+    The old one must not have been used. Raises LockLost, LockUnavailable.
+    """
+    watchdog = runtime().watchdog
+    lease.raising = True
+    try:
+        # without the old fence, so that a repetition still finds the lock
+        answer = yield from calls.renew(lease.request, "raise", lease.ttl)
+        if answer.state != calls.HELD or not answer.fence:  # no fence: it was detached meanwhile
+            watchdog.lose(lease, reason_of(answer))
+            raise lease.lost_error()
+        lease.fence = answer.fence
+        lease.partition.note_fence(answer.fence)
+        watchdog.moved(lease, "raise", lease.ttl, answer)
+    finally:
+        lease.raising = False
+
+
+def renew_by_token(partition: Partition, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
+    """Move the end of the lease, whoever acquired it, if ``bears`` accepts its token. Returns whether that was done."""
+    held = yield from calls.find_held(partition, name, bears)
+    return held is not None and (yield from calls.renew(held, how, left)).state == calls.HELD
+
+
+def detach(section: Section, left: float) -> Steps[str]:
+    """End renewal and ownership here, for all sections that use the lease; the lock stays for ``left`` seconds.
+
+    Returns the token by which another process can adopt it.
+    """
+    lease = section.held
+    lease.detaching = lease.leaving = True
+    try:
+        yield from renew(lease, "detach", left)
+    finally:
+        lease.leaving = False
+    for each in (*lease.shares, section):
+        each.leave()
+    return str(lease.token)  # as plain text
+
+
+def start_listening(lease: Lease) -> None:
+    """Subscribe: somebody is about to learn the token, and must not take this process for dead."""
+    if lease.request.listens:
+        runtime().listener(lease.request.partition).start()

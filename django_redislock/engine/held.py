@@ -1,0 +1,265 @@
+"""What is held here. It stands in the context, as an immutable value: a child's context is a copy, so a child sees what
+was held when it was started, and nothing that came later.
+
+What the context shows belongs to the running code, unless it is that of another task, or of another thread, which still
+runs. So sync code that a task runs, and coroutines of sync code, go on with what either of them holds.
+
+What a method acquires belongs to whoever has *called* it: ``asyncio.wait_for`` (before Python 3.12), ``gather`` and
+``create_task`` run a coroutine in a task of its own, which ends with it. So whose it is, and of which acquisition it
+speaks, is decided before there is a coroutine; see :func:`twin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import update_wrapper
+from types import MethodType
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from asgiref.sync import AsyncToSync, SyncToAsync
+
+from ..store.lock_store import Partition
+from .lease import Lease
+
+Task = asyncio.Task[Any]
+Loop = asyncio.AbstractEventLoop
+Runner = Task | threading.Thread
+Key = tuple[Partition, str]
+
+# where asgiref notes for whom a thread runs sync code; __dict__: a fifth of the time of a getattr() that finds nothing
+_ASGIREF = SyncToAsync.threadlocal
+FEW = 16  # entries that are copied each time
+
+
+class Held(Protocol):
+    """An Acquisition, as seen by code that does not make it."""
+
+    lease: Lease | None
+    keys: tuple[Key, ...]  # under which it is shown
+    over: bool
+
+    @property
+    def caller(self) -> Runner | None: ...
+
+    @property
+    def here(self) -> bool: ...
+
+
+References = tuple[weakref.ref[Held], ...]
+
+
+# By partition and name, the acquisitions that the context shows, as long as they exist: all of them, and what has
+# changed since. (One whose making was interrupted, or whose coroutine was never awaited, nobody else refers to.)
+# Neither dict is ever changed: a new one takes the place of the second, and seldom of both, so that the ten-thousandth
+# lock costs what the first does.
+_Map = Mapping[Key, References]
+_NOTHING: tuple[_Map, _Map] = ({}, {})
+_shown: ContextVar[tuple[_Map, _Map]] = ContextVar("django_redislock.held", default=_NOTHING)
+
+
+def _get(key: Key) -> References:
+    known, late = _shown.get()
+    return late[key] if key in late else known.get(key, ())
+
+
+def _put(key: Key, shown: References) -> None:
+    known, late = _shown.get()
+    late = {**late, key: shown}
+    if not shown and key not in known:
+        del late[key]
+    if len(late) > FEW and len(late) ** 2 > len(known):
+        known, late = {key: left for key, shown in {**known, **late}.items() if (left := _not_over(shown))}, {}
+    _shown.set((known, late))
+
+
+def _not_over(shown: References) -> References:
+    """Without those that are over, or lost and never released, or gone."""
+    return tuple(
+        reference
+        for reference in shown
+        if (one := reference()) is not None and not (one.over or (one.lease is not None and one.lease.lost))
+    )
+
+
+def _existing(shown: References) -> tuple[Held, ...]:
+    return tuple(one for reference in shown if (one := reference()) is not None)
+
+
+def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
+    """Show it in this context under one of its keys, though nothing may be held yet. Returns what was shown before."""
+    above = _get(key)
+    if not above:
+        _put(key, (weakref.ref(acquisition),))
+        return ()
+    above = _not_over(above)
+    _put(key, (*above, weakref.ref(acquisition)))
+    return _existing(above)
+
+
+def hide(acquisition: Held) -> None:
+    """No longer show it in this context; others know by its ``over``."""
+    reference = weakref.ref(acquisition)
+    for key in acquisition.keys:
+        shown = _get(key)
+        if shown == (reference,):
+            _put(key, ())
+        elif reference in shown:
+            _put(key, tuple(one for one in shown if one != reference))
+
+
+def is_shown(acquisition: Held) -> bool:
+    """Whether this context shows it."""
+    reference = weakref.ref(acquisition)
+    for key in acquisition.keys:  # noqa: SIM110 (each release comes here)
+        if reference in _get(key):
+            return True
+    return False
+
+
+@contextmanager
+def under(acquisition: Held) -> Iterator[None]:
+    """During a block, this context shows an acquisition that it does not show otherwise."""
+    try:
+        show(acquisition, acquisition.keys[0])
+        yield
+    finally:
+        hide(acquisition)
+
+
+def running_task() -> Task | None:
+    """The task that runs in this thread, if any."""
+    return None if asyncio._get_running_loop() is None else asyncio.current_task()
+
+
+def served_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop for one of whose tasks this thread runs sync code by ``sync_to_async``, if any."""
+    loop: asyncio.AbstractEventLoop | None = _ASGIREF.__dict__.get("main_event_loop")
+    return loop if loop is not None and loop.is_running() else None
+
+
+def caller() -> Runner | None:
+    """The running task or thread. None in sync code that a thread runs for a task: it runs that of other tasks, too."""
+    if asyncio._get_running_loop() is not None:
+        return asyncio.current_task()
+    return None if _ASGIREF.__dict__ and served_loop() is not None else threading.current_thread()
+
+
+def _is_of_sync_code(task: Task, other: Task) -> bool:
+    """Whether ``async_to_sync`` runs this task, for sync code that the other one may run."""
+    loop = task.get_loop()
+    if loop is not other.get_loop():
+        return loop in AsyncToSync.loop_thread_executors
+    return getattr(task.get_coro(), "cr_code", None) is AsyncToSync.main_wrap.__code__
+
+
+def thread_of(loop: asyncio.AbstractEventLoop) -> threading.Thread:
+    """The thread whose sync code waits for this running loop by ``async_to_sync``; else the one that it runs in."""
+    executor = AsyncToSync.loop_thread_executors.get(loop)
+    return getattr(executor, "_work_thread", None) or threading.current_thread()
+
+
+def is_foreign(acquisition: Held, runner: Runner | None) -> bool:
+    """Whether an acquisition that the context shows is that of another task, or thread, which still runs."""
+    other = acquisition.caller
+    if other is None or runner is None or other is runner or not runs(other):
+        return False
+    if not asyncio.isfuture(runner):
+        return not asyncio.isfuture(other)  # else it is the sync code of a task
+    # else sync code waits for this task: that thread's, or that of the other task
+    return not _is_of_sync_code(runner, other) if asyncio.isfuture(other) else thread_of(runner.get_loop()) is not other
+
+
+def runs(runner: Runner) -> bool:
+    """Whether this task or thread has not ended."""
+    if asyncio.isfuture(runner):
+        # a task whose loop was closed never goes on
+        return not runner.done() and not runner.get_loop().is_closed()
+    # during atexit, is_alive() is already False for the main thread, which runs it
+    return runner is threading.main_thread() or runner.is_alive()
+
+
+def find(acquisitions: Sequence[Held]) -> Any:
+    """That of these, all made through one object, which belongs to the running code; the latest one. Else None."""
+    if not acquisitions:
+        return None
+    runner = caller()
+    for one in reversed(acquisitions):
+        if one.here and not one.over and is_shown(one) and not is_foreign(one, runner):
+            return one
+    for one in reversed(acquisitions):
+        if one.here and not one.over and runner is not None and one.caller is runner:
+            return one
+    return None
+
+
+def leases_on(name: str, acquisitions: Sequence[Held], runner: Runner | None) -> list[tuple[Lease, bool]]:
+    """The leases on this lock that may be held still, the latest first; and whether each is this runner's own."""
+    # after a failed release, nothing renews it, and the lock may be somebody else's by now
+    return [
+        (one.lease, not is_foreign(one, runner))
+        for one in reversed(acquisitions)
+        if one.lease is not None
+        and one.lease.name == name
+        and one.here
+        and not (one.over or one.lease.closed or one.lease.lost or one.lease.tried_release)
+    ]
+
+
+def holds(partition: Partition, name: str, pool: str = "") -> Lease | None:
+    """The lease on the lock of this name that is the running code's own, through whichever object. None: it has none.
+
+    ``pool``: of which it may be a member.
+    """
+    shown = _existing((*_get((partition, pool)), *_get((partition, name))))
+    return next((lease for lease, own in leases_on(name, shown, caller()) if own), None)
+
+
+def ground() -> weakref.ref[Any]:
+    """The thread (of sync code) or event loop (of coroutines) that this is: where something acquired is given back."""
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        return weakref.ref(threading.current_thread())
+    # sync code that waits for a loop of its own goes on with what that has acquired
+    executor = AsyncToSync.loop_thread_executors.get(loop)
+    return weakref.ref(getattr(executor, "_work_thread", None) or loop)
+
+
+def stands(ground: threading.Thread | Loop | None) -> bool:
+    """Whether anything can still be given back there."""
+    if isinstance(ground, Loop):
+        return not ground.is_closed()
+    return ground is not None and runs(ground)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+async def _coroutine_function() -> None: ...
+
+
+class _Twin:
+    """A function that returns a coroutine, and passes for a coroutine function: ``unittest`` calls nothing else."""
+
+    def __init__(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        update_wrapper(self, function)
+        self.__defaults__ = self.__kwdefaults__ = None
+        self.__code__ = _coroutine_function.__code__  # inspect looks at its flags
+
+    def __get__(self, instance: object, kind: type | None = None) -> Callable[..., Any]:
+        return self if instance is None else MethodType(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        coroutine: Any = self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+        coroutine.__qualname__ = self.__qualname__  # type: ignore[attr-defined]  # it may never be awaited
+        return coroutine
+
+
+def twin(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Let a method that returns a coroutine be one of coroutines."""
+    return _Twin(function)

@@ -1,0 +1,317 @@
+"""One acquisition of a lock, as its holder knows it; and ``on_lost="cancel"``, which ends the task that has lost it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from ..base.steps import Steps
+from ..base.times import monotonic
+from ..exceptions import LockLost, LockUnavailable
+from ..store.calls import LockRequest, Renewed, lease_end
+from ..store.lock_store import Partition
+from .terms import Terms
+
+Task = asyncio.Task[Any]
+
+
+class Canceller:
+    """Cancels a task the way ``asyncio.timeout`` does."""
+
+    def __init__(self, task: Task) -> None:
+        # weak: the watchdog must not keep a task alive that everybody else has forgotten
+        self._task = weakref.ref(task)
+        self._loop = task.get_loop()
+        # before Python 3.11, tasks do not count their pending cancellations
+        self._before: int = task.cancelling() if hasattr(task, "cancelling") else 0
+        self._sent = self._over = False
+
+    def strike(self) -> None:
+        """Cancel the task. May be called from any thread; a second call does nothing."""
+        try:
+            self._loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:
+            pass  # the loop has ended, and the task with it
+
+    def _cancel(self) -> None:
+        task = self._task()
+        if not self._sent and not self._over and task is not None:
+            self._sent = True
+            task.cancel()
+
+    def end(self) -> bool:
+        """The lock was released: leave the task alone from now on, and take back a cancellation already sent.
+
+        Returns whether one was sent, and it was the only one.
+        """
+        if self._over:
+            return False
+        self._over = True
+        task: Any = self._task()
+        others = self._sent and hasattr(task, "uncancel") and task.uncancel() > self._before
+        return self._sent and not others
+
+    def caused(self, error: BaseException | None) -> bool:
+        """Whether ``error``, which has ended the block, is our cancellation, and nobody else cancelled the task."""
+        # an inner block that shares the lease must not call end() while the lease is not lost
+        return self._sent and self.end() and isinstance(error, asyncio.CancelledError)
+
+
+# why a lease was lost
+VANISHED = "it is gone from Redis (expired, evicted, flushed or force-released)"
+TAKEN = "somebody else holds it now"
+FORCED = "it was force-released"
+RELEASED = "the bearer of its token has released it elsewhere"
+ADOPTED = "the bearer of its token has adopted it elsewhere"
+ENDED = "its lease ended before it could be renewed"
+OVER = "its lease ended, and it was not to be renewed"
+LIMITED = "its lease ended, and it was not to be renewed beyond max_hold"
+
+
+class Lease:
+    """What one acquisition holds: token, fence, and until when by the local monotonic clock.
+
+    ``ends`` counts from the moment at which the request was sent, so it is never later than the end in Redis, unless
+    the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`).
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "asked_fence",
+        "canceller",
+        "claimed",
+        "closed",
+        "detaching",
+        "due",
+        "ends",
+        "fence",
+        "fenced",
+        "handed",
+        "known",
+        "leaving",
+        "lost_reason",
+        "pid",
+        "raising",
+        "renewing",
+        "request",
+        "seen",
+        "shares",
+        "since",
+        "template",
+        "terms",
+        "tried_release",
+        "unknown",
+        "unrenewed",
+        "urgent",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        request: LockRequest,
+        terms: Terms,
+        *,
+        fence: int,
+        ends: float,
+        template: str = "",
+        handed: bool = False,
+        unknown: bool = False,
+    ) -> None:
+        self.request: LockRequest = request
+        self.terms: Terms = terms
+        self.fence: int = fence
+        self.ends: float = ends
+        self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
+        self.unknown: bool = unknown  # an acquire of this attempt may still arrive
+        self.since: float = monotonic()
+        self.known: float = self.since  # as of when Redis has said last that it is held
+        self.pid: int = os.getpid()
+        self.renewing: bool = terms.auto_renew
+        self.unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
+        self.template: str = template or request.name  # the name as it was written
+        self.canceller: Canceller | None = None
+        self.shares: list[Section] = []  # those that use it: several, if it is reentrant
+        self.lost_reason: str = ""
+        self.closed: bool = False  # released or detached
+        self.tried_release: bool = False
+        self.detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
+        self.leaving: bool = False  # Redis is being asked to detach it; its answer counts for more than the clock
+        self.watched: bool = False
+        self.due: float = 0.0  # when the watchdog looks next
+        self.urgent: bool = False  # ask Redis now, whatever the clock says
+        self.seen: bool = False  # the watchdog has looked at it: it is no short section
+        self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
+        self.claimed: frozenset[str] = frozenset()  # on these databases
+        self.raising: bool = False  # a new fence was asked for
+        self.asked_fence: int = fence  # in the latest renewal
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A lease cannot be pickled or copied: a copy of an object that refers to it has None instead."""
+        return type(None), ()
+
+    matters = True  # whether a failure to renew it is worth a warning
+
+    # -- what was asked for -----------------------------------------------------------------------------------------
+
+    @property
+    def partition(self) -> Partition:
+        return self.request.partition
+
+    @property
+    def name(self) -> str:
+        return self.request.name
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def token(self) -> str:
+        return self.request.token or self.request.id
+
+    @property
+    def ttl(self) -> float:
+        return self.request.ttl
+
+    # -- what has become of it --------------------------------------------------------------------------------------
+
+    @property
+    def here(self) -> bool:
+        """Whether it was made in this process, not in the one that it was forked from."""
+        return self.pid == os.getpid()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to be lost, or presumed lost by the local clock."""
+        return bool(self.lost_reason) or (not self.closed and monotonic() >= self.ends)
+
+    def remaining(self) -> float:
+        """Seconds of lease left by the local clock."""
+        return 0.0 if self.lost_reason or self.closed else max(0.0, self.ends - monotonic())
+
+    def moved(self, how: str, left: float, answer: Renewed) -> None:
+        """It is held, says Redis, which was asked to move its end; ``how``, ``left``: see renew_command()."""
+        asked = self.ends
+        if how in ("set", "detach"):
+            asked = lease_end(answer.sent, left)
+        elif how in ("keep", "raise"):
+            asked = max(asked, lease_end(answer.sent, left))
+        elif self.handed:
+            asked = max(asked, lease_end(self.since, self.ttl))
+        if how == "add":
+            asked += left
+        # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
+        self.ends = min(answer.ends, asked)
+        self.known = answer.sent
+        self.handed = False
+
+    @property
+    def detached(self) -> bool:
+        """Whether it was left, on purpose, to whoever has its token."""
+        return self.closed and self.detaching
+
+    def stop_renewing(self, reason: str) -> None:
+        self.renewing, self.unrenewed = False, reason
+
+    def unwatch(self) -> None:
+        """Ignore what the watchdog still learns of it."""
+        self.watched = False
+        if self.canceller is not None:
+            self.canceller.end()
+
+    def close(self) -> None:
+        """It was released or detached: nobody here may use it any more."""
+        self.closed, self.watched = True, False
+        if self.canceller is not None:
+            self.canceller.end()
+
+    def fence_as_well(self, fenced: bool | tuple[str, ...] | None) -> None:
+        """It was entered again with this ``fenced``, which can add to the claims asked for, not take any away."""
+        if fenced is True or self.fenced is True:
+            self.fenced = True
+        elif fenced:
+            self.fenced = tuple(dict.fromkeys([*(self.fenced or ()), *fenced]))
+
+    # -- who may release it -----------------------------------------------------------------------------------------
+
+    def is_last(self, section: Section) -> bool:
+        """Whether no other section uses it; this one may have been undone in the background meanwhile."""
+        return self.shares in ([section], [])
+
+    def leave(self, section: Section) -> None:
+        """This section no longer uses it. May be called again, and from any thread."""
+        try:
+            self.shares.remove(section)
+        except ValueError:
+            pass
+
+    def may_be_released(self) -> bool:
+        """Whether anybody is left who could release it."""
+        return any(section.may_be_given_back() for section in tuple(self.shares))
+
+    # -- errors -----------------------------------------------------------------------------------------------------
+
+    def cancelled_by(self, error: BaseException | None) -> bool:
+        """Whether ``error``, with which the section has ended, is the cancellation sent because of its loss."""
+        return self.canceller is not None and self.canceller.caused(error)
+
+    def unreleased_error(self, error: LockUnavailable) -> LockUnavailable:
+        """The error for a release that did not reach Redis."""
+        left = self.remaining()
+        return LockUnavailable(
+            f"{str(error).rstrip('.')}. The lock was not released: unless you try again, it stays locked for "
+            f"{left:.1f} s.",
+            self.name,
+            lease_left=left,
+        )
+
+    @property
+    def unclaimed(self) -> bool:
+        """Whether it should have been claimed in a database, and was not."""
+        return bool(self.fenced) and not self.claimed
+
+    def binds(self, aliases: Collection[str]) -> bool:
+        """Whether it was claimed on all of these databases (and there is one): then what they have committed is valid
+        even if the lock was lost since, as nobody's work was overwritten."""
+        return bool(aliases) and self.claimed.issuperset(aliases)
+
+    @property
+    def end_reason(self) -> str:
+        """Why it is lost if only its time is over. (A handoff that was not confirmed has ended too soon.)"""
+        return ENDED if self.renewing or self.handed else self.unrenewed
+
+    def lost_error(self) -> LockLost:
+        reason = self.lost_reason or self.end_reason
+        return LockLost(
+            f"The lock {self.name!r} was lost while it was held here: {reason}.",
+            self.name,
+            reason=reason,
+            fence=self.fence,
+        )
+
+
+class Section(Protocol):
+    """An Acquisition, as seen by code that does not make it: a section under a lock."""
+
+    lease: Lease | None
+    at_least: float
+
+    @property
+    def held(self) -> Lease: ...
+
+    def may_be_given_back(self) -> bool: ...
+
+    def give_back(self) -> Steps[bool]: ...
+
+    def end(self) -> Steps[bool]: ...
+
+    def exit(self, error: BaseException | None) -> Steps[bool]: ...
+
+    def leave(self) -> None: ...
+
+    def undo_after(self, block: object) -> None: ...
+
+    def undo(self) -> None: ...

@@ -1,1 +1,0 @@
-"""What a holder knows of its lease, and how a lease is lost."""

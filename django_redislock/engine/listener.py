@@ -1,0 +1,207 @@
+"""A listener: the waiters of this process for the locks of one partition, and the messages for them.
+
+A message is a hint; the key is the truth. After each (re)subscription, all waiters are told to ask Redis.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+
+from ..base.names import TOKEN, can_be_asked_for
+from ..base.times import monotonic
+from ..store.calls import ENDLESS, FREE, lease_end
+from ..store.lock_store import Partition
+from ..store.node import Node
+from .reader import Reader
+from .receiver import Receiver
+from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
+
+LOOK_EVERY = 5.0  # seconds between a process's looks at one name
+RECONNECTING = 1.0  # the same while there is no subscription
+WATCHING = 0.1  # the same for a free lock that is reserved for a waiter who polls
+JITTER = 0.05
+SIT_OUT = 10.0  # seconds without a connection after which waiters try for themselves, and fail
+DOUBT_EVERY = 5.0  # seconds between looks of all waiters because of late messages, which anybody may have forged
+
+# A grant has three numbers, and on a cluster the id of the node that made it. The probe (R3) does not match.
+_GRANT = r"(\d{1,16}) (\d{1,17}) (\d{1,12})(|@[0-9a-f]{40}|@\?) "
+_MESSAGE = re.compile(rf"(?:(g)|([wfar])) ({TOKEN}) (?(1){_GRANT})([^\ud800-\udfff]+)")
+
+# handles a message for an id that no waiter here has: kind, id, name
+Stray = Callable[[Partition, str, str, str], None]
+
+
+class Listener:
+    """See the module. ``ready``: subscribed, so waiters may queue; ``polled``: messages cannot be trusted to arrive.
+
+    ``want`` subscribes it. ``on_stray`` gets messages that are for no waiter here, ``on_left`` the id and name of a
+    waiter whose loop has ended, and ``on_subscribed`` is called after each (re)subscription.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        want: Callable[[Listener], object],
+        on_stray: Stray,
+        on_left: Callable[[Partition, str, str], None],
+        on_subscribed: Callable[[Partition], None],
+    ) -> None:
+        self.partition: Partition = partition
+        self.ready: bool = False
+        self.polled: bool = False
+        self.generation: int = 0
+        self.heard: int = 0  # messages
+        self.waiters: Waiters = Waiters()
+        self.receiver: Receiver[Listener] | None = None  # by which it is subscribed
+        self._want = want
+        self._on_stray = on_stray
+        self._on_left = on_left
+        self._on_subscribed = on_subscribed
+        partition.on_other_node = self.on_other_node
+        partition.store.when_closed(self.close)
+        partition.store.on_loop_end.append(self.bury)
+
+    @property
+    def hears(self) -> bool:
+        """Whether messages reach this process."""
+        return self.ready and not self.polled
+
+    # -- the waiters' side ------------------------------------------------------------------------------------------
+
+    def make_waiter(self, id: str, name: str, loop: Loop | None) -> Waiter:
+        """For a coroutine in ``loop``, or for this thread."""
+        if loop is None:
+            return ThreadWaiter(id, name, self._reader)
+        return TaskWaiter(id, name, loop, self.bury)
+
+    def register(self, waiter: Waiter) -> None:
+        """Let wakes reach this waiter. Must be called before its request is sent."""
+        waiter.due = monotonic() + RECONNECTING
+        self.waiters.add(waiter)
+
+    def bury(self, loop: Loop) -> None:
+        """The loop has ended, and its waiters with it: pass on what they may have been granted."""
+        for waiter in self.waiters.discard_loop(loop):
+            self._on_left(self.partition, waiter.id, waiter.group.name)
+
+    def schedule(self, waiter: Waiter, left: float, delay: float) -> None:
+        """A look found the lock busy for ``left`` more seconds, or free but reserved for somebody else.
+
+        Where messages cannot be trusted, the waiter looks again after ``delay`` seconds.
+        """
+        waiter.due = monotonic() + (delay if self.polled else RECONNECTING)
+        wait = {FREE: WATCHING, ENDLESS: LOOK_EVERY}.get(left, min(left, LOOK_EVERY))
+        due = monotonic() + wait + random.uniform(0, JITTER)
+        group = waiter.group
+        # a newcomer looks for itself alone, so its look may bring the group's next one forward, but not put it off
+        group.due = due if group.oldest is waiter else min(group.due, due)
+
+    def next_look(self, waiter: Waiter) -> float | None:
+        """The monotonic time at which this waiter must look by itself; None: another one does it for the group."""
+        if self.polled:
+            return waiter.due
+        if waiter.group.oldest is not waiter:
+            return None
+        return waiter.group.due if self.ready else waiter.due
+
+    def deadline_of(self, grant: Grant) -> float:
+        """The local monotonic time at which to presume a handoff's lease over (never too late)."""
+        anchor = (grant.node or self.partition.node).anchor
+        if anchor is None:
+            return 0.0
+        us, sent = anchor
+        granted, now = sent + (grant.us - us) / 1e6, monotonic()
+        if granted > now + 1.0:
+            return 0.0  # the server's clock has jumped ahead since: nobody knows when that was
+        return lease_end(min(granted, now), grant.lease)
+
+    def tell_all(self, name: str | None = None) -> None:
+        """Make all waiters look, or all that wait for ``name``: they may no longer be in the queue."""
+        for waiter in self.waiters.of(name):
+            waiter.tell()
+
+    def doubt(self, name: str) -> None:
+        """A handoff of the lock ``name`` came after its lease: others may have dropped the waiters of this process.
+
+        All who wait for the name look, at most once in DOUBT_EVERY seconds.
+        """
+        now = monotonic()
+        for group in self.waiters.groups(name):
+            if now >= group.doubts_from:
+                group.doubts_from = now + DOUBT_EVERY
+                for waiter in list(group.waiters.values()):
+                    waiter.tell()
+
+    # -- the subscription -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Subscribe, unless that is done or under way. Returns at once; later, ``ready`` is set and waiters look."""
+        if not self.ready:
+            self._want(self)
+
+    def subscribed(self, receiver: Receiver[Listener] | None, *, polled: bool) -> None:
+        """Messages arrive by ``receiver``; None: they do not arrive."""
+        self.polled = polled
+        self.generation += 1
+        self.partition.subscribed_at = None if receiver is None else receiver.node
+        self.ready = True
+        self.tell_all()
+        self._on_subscribed(self.partition)
+        self.receiver = receiver  # after all were told: a waiter that reads the connection itself could not be woken
+
+    def unsubscribed(self) -> None:
+        """Messages no longer arrive."""
+        self.ready = False
+        self.receiver = None
+        self.partition.subscribed_at = None
+
+    def on_other_node(self) -> None:
+        """C3: another node runs the scripts now. Subscribe there, and look again."""
+        try:
+            self._want(self)
+        except RuntimeError:
+            pass  # no thread can be started: the answer that told us must not be lost, and the next one tries again
+
+    def on_unsubscribed(self) -> None:
+        """C3: the node has ended the subscription by itself, as it no longer has the slot."""
+        self.unsubscribed()
+        self.tell_all()  # a waiter that reads the connection itself would go on reading it
+        self.on_other_node()
+
+    def reconnect(self) -> None:
+        """Cut the connection: wakes should arrive on it, and do not."""
+        receiver = self.receiver
+        if receiver is not None:
+            receiver.cut()
+
+    def close(self) -> None:
+        """The settings have changed."""
+        self.unsubscribed()
+        self.tell_all()
+
+    def _reader(self) -> Reader | None:
+        receiver = self.receiver
+        return None if receiver is None else receiver.reader
+
+    def on_message(self, data: bytes, node: Node) -> None:
+        """Handle a message from ``node``."""
+        if node is not self.partition.subscribed_at:
+            return  # C3: a former master
+        self.heard += 1
+        found = _MESSAGE.fullmatch(data.decode(errors="surrogateescape"))
+        if found is None:
+            return  # not one of our messages
+        granted, told, id, fence, us, lease_ms, by, name = found.groups()
+        kind = granted or told
+        # C3, C7: otherwise a former master may have sent it, so the waiter looks
+        trusted = granted and by == node.id != "@?" and not node.doubted_at
+        grant = Grant(int(fence), int(us), int(lease_ms) / 1000, name, node) if trusted else None
+        waiter = self.waiters.get(id) if kind in "gw" else None
+        if grant is not None and monotonic() >= self.deadline_of(grant):
+            self.doubt(name if waiter is None else waiter.group.name)
+        if waiter is not None:
+            waiter.tell(grant)
+        elif can_be_asked_for(name):
+            self._on_stray(self.partition, kind, id, name)

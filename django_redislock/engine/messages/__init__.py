@@ -1,1 +1,0 @@
-"""Receiving messages from Redis, and the waiters that they are for."""

@@ -1,1 +1,0 @@
-"""The threads and tasks that locks belong to."""

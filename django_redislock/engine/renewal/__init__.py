@@ -1,1 +1,0 @@
-"""Renewing leases and sending pending releases, in the background."""

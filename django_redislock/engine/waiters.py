@@ -1,0 +1,255 @@
+"""The waiters of this process, threads and coroutines, and which of them asks Redis by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..base.names import split_member
+from ..base.times import Alarm, monotonic
+from ..store.node import Node
+from ..store.records import Holder
+from .reader import HOT_FOR, Reader
+
+Loop = asyncio.AbstractEventLoop
+
+
+class Grant(NamedTuple):
+    """A handoff, as announced by its wake."""
+
+    fence: int
+    us: int  # server time of the grant
+    lease: float  # seconds
+    name: str  # of the lock; for a waiter for a pool, of the member
+    node: Node | None = None  # whose clock that is (C2)
+
+
+class Seen(NamedTuple):
+    """What Redis said last of a lock that was busy."""
+
+    at: float  # monotonic
+    holder: Holder | None
+    busy_for: float | None  # seconds
+
+
+class Waiter:
+    """A waiter. The thread that reads messages tells it something; it is parked where it waits."""
+
+    __slots__ = ("due", "grant", "group", "id", "look", "registered", "told")
+
+    def __init__(self, id: str, name: str, loop: Loop | None) -> None:
+        self.id: str = id
+        self.group: Group = Group(name, loop)  # until it is registered
+        self.registered: bool = False
+        self.grant: Grant | None = None
+        self.look: bool = False  # it has to ask Redis
+        self.due: float = 0.0  # when it looks by itself, where messages do not arrive
+        self.told: bool = False  # something, since it was parked
+
+    def tell(self, grant: Grant | None = None) -> None:
+        """The lock was handed over to it, or (None) it has to look."""
+        if grant is None:
+            self.look = True
+        else:
+            self.grant = grant
+        self.wake()
+
+    def wake(self) -> None: ...
+
+
+class ThreadWaiter(Waiter):
+    """A thread that waits. While it is the oldest of its group, it may read messages itself, from ``reader``."""
+
+    __slots__ = ("_gate", "_reader")
+
+    def __init__(self, id: str, name: str, reader: Callable[[], Reader | None]) -> None:
+        super().__init__(id, name, None)
+        self._reader = reader
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def wake(self) -> None:
+        self.told: bool = True
+        try:
+            self._gate.release()
+        except RuntimeError:
+            pass  # it was told before, and has not woken up yet
+
+    def park(self, seconds: float | None) -> None:
+        """Wait in this thread until told, for at most ``seconds`` (None: without end)."""
+        end = None if seconds is None else monotonic() + seconds
+        reader = self._reader() if self.group.oldest is self else None
+        try:
+            if reader is not None and reader.lead(self, seconds):
+                self._gate.acquire(blocking=False)
+            else:  # it may have read for a while, until the connection failed
+                left = -1 if end is None else min(max(end - monotonic(), 0.0), threading.TIMEOUT_MAX)
+                self._gate.acquire(timeout=left)
+        finally:
+            if reader is not None:
+                reader.unfollow(self)
+            self.told = False
+
+
+class TaskWaiter(Waiter):
+    """A coroutine that waits in ``loop``. ``on_dead_loop`` is called if the loop turns out to have ended."""
+
+    __slots__ = ("_on_dead_loop", "_parked", "loop")
+
+    def __init__(self, id: str, name: str, loop: Loop, on_dead_loop: Callable[[Loop], None]) -> None:
+        super().__init__(id, name, loop)
+        self.loop: Loop = loop
+        self._on_dead_loop = on_dead_loop
+        self._parked: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        self.told: bool = True
+        try:
+            self.loop.call_soon_threadsafe(self._unpark)
+        except RuntimeError:  # the loop has ended, and this waiter with it
+            self._on_dead_loop(self.loop)
+
+    def _unpark(self) -> None:
+        if self._parked is not None and not self._parked.done():
+            self._parked.set_result(None)
+
+    async def apark(self, seconds: float | None) -> None:
+        """See park()."""
+        # if we are told after this check, _unpark still runs after we have parked, since it runs in this loop
+        if not self.told:
+            self._parked = self.loop.create_future()
+            alarm = None if seconds is None else Alarm(self.loop, seconds, self._unpark)
+            try:
+                await self._parked
+            finally:
+                self._parked = None
+                if alarm is not None:
+                    alarm.cancel()
+        self.told = False
+
+
+def lone_waiter(loop: Loop | None) -> Waiter:
+    """A waiter for something in this process, not for a message."""
+    if loop is None:
+        return ThreadWaiter("", "", lambda: None)
+    return TaskWaiter("", "", loop, lambda loop: None)
+
+
+class Park:
+    """A step: wait until the waiter is told something, for at most ``seconds`` (None: without end)."""
+
+    __slots__ = ("seconds", "waiter")
+
+    def __init__(self, waiter: Waiter, seconds: float | None) -> None:
+        self.waiter: Waiter = waiter
+        self.seconds: float | None = seconds
+
+    def run(self) -> None:
+        assert isinstance(self.waiter, ThreadWaiter)
+        self.waiter.park(self.seconds)
+
+    async def arun(self) -> None:
+        assert isinstance(self.waiter, TaskWaiter)
+        await self.waiter.apark(self.seconds)
+
+
+class Group:
+    """The waiters for one name in this process's threads, or in one event loop, oldest first.
+
+    The oldest looks for all when ``due`` (monotonic). Each loop looks for itself: another one may hang or have ended.
+    """
+
+    __slots__ = ("asks_until", "doubts_from", "due", "loop", "name", "oldest", "seen", "waiters")
+
+    def __init__(self, name: str, loop: Loop | None) -> None:
+        self.name: str = name
+        self.loop: Loop | None = loop
+        # OrderedDict: a dict is slow to find its first entry after many before it were deleted
+        self.waiters: OrderedDict[str, Waiter] = OrderedDict()
+        self.oldest: Waiter | None = None  # the first of them; waiters read it without the mutex
+        self.due: float = math.inf  # until one of them has looked
+        self.doubts_from: float = 0.0  # monotonic; see Listener.doubt()
+        self.seen: Seen = Seen(-math.inf, None, 0.0)
+        self.asks_until: float = -math.inf  # until then, one of them asks for all who holds the lock
+
+
+class Waiters:
+    """All waiters of this process for the locks of one partition, by id and in groups. Thread-safe.
+
+    A method that was interrupted can be called again: each step leaves a state from which a second call can go on.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Waiter] = {}
+        self._groups: dict[tuple[str, Loop | None], Group] = {}
+        # reentrant: a finalizer that runs on this thread may close a coroutine that waits
+        self._mutex = threading.RLock()
+        self._tasks: dict[str, None] = {}  # the coroutines among them
+        self.tasks_until: float = 0.0  # until when more of them are expected (monotonic)
+
+    def get(self, id: str) -> Waiter | None:
+        return self._by_id.get(id)
+
+    def add(self, waiter: Waiter) -> None:
+        """Let messages reach this waiter from now on."""
+        key = (waiter.group.name, waiter.group.loop)
+        with self._mutex:
+            waiter.registered = True
+            waiter.group = group = self._groups.setdefault(key, waiter.group)
+            if isinstance(waiter, TaskWaiter):
+                self._tasks[waiter.id] = None
+                self.tasks_until = math.inf
+            self._by_id[waiter.id] = group.waiters[waiter.id] = waiter
+            group.oldest = group.oldest or waiter
+
+    def discard(self, waiter: Waiter) -> None:
+        """Forget this waiter, which has its lock or gave up; the next oldest of its group takes over the looks."""
+        if not waiter.registered:
+            return
+        group = waiter.group
+        with self._mutex:
+            again = self._by_id.pop(waiter.id, None) is None
+            group.waiters.pop(waiter.id, None)
+            if isinstance(waiter, TaskWaiter):
+                self._forget_tasks(waiter)
+            before, group.oldest = group.oldest, next(iter(group.waiters.values()), None)
+            heir = group.oldest
+            if heir is None and self._groups.get((group.name, group.loop)) is group:
+                del self._groups[group.name, group.loop]
+        if heir is not None and (again or heir is not before):
+            heir.wake()
+        waiter.registered = False
+
+    def discard_loop(self, loop: Loop) -> list[Waiter]:
+        """The loop has ended: forget its waiters, and return them."""
+        buried: list[Waiter] = []
+        with self._mutex:
+            for key in [key for key in self._groups if key[1] is loop]:
+                buried += self._groups.pop(key).waiters.values()
+            for waiter in buried:
+                self._by_id.pop(waiter.id, None)
+                waiter.registered = False
+            self._forget_tasks(*buried)
+        return buried
+
+    def _forget_tasks(self, *waiters: Waiter) -> None:
+        for waiter in waiters:
+            self._tasks.pop(waiter.id, None)
+        if waiters and not self._tasks:
+            self.tasks_until = monotonic() + HOT_FOR
+
+    def groups(self, name: str) -> list[Group]:
+        """The groups that want the lock ``name``; for a pool's member, also those who want any member."""
+        split = split_member(name)
+        names = (name,) if split is None else (name, split[0])
+        with self._mutex:
+            return [group for group in self._groups.values() if group.name in names]
+
+    def of(self, name: str | None = None) -> list[Waiter]:
+        """The waiters for ``name``; None: all of them."""
+        with self._mutex:
+            return [waiter for waiter in self._by_id.values() if name is None or waiter.group.name == name]

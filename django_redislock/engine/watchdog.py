@@ -1,0 +1,354 @@
+"""The watchdog: one background thread per process that renews leases, confirms handoffs and notices losses.
+
+It only keeps time. What is to be sent goes through the sender, with timeouts of at most a sixth of the TTL, and what is
+to be told through the notifier: neither a slow Redis nor slow code of the site delays a renewal, or the news that a
+lease has ended.
+
+The module is long because all that it does to a lease happens under one mutex (R12), and is read in one go.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from logging import ERROR, WARNING
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ..base.pace import LAST_RETRY
+from ..base.processes import make_thread, start
+from ..base.times import monotonic
+from ..store.calls import HELD, HOLDER, WITHDRAWAL, LockRequest, Renewed, left_to_release, renew_command, renewed
+from ..store.lock_store import Partition
+from ..store.node import Node
+from ..store.stores import all_stores
+from .agenda import CONFIRM_AFTER, Agenda, PendingRelease, Task, call_for, first_look, next_look
+from .announcements import Notifier, reason_of, tell_lost
+from .dispatch import Dispatch, Parcel
+from .lease import LIMITED, OVER, Lease
+from .with_block import Interruptions
+
+REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
+LOOK_AROUND = 1.0  # seconds between looks for sections that were interrupted
+IDLE_LOOK = 5.0  # the same where nothing is held
+UNRENEWED = "no longer renewed"
+
+
+class Watchdog:
+    """See the module. All times are absolute and monotonic.
+
+    ``listen`` makes the process hear of what happens to a lock of this partition.
+    """
+
+    def __init__(self, notifier: Notifier, listen: Callable[[Partition], None]) -> None:
+        self._notifier = notifier
+        self._listen = listen
+        self._lock = threading.RLock()  # a finalizer may run on this thread and close a generator that holds a lock
+        self._alarm = threading.Condition(self._lock)
+        self._alone = False
+        self._leases: dict[str, Lease] = {}  # by id
+        self._agenda = Agenda()
+        # those with a token of their own, which others may have as well, until their leases are watched
+        self.attempts: WeakValueDictionary[str, object] = WeakValueDictionary()
+        self._pending: set[PendingRelease] = set()
+        self.interruptions: Interruptions = Interruptions()
+        self._sleeps_until = -math.inf
+        self._thread: threading.Thread | None = None
+        self.runs: bool = False  # is_alive() takes three calls
+        self._dispatch = Dispatch(notifier, self._answered, self._again, self.renew_all)
+        self._trim_at = 0.0
+
+    @property
+    def _mutex(self) -> threading.RLock:
+        if not self._alone and sys.is_finalizing():
+            # a finalizer of the site's, after all other threads were stopped: our own may have been stopped inside
+            self._lock = threading.RLock()
+            self._alarm = threading.Condition(self._lock)
+            self._alone = True
+        return self._lock
+
+    # -- for holders -------------------------------------------------------------------------------------------------
+
+    def watch(self, lease: Lease) -> None:
+        """Renew this lease from now on, and tell its holder when it is lost."""
+        request = lease.request
+        with self._mutex:
+            lease.watched = True
+            self._leases[request.id] = lease
+            if request.token is not None:
+                self.attempts.pop(request.id, None)  # from now on, it is known by its lease
+            due = first_look(lease)
+            self._agenda.begin(due, lease)
+            self._wake_for(due)
+
+    def unwatch(self, lease: Lease) -> None:
+        """Whatever is in flight for this lease no longer counts. It is known until :meth:`forget`."""
+        with self._mutex:
+            lease.unwatch()
+
+    def forget(self, lease: Lease) -> None:
+        """Forget this lease."""
+        with self._mutex:
+            if self._leases.get(lease.id) is lease:
+                del self._leases[lease.id]
+
+    def end(self, lease: Lease) -> None:
+        """The lease has ended here, and is for nobody to use."""
+        id = lease.request.id
+        with self._mutex:
+            lease.close()
+            self._agenda.drop(lease)
+            if self._leases.get(id) is lease:
+                del self._leases[id]
+
+    def moved(self, lease: Lease, how: str, left: float, answer: Renewed) -> None:
+        """The end of the lease was moved; see Lease.moved()."""
+        with self._mutex:
+            lease.moved(how, left, answer)
+            self._plan_next(lease)
+
+    def shortened(self, lease: Lease, ends: float) -> None:
+        """The lease may end at this time already: the holder is asking Redis for that."""
+        with self._mutex:
+            if ends < lease.ends:
+                lease.ends = ends
+                self._plan_next(lease)
+
+    def _plan_next(self, lease: Lease) -> None:
+        if lease.watched:
+            self._plan(next_look(lease), lease)
+
+    def knows(self, id: str) -> bool:
+        """Whether this acquisition is in use here, may come to be, or is being released: nobody may adopt it."""
+        return id in self.attempts or id in self._leases  # in this order: an id moves from the first to the second
+
+    def leases(self) -> list[Lease]:
+        """All that this process holds."""
+        return list(self._leases.values())
+
+    def release_later(self, request: LockRequest, *, unknown: bool, how: str = HOLDER, lasts: float = 0.0) -> None:
+        """Release or withdraw in the background, as often as it takes. Failures to release are logged.
+
+        ``lasts``: seconds after which the lease has ended by itself.
+        """
+        with self._mutex:
+            now = monotonic()
+            pending = PendingRelease(request, unknown, now + max(lasts, REMEMBER_FOR), how)
+            self._pending.add(pending)
+            self._plan(now, pending)
+
+    def wake_up(self) -> None:
+        """Be there to undo what is interrupted from now on."""
+        with self._mutex:
+            self._start()
+
+    def send_pending(self) -> None:
+        """Before the process ends, and its threads with it: what was not yet sent. Takes LAST_WORDS in all."""
+        known = list(self._pending)
+        self._dispatch.send_last([pending.parcel() for pending in known])
+        self._pending.difference_update(known)  # there are several ways in which a process ends: not once more
+
+    def _plan(self, due: float, task: Task) -> None:
+        if isinstance(task, Lease) and task.urgent:
+            due = min(due, monotonic())  # a reconnect that came meanwhile is not put off
+        self._agenda.plan(due, task)
+        self._wake_for(due)
+
+    def _wake_for(self, due: float) -> None:
+        if (self.runs or not self._start()) and due < self._sleeps_until:
+            self._alarm.notify_all()  # one that is about to end may wait as well
+
+    def _start(self) -> bool:
+        """Start the thread, unless it runs; return whether it was started."""
+        if self.runs or (self._thread is not None and self._thread.is_alive()):
+            return False
+        self._sleeps_until = -math.inf
+        # known before it starts: an interruption in there must not make the next caller start another
+        self._thread = thread = make_thread(self._run, "redislock-watchdog")
+        return start(thread)  # at the end of the process, locks are held without it, and not renewed
+
+    # -- for what is heard elsewhere ---------------------------------------------------------------------------------
+
+    def holds(self, id: str) -> bool:
+        """Whether this acquisition holds a lock here, or is being released."""
+        return id in self._leases
+
+    def lose_by_id(self, id: str, reason: str) -> None:
+        """The acquisition of this id is over, if it is one of this process."""
+        lease = self._leases.get(id)
+        if lease is not None:
+            self.lose(lease, reason)
+
+    def renew_all(self, partition: Partition) -> None:
+        """After a reconnect: a flush or restart is noticed at once."""
+        with self._mutex:
+            now = monotonic()
+            for lease in self.leases():
+                if lease.partition is partition and lease.watched:
+                    lease.urgent = True
+                    self._plan(now, lease)
+
+    # -- the thread's side ------------------------------------------------------------------------------------------
+
+    def _run(self, me: threading.Thread) -> None:
+        try:
+            while self._thread is me:  # else its start was interrupted, and there is another one
+                self.runs = True
+                for error in self.interruptions.undo_all():
+                    self._put_off((), error)
+                tasks = self._sleep(me)
+                try:
+                    self._work(tasks)
+                    self._trim()
+                    self._notifier.wake()
+                except Exception as error:
+                    self._put_off(tasks, error)
+        finally:
+            if self._thread is me:
+                self.runs = False
+
+    def _put_off(self, tasks: Sequence[Task], error: Exception) -> None:
+        """No more threads, say; nothing may be dropped for that."""
+        self._notifier.log(ERROR, "watchdog-failed", exc_info=error)
+        with self._mutex:
+            again = monotonic() + LAST_RETRY
+            for task in tasks:
+                self._plan(again, task)
+
+    def _sleep(self, me: threading.Thread) -> list[Task]:
+        """Wait until something is due, and take it off the agenda; nothing where it is time to look around."""
+        with self._mutex:
+            while self._thread is me and not self.interruptions:
+                now = monotonic()
+                busy = self._agenda.busy
+                tasks = self._agenda.take_due(now)
+                if tasks:
+                    return tasks
+                # locks in quick succession must not wake us each time: no new lease is due before this
+                idle_until = now + CONFIRM_AFTER if busy else math.inf
+                due = self._agenda.next_due
+                self._sleeps_until = idle_until if due is None else due
+                self._sleeps_until = min(self._sleeps_until, now + (LOOK_AROUND if self._leases else IDLE_LOOK))
+                told = self._alarm.wait(self._sleeps_until - now)
+                self._sleeps_until = -math.inf
+                if not told:
+                    return []
+            return []
+
+    def _trim(self) -> None:
+        """Close connections that nobody needs any more: a server has room for so many."""
+        if monotonic() >= self._trim_at:
+            self._trim_at = monotonic() + IDLE_LOOK
+            for store in all_stores():
+                store.trim()
+
+    def _work(self, tasks: Sequence[Task]) -> None:
+        parcels: list[Parcel] = []
+        for task in tasks:
+            try:
+                parcel = task.parcel() if isinstance(task, PendingRelease) else self._look_after(task)
+            except Exception as error:
+                self._put_off([task], error)  # and no other
+                continue
+            if parcel is not None:
+                parcels.append(parcel)
+        self._dispatch.send(parcels)
+
+    def _look_after(self, lease: Lease) -> Parcel | None:
+        """What is to be sent for this lease now, if anything; else plan the next look."""
+        now = monotonic()
+        if now >= lease.ends:
+            if lease.leaving:
+                with self._mutex:
+                    self._plan(now + CONFIRM_AFTER, lease)
+            else:
+                self.lose(lease, lease.end_reason)
+            return None
+        released = not lease.may_be_released()
+        if not lease.watched:
+            return None  # released in the meantime, by whoever may have ended since
+        first, lease.seen = not lease.seen, True
+        urgent, lease.urgent = lease.urgent, False
+        if lease.request.listens:
+            # held for long enough to care: hear at once when it is force-released, or Redis restarts. Each time: the
+            # first time there may have been no thread to be had
+            self._listen(lease.partition)
+        if lease.renewing and released:
+            if not first:  # else it was acquired and dropped, to end by itself
+                self._notifier.log(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
+            lease.stop_renewing(OVER)
+        if lease.renewing and lease.terms.max_hold is not None and now - lease.since >= lease.terms.max_hold:
+            self._notifier.log(WARNING, "max-hold", name=lease.name, fence=lease.fence, detail=UNRENEWED)
+            lease.stop_renewing(LIMITED)
+        how = call_for(lease, first=first, urgent=urgent)
+        if not how:
+            with self._mutex:
+                self._plan(next_look(lease), lease)
+            return None
+        if lease.raising:  # with which fence?
+            with self._mutex:
+                self._plan(min(now + CONFIRM_AFTER, lease.ends), lease)
+            return None
+        lease.asked_fence = lease.fence
+        command = renew_command(lease.request, how, lease.ttl, lease.fence)
+        with self._mutex:  # until the answer comes, only wake up for the end of the lease
+            due = lease.ends
+            self._plan(due, lease)
+        return Parcel(lease, command, due, how)
+
+    # -- what comes of what was sent ---------------------------------------------------------------------------------
+
+    def _answered(self, parcel: Parcel, answer: Any, node: Node, sent: float) -> None:
+        task = parcel.task
+        if isinstance(task, Lease):
+            self._note(task, parcel, renewed(node, answer, sent))
+            return
+        self._pending.discard(task)
+        rest = left_to_release(task.request, answer)
+        if rest is not None:
+            self.release_later(rest, unknown=False, how=WITHDRAWAL)
+
+    def _again(self, parcels: list[Parcel], delay: float) -> None:
+        with self._mutex:
+            now = monotonic()
+            for task, _, due, _ in parcels:
+                if isinstance(task, Lease):
+                    if task.watched and task.due == due:
+                        self._plan(min(now + delay, task.ends), task)
+                elif now < task.until and not task.partition.store.closed:
+                    self._plan(now + delay, task)
+                else:
+                    self._pending.discard(task)
+
+    def _note(self, lease: Lease, parcel: Parcel, answer: Renewed) -> None:
+        if answer.state == HELD:
+            with self._mutex:
+                # not when it was released, or extended by its holder, while the answer was on its way
+                if lease.watched and lease.due == parcel.due:
+                    self.moved(lease, parcel.how, lease.ttl, answer)
+        elif lease.raising or lease.leaving or lease.asked_fence != lease.fence:
+            with self._mutex:  # asked with a fence that was about to change, or while it is being detached
+                if lease.watched:
+                    self._plan(min(monotonic() + CONFIRM_AFTER, lease.ends), lease)
+        else:
+            # once its time is over, it is no loss of another kind that Redis does not know it any more
+            self.lose(lease, lease.end_reason if monotonic() >= lease.ends else reason_of(answer))
+
+    def lose(self, lease: Lease, reason: str, *, released: bool = False) -> None:
+        """The lease is lost, if it is still watched (or ``released``: its release has found that out): say so, once."""
+        if not lease.renewing and monotonic() >= lease.ends:
+            reason = lease.end_reason  # whatever has found out first
+        jobs, job = self._notifier.jobs, partial(tell_lost, lease)
+        with self._mutex:
+            if lease.lost_reason or not (lease.watched or released):
+                return  # told, or released in the meantime
+            self.forget(lease)
+            # without a call in between, in which a signal handler could raise: a loss that is marked is told
+            lease.watched, lease.lost_reason = False, reason
+            jobs.append(job)
+        if lease.canceller is not None:
+            lease.canceller.strike()  # at once, not behind the receivers of the signal
+        self._notifier.wake()

@@ -1,0 +1,131 @@
+"""Sections interrupted at a moment when nobody could release their locks (R18): noticed here, and undone.
+
+A signal handler may raise in the very first instruction of ``__exit__``. But the ``with`` statement looks ``__exit__``
+up before it calls ``__enter__``, and keeps what it got until its block has ended. So each look-up returns a new object,
+and if that dies without having been called to its end, the section is undone.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from .held import twin
+from .lease import Lease, Section
+
+
+class Witness(weakref.ref[Any]):
+    """Notices the death of the object that a ``with`` statement keeps while its block runs (see with_block.py)."""
+
+    __slots__ = ("section",)
+
+    section: Section
+
+
+class Interruptions:
+    """The sections that are still to be undone."""
+
+    def __init__(self) -> None:
+        self._found: deque[Witness] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def watch(self, block: object, section: Section) -> Witness:
+        """Undo the section once ``block`` has died, unless the returned witness has died first."""
+        # the callback is C code, so no signal handler can raise inside it
+        witness = Witness(block, self._found.append)
+        witness.section = section
+        return witness
+
+    def undo_under(self, lease: Lease) -> bool:
+        """Undo at once the section under this lease, if it was interrupted and is still to be undone."""
+        found = [witness for witness in self._found.copy() if witness.section.lease is lease]
+        for witness in found:
+            witness.section.undo()  # undo_all() will do so again, which is harmless, in case this is interrupted
+        return bool(found)
+
+    def undo_all(self) -> list[Exception]:
+        """Undo each of them once; return the errors. Only for our own threads, which nothing interrupts."""
+        failures: list[Exception] = []
+        for witness in self._found.copy():
+            try:
+                witness.section.undo()
+            except Exception as error:
+                failures.append(error)
+            with suppress(ValueError):  # another thread was faster
+                self._found.remove(witness)  # only now: see undo_under()
+        return failures
+
+
+class WithBlock:
+    """One run of a ``with`` block, from the look-up of its ``__exit__`` on."""
+
+    lock: Any
+    section: Section | None = None  # once it was entered
+    context: Any = None  # or another context manager, to be left at the end
+    _exit: Callable[[], object]
+
+    @property
+    def exit(self) -> object:
+        """The object that the statement keeps for as long as the block runs.
+
+        A coroutine that ends the block must keep it, too: the statement drops it once it has made the coroutine.
+        """
+        return self._exit()
+
+    def enter(self, section: Section) -> None:
+        """The block is about to begin, with this section."""
+        self.section = section
+        exit = self._exit()
+        if exit is not None:  # it is dead if __exit__ was called by hand before; a traceback may keep the block
+            section.undo_after(exit)
+
+
+class ExitMethod:
+    """``__exit__`` of a lock, as a descriptor. ``function`` takes a :class:`WithBlock` instead of self."""
+
+    def __init__(self, function: Callable[..., Any], *, awaited: bool = False) -> None:
+        def of_class(lock: Any, *args: Any) -> Any:
+            block = WithBlock()
+            block.lock, block._exit = lock, lambda: None
+            return function(block, *args)
+
+        self._function = function
+        self._of_class: Callable[..., Any] = twin(of_class) if awaited else of_class
+
+    def __get__(self, lock: Any, kind: type | None = None) -> Callable[..., Any]:
+        if lock is None:  # of the class: ExitStack does so, and hands over the lock itself
+            return self._of_class
+        block = WithBlock()
+        exit = partial(self._function, block)
+        block.lock, block._exit = lock, weakref.ref(exit)
+        _last.block = weakref.ref(block)
+        return exit
+
+
+def section_of(block: WithBlock) -> Section | None:
+    """An ExitStack enters the lock itself, so its block has none."""
+    section: Section | None = block.section or block.lock._own()
+    return section
+
+
+class _Last(threading.local):
+    """The block whose exit this thread has looked up last: it is the next one to be entered."""
+
+    block: Callable[[], WithBlock | None] | None = None
+
+
+_last = _Last()
+
+
+def block_of(lock: object) -> WithBlock | None:
+    """The block of the ``with`` statement that is entering ``lock`` now, if known."""
+    found, _last.block = _last.block, None
+    block = None if found is None else found()
+    return block if block is not None and block.lock is lock else None

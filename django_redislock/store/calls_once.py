@@ -1,0 +1,115 @@
+"""Calls that run once in Redis, however often they are sent: those of values and counters, and of a pool's members.
+
+A call that is sent again because its answer was lost must not count twice, and must return the first run's answer. So
+each call goes through a *slot*, which carries one call at a time and numbers them, and the script stores number and
+answer under the slot's key (``once.lua``). Slots are reused, so Redis stores one answer for each *concurrent* call, not
+for each call. Source: the sessions of NFS 4.1, RFC 8881, section 2.10.6.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from redis.exceptions import ResponseError
+
+from ..base.steps import Steps
+from ..exceptions import LockUnavailable
+from .lock_store import Partition
+from .records import Keys, pools_key
+from .retry import call
+from .scripts import Script
+
+# slots that carry no call: their key, and the number of the last call
+_free: WeakKeyDictionary[Partition, list[tuple[str, int]]] = WeakKeyDictionary()
+
+
+def call_once(
+    partition: Partition, script: Script, keys: Sequence[str], args: Sequence[str], *, name: str, noun: str = "lock"
+) -> Steps[bytes]:
+    """Run ``script``, which includes ``once``, on ``keys``. After LockUnavailable, it may have run or not.
+
+    A repetition is recognised for 60 s.
+    """
+    free = _free.setdefault(partition, [])
+    try:
+        slot, last = free.pop()  # the one used last, so that few slots are in use
+    except IndexError:
+        slot, last = f"{partition.prefix}slot:{secrets.token_urlsafe(12)}", 0
+    number = last + 1
+    command = script.command((slot, *keys), (str(number), *args))
+    refused = False
+    try:
+        reply = yield from call(partition, command, name, noun=noun)
+        return reply.answer  # type: ignore[no-any-return]
+    except LockUnavailable as error:
+        refused = isinstance(error.__cause__, ResponseError)  # perhaps because of a foreign value under its key
+        raise
+    finally:
+        if not refused:
+            free.append((slot, number))
+
+
+BATCH = 250  # members in one step, so that none keeps Redis for longer than a few milliseconds
+
+_MEMBERS = Script("members", "member")
+
+
+def change_members(partition: Partition, keys: Keys, pool: str, how: str, members: Sequence[str]) -> Steps[int]:
+    """Add members to the pool or remove them (``how``), BATCH at a time; return how many were added or removed."""
+    changed = 0
+    for start in range(0, len(members), BATCH):
+        changed += yield from _step(partition, keys, pool, how, *members[start : start + BATCH])
+    return changed
+
+
+def replace_members(partition: Partition, keys: Keys, pool: str, members: Sequence[str]) -> Steps[int]:
+    """Replace all members by these in one step; return how many are new."""
+    staged = secrets.token_urlsafe(12)
+    new = 0
+    for start in range(0, len(members), BATCH):
+        new += yield from _step(partition, keys, pool, "stage", *members[start : start + BATCH], staged=staged)
+    yield from _step(partition, keys, pool, "switch", str(len(members)), staged=staged)
+    return new
+
+
+def _step(partition: Partition, keys: Keys, pool: str, how: str, *words: str, staged: str = "none") -> Steps[int]:
+    """One step, and as many calls as it takes to hand out what it has made free."""
+    into = (f"{partition.prefix}next_{which}:{staged}" for which in ("members", "fresh"))
+    declared = (*keys.all, *into, pools_key(partition.prefix))
+
+    def run(how: str, *words: str) -> Steps[list[int]]:
+        args = (pool, how, partition.channel, str(partition.highest_fence), *words)
+        answer = yield from call_once(partition, _MEMBERS, declared, args, name=pool)
+        return [int(number) for number in answer.split()]
+
+    changed, more = yield from run(how, *words)
+    while more:
+        _, more = yield from run("serve")
+    return changed
+
+
+def read_members(partition: Partition, keys: Keys, pool: str) -> Steps[list[bytes]]:
+    """All members, by name."""
+    return (yield from _read(partition, pool, "ZRANGE", keys.members, "0", "-1"))  # type: ignore[no-any-return]
+
+
+def count_members(
+    partition: Partition, keys: Keys, pool: str, *, until: float = math.inf, by: float | None = None
+) -> Steps[int]:
+    """``until``, ``by``: see retry.py."""
+    return (yield from _read(partition, pool, "ZCARD", keys.members, until=until, by=by))  # type: ignore[no-any-return]
+
+
+def has_member(partition: Partition, keys: Keys, pool: str, member: str) -> Steps[bool]:
+    return (yield from _read(partition, pool, "ZSCORE", keys.members, member)) is not None
+
+
+def _read(
+    partition: Partition, pool: str, *command: str, until: float = math.inf, by: float | None = None
+) -> Steps[Any]:
+    reply = yield from call(partition, command, pool, until=until, by=by)
+    return reply.answer

@@ -1,0 +1,138 @@
+"""What is stored in Redis, and under which keys: locks, their holders and waiters, and the members of pools."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..base.display import Secret, shown
+from ..base.names import known_as, read_member, split_member
+from ..exceptions import LockError
+from .lock_store import Partition
+
+# the Redis type of a key, by the word after the prefix; all others are strings
+_TYPES = dict.fromkeys(("waiters", "held", "took"), "hash") | dict.fromkeys(
+    ("queue", "index", "members", "fresh", "free", "busy", "wanted", "pools"), "zset"
+)
+
+
+class Keys(NamedTuple):
+    """The keys of a lock, or of a pool when any member is wanted, in the order in which scripts expect them.
+
+    ``stored``: how the lock is stored, and so which variant of a script works on it.
+    """
+
+    all: tuple[str, ...]
+    lock: str  # the lock itself; for a member of a pool, the hash that has it as a field
+    queue: str = ""  # waiters for this very lock
+    member: str | None = None  # that field, quoted
+    members: str = ""  # of the pool
+    busy: str = ""  # of the pool: the ends of its members' leases
+    line: str = ""  # of the pool: the queue of those who want any member
+    any: bool = False  # any member is wanted
+    stored: str = "key"
+
+
+@lru_cache(maxsize=1024)  # many a lock is acquired again, and each needs them for several commands
+def make_keys(prefix: str, name: str) -> Keys:
+    """The keys of the lock ``name``, or of a pool, if ``name`` stands for any of its members.
+
+    ``prefix`` ends with the hash tag and a colon, so all of them are in one slot.
+    """
+    shared = (f"{prefix}index", f"{prefix}fence")
+    if name.endswith(":") and split_member(f"{name}any"):
+        pool = pool_keys(prefix, name)
+        return Keys((*pool, *shared), pool[3], members=pool[0], busy=pool[4], line=pool[7], any=True, stored="member")
+    own = (f"{prefix}queue:{name}", f"{prefix}waiters:{name}")
+    split = split_member(name)
+    if split is None:
+        lock = f"{prefix}lock:{name}"
+        return Keys((lock, *own, *shared), lock, own[0])
+    pool = pool_keys(prefix, split[0])
+    return Keys((*pool, *own, *shared), pool[3], own[0], split[1], pool[0], pool[4], pool[7], stored="member")
+
+
+def pool_keys(prefix: str, pool: str) -> tuple[str, ...]:
+    """What ``@pool`` stands for in the headers of scripts; ``pool`` as it appears in names."""
+    words = ("members", "fresh", "free", "held", "busy", "took", "wanted", "queue", "waiters")
+    return tuple(f"{prefix}{word}:{pool}" for word in words)
+
+
+def pools_key(prefix: str) -> str:
+    """A sorted set: the pools that have members, as they appear in names."""
+    return f"{prefix}pools"
+
+
+def redis_type(key: str, prefix: str) -> str:
+    """The Redis type that one of our keys should have."""
+    return _TYPES.get(key.removeprefix(prefix).partition(":")[0], "string")
+
+
+UNKNOWN = "?"  # the owner, where a foreign value holds the lock
+LONGEST_OWNER = 2000  # bytes, with the note: we write nothing longer
+
+_VALUE = re.compile(rb"(\S+) (\S+) (\S) (\d{1,18}) (\d{1,17}) (\S+) (.*)", re.S)
+_ENTRY = re.compile(rb"(\S+) (\d+) (\d+) (\S+) (.*)", re.S)
+
+
+class Holder(NamedTuple):
+    """The value of a lock (holder.lua)."""
+
+    id: str
+    token: str
+    fence: int
+    since: int  # server microseconds
+    owner: str
+    note: str
+    suspension: bool = False  # nobody holds the lock: the owner has suspended it
+    handed_over: bool = False  # and not confirmed yet
+
+    @property
+    def described(self) -> str:
+        """The owner, for people."""
+        return f"nobody (suspended by {self.owner})" if self.suspension else self.owner
+
+    def is_of(self, id: str | None, token: str | None = None) -> bool:
+        """Whether it is the acquisition of this id, or one with this token."""
+        return self.id == id or self.token == token
+
+
+def parse_holder(value: bytes | None) -> Holder | None:
+    """None for a value that our scripts did not write."""
+    found = _VALUE.fullmatch(value or b"")
+    if found is None:
+        return None
+    id, _, flag, fence, since, token = (part.decode(errors="replace") for part in found.groups()[:6])
+    secrets, numbers = (Secret(id), Secret(id if token == "-" else token)), (int(fence), int(since))
+    return Holder(*secrets, *numbers, *split_owner(found[7]), flag == "s", flag in ("h", "p"))
+
+
+def shown_holder(value: bytes, us: int) -> Holder:
+    """Whoever holds a lock with this ``value``, even if the scripts did not write it. ``us``: the server's time."""
+    return parse_holder(value) or Holder("", "", 0, us, UNKNOWN, "")
+
+
+def parse_waiter(entry: bytes | None) -> tuple[str, str]:
+    """Owner and note of a waiter (waiter.lua)."""
+    found = _ENTRY.fullmatch(entry or b"")
+    return (UNKNOWN, "") if found is None else split_owner(found[5])
+
+
+def split_owner(text: bytes) -> tuple[str, str]:
+    """Owner and note. Scripts treat them as one text: a line feed, which no owner has, separates them."""
+    owner, _, note = text[:LONGEST_OWNER].decode(errors="replace").partition("\n")
+    return owner, note
+
+
+def check_member(partition: Partition, pool: str, raw: bytes) -> str:
+    """The member ``raw`` of ``pool``, quoted. Raises LockError for one that we cannot have written."""
+    found = read_member(pool, raw)
+    if found is not None:
+        return found
+    raise LockError(
+        f"Somebody else has written {shown(raw)} into the keys {f'{partition.prefix}members:{pool}'!r} or "
+        f"{f'{partition.prefix}free:{pool}'!r}: that is not a member of a pool. Remove it (ZREM), or "
+        f"assign() the members anew.",
+        known_as(pool)[1],
+    )
