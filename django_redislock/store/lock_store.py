@@ -187,7 +187,7 @@ class Partition:
         self.tag: int = tag
         self.alias: str = store.alias
         self.prefix: str = f"{store.prefix}{{{tag}}}:"
-        # "!" marks a channel of sharded pub/sub, see channel.lua
+        # "!" marks a channel of sharded pub/sub, see queue.lua
         self.channel: str = f"{self.prefix}wake{'!' if store.clustered else ':'}{secrets.token_urlsafe(12)}"
         self.highest_fence = 0
         self.subscribed_at: Node | None = None  # the node to whose messages this process is subscribed

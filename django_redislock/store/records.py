@@ -114,7 +114,7 @@ def shown_holder(value: bytes, us: int) -> Holder:
 
 
 def parse_waiter(entry: bytes | None) -> tuple[str, str]:
-    """Owner and note of a waiter (waiter.lua)."""
+    """Owner and note of a waiter (queue.lua)."""
     found = _ENTRY.fullmatch(entry or b"")
     return (UNKNOWN, "") if found is None else split_owner(found[5])
 

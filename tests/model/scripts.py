@@ -89,7 +89,7 @@ def confirm(world: World, attempt: Attempt) -> bool:
 
 
 def pass_on(world: World, asker: int, me: Id | None = None, *, given_back: bool = False) -> bool:
-    """pass_on.lua; returns whether the caller may take the lock. ``asker``: its channel, which is alive."""
+    """grant_next.lua; returns whether the caller may take the lock. ``asker``: its channel, which is alive."""
     if world.mark not in (NOBODY, asker, *world.suspects) and not given_back:
         world.suspects = (*world.suspects, world.mark)
     world.mark = NOBODY

@@ -10,11 +10,10 @@
 --            false, 1 = a handoff to this process ran out unheard, id of an acquisition of this very process that holds
 --            the lock with our token}; the last three may be missing. States: calls.py
 --#include grant
---#include @idle
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
 
 -- the fast path: nobody has it and nobody waits
-if idle --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
+if is_idle(KEYS.gone) --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
   local fence = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
   if fence % 8 == 0 then
     -- leases that ended by themselves, of processes that died: every change of a lease moves its entry
@@ -24,12 +23,9 @@ if idle --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
   return {GRANTED, us, fence, tonumber(ARGV.ttl)}
 end
 
---#include channel
 --#include enqueue
---#include is_full
---#include begin_anew
+--#include suspension
 --#include @lease
---#include @own_queue
 local value, gone = read_lock(), redis.call('EXISTS', KEYS.gone) == 1
 local ticket = tonumber(ARGV.ticket) or 0
 local id, channel, flag, fence, since, token, owner
@@ -81,7 +77,6 @@ if ARGV.wait == 'a' and value then return {bears and BUSY or GIVEN_UP, us, 0, le
 
 if not value then
   -- not at the top: whoever finds the lock held would make these functions for nothing, a sixth of its time
---#include @suspension
 --#include @hand_on
   if ARGV.wait == 'a' then --@adopt-only-waits
     if hand_on() == 1 then return {MORE, us, 0, 0} end
@@ -103,11 +98,27 @@ end
 local state = BUSY
 if ARGV.wait ~= '0' then
   -- who comes back with a ticket has been let in before
-  if ARGV.most ~= '' and ARGV.ticket == '' and is_full(KEYS.queue, KEYS.waiters) then --@most
-    return {FULL, us, 0, lease_left(), value or false, unheard, namesake}
+  if ARGV.most ~= '' and ARGV.ticket == '' then --@most
+    -- whether as many others wait already as the caller accepts. Those who have died meanwhile do not count: they are
+    -- dropped here, as nobody else may do so for as long as the lock is held
+    local function is_full()
+      local most = tonumber(ARGV.most)
+      if redis.call('ZCARD', KEYS.queue) < most --[[@most-waits-already]]or redis.call('ZSCORE', KEYS.queue, ARGV.id) --[[@]]then return false end
+      local ids, dead, absent = redis.call('ZRANGE', KEYS.queue, 0, 99), {}, {}
+      if #ids == 0 then return true end
+      for i, entry in ipairs(redis.call('HMGET', KEYS.waiters, unpack(ids))) do
+        local channel, _, alive_until = parse_waiter(entry)
+        if is_dead(channel, alive_until, absent) then dead[#dead + 1] = ids[i] end --@most-the-dead
+      end
+      if #dead == 0 then return true end
+      redis.call('ZREM', KEYS.queue, unpack(dead))
+      redis.call('HDEL', KEYS.waiters, unpack(dead))
+      return redis.call('ZCARD', KEYS.queue) >= most
+    end
+    if is_full() then return {FULL, us, 0, lease_left(), value or false, unheard, namesake} end
   end
   state, ticket = enqueue(KEYS.queue, KEYS.waiters)
-  note_queue()
+  note_queue(ARGV.wait)
 end
 local left = lease_left()
 -- somebody else has written it, and it never ends: whoever looks for what is stuck must find it

@@ -4,10 +4,6 @@
 --            highest: of the fences that may be released, '' for any; what: '' = whatever there is, the end of a
 --            suspension included; s = a suspension alone
 -- returns  {value of the lock, or of the suspension that was planned, or false; 1 = dead waiters remain: call again}
---#include parse_holder
---#include channel
---#include @lock
---#include @suspension
 --#include @hand_on
 local value = read_lock()
 local id, channel, flag, fence

@@ -6,12 +6,7 @@
 --            or false, number of waiters, {id, ticket, ...},
 --            {entry, ...}, {1 for each that is gone, else 0, ...}}; of a pool's member the last four once more, for
 --            those who want any
---#include time
---#include is_dead
---#include @lock
---#include @lease
---#include @queues
---#include @suspension
+--#include @waiting
 local most = tonumber(ARGV.most)
 local value = read_lock() or begin_suspension()
 local planned, planned_left = read_planned()

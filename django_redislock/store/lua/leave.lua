@@ -4,7 +4,6 @@
 -- ARGV     name id channel known
 -- returns  {1 = it held a member, 0 = not; 1 = waiters may remain to be served: call again; the member, if somebody
 --            waits for this very one: pass it on, by a release of its lock}
---#include holder
 --#include line
 redis.call('ZREM', KEYS.line, ARGV.id)
 redis.call('HDEL', KEYS.line_waiters, ARGV.id)

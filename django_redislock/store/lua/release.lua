@@ -19,16 +19,12 @@ if flag == 'a' and ARGV.how == 'withdraw' then detaches = true end --@withdraw-a
 if held and not detaches then erase_lock(flag) end
 if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end --@release-marks
 
---#include @nobody_waits
-if held and nobody_waits and channel == ARGV.channel and not detaches then
+if held and nobody_waits() and channel == ARGV.channel and not detaches then
   redis.call('ZREM', KEYS.index, ARGV.name) --@release-index
   return {1, 0}
 end
 
---#include channel
 --#include @hand_on
---#include @left_queue
---#include @lease
 if detaches then
   -- at least 1 ms: Redis refuses to write a key for less
   write_lock(mine .. channel .. ' d' .. string.sub(value, #mine + #channel + 3), math.max(1, lease_left()))

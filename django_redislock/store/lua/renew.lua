@@ -5,11 +5,6 @@
 --            detach = the same, and nobody here holds it any more; raise = as keep, and draw a new fence
 --            fence: of the acquisition; '' for whatever this attempt holds
 -- returns  {state, server us, lease left in ms of whoever holds it, the fence if it was raised}; states: calls.py
---#include time
---#include holder
---#include parse_holder
---#include @lock
---#include @lease
 --#include @hand_on
 local LOST, HELD, ADOPTED = 0, 1, 2
 local value = read_lock()
@@ -43,7 +38,6 @@ end
 redis.call('HDEL', KEYS.waiters, '-')
 local drawn
 if ARGV.how == 'raise' then
---#include fence
   local next = next_fence()
   fence = next --@raise-new
   drawn = tonumber(fence)

@@ -1,9 +1,6 @@
 -- (piece) puts the caller into a queue, or renews what is known of it there. Returns BUSY or REQUEUED, and its ticket.
---#include time
---#include waiter
 --#include fence
---#include suspects
---#include keep
+--#include queue
 local function enqueue(queue, waiters)
   local BUSY, REQUEUED = 0, 5
   local state, channel, alive_until = BUSY, ARGV.channel, '0'

@@ -1,6 +1,6 @@
 -- (piece) draws the next fence or ticket: max(last, highest the caller knows, server time - 1) + 1. So both grow across
 -- FLUSHALL, restarts, and a failover to a replica that lags or whose clock is behind. Returns it and the time, as text.
---#include time
+--#include holder
 local function next_fence()
   local fence = math.max(tonumber(ARGV.known), --[[@fence-time]]--[[@fence-us]]us--[[@or]]math.floor(us / 1000000)--[[@]] - 1--[[@or]]0--[[@]]) + 1
   local drawn = string.format('%.0f', fence)

@@ -1,7 +1,5 @@
 -- (piece) the lock is free: passes it on, unless it is suspended. Returns 1 when this must be called again.
---#include pass_on
---#include hand_over
---#include suspends
+--#include hand_on
 local function hand_on()
   if suspends() then return 0 end
   local verdict, handed = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, hand_over)

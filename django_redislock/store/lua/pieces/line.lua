@@ -1,8 +1,6 @@
 -- (piece) the line of those who want any member of a pool, whichever becomes free.
 --#include members
---#include holder
---#include pass_on
---#include handoff
+--#include grant_next
 --#include fence
 local function grant_member(member, id, channel, flag, ms, token, owner)
   local fence, since = next_fence()

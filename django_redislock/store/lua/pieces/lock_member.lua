@@ -11,3 +11,8 @@ local function erase_lock(flag)
   erased_flag = flag
   if flag == 'p' then redis.call('HDEL', KEYS.line_waiters, '!' .. member) end
 end
+
+-- whether nobody has the member or waits for this very one, and no handoff of it has run out
+local function is_idle(gone) return redis.call('EXISTS', KEYS.queue, KEYS.waiters, gone) == 0 and not read_lock() end
+
+local function nobody_waits() return false end -- somebody may want any member

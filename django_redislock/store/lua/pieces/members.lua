@@ -8,10 +8,8 @@
 --   took      hash: id -> the member that it was granted when it asked for any
 --   wanted    sorted set: member -> time up to which its own queue, of those who want no other, may exist
 -- `free` and `fresh` may list what is no member any more, or is held: that is found out when its turn comes.
---#include time
---#include parse_holder
---#include suspects
---#include planned
+--#include queue
+--#include suspension
 local erased_flag -- flag of the lock that this script has taken from its holder, if any
 local stem = string.match(ARGV.name, '^[^:]*:[^:]*:')
 

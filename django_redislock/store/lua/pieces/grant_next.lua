@@ -9,8 +9,7 @@
 --   'passed'                 none is left
 --   'more'                   so many dead waiters were dropped that this must go on in another call
 -- and how many it has handed over.
---#include is_dead
---#include suspects
+--#include queue
 local MOST_DROPPED = 500 -- in one call: a script keeps all others waiting
 local dropped = 0
 
@@ -84,4 +83,17 @@ local function pass_on(queue, waiters, called, free, me, hand_over)
     batch = 100
   end
   return done('more')
+end
+
+-- a handoff: a grant to somebody who waits, with a lease until the new holder is seen to live
+local function handoff_lease(ttl) return math.min(ttl--[[@grant-short]], math.max(3000, math.floor(ttl / 3))--[[@]]) end
+
+local function remember_handoff(waiters, field, channel, lease)
+  redis.call('HSET', waiters, field, channel) --@grant-marked
+  if lease > 50000 then keep(waiters, lease + 60000) end -- else those who wait keep it for 60 s
+end
+
+local function tell_of_grant(channel, id, fence, since, lease, name)
+  local ms = string.format('%.0f', lease) .. sender(channel)
+  tell(channel, 'g ' .. id .. ' ' .. fence .. ' ' .. since .. ' ' .. ms .. ' ' .. name) --@grant-told
 end

@@ -1,5 +1,11 @@
--- (piece) the planned suspension of a lock that is a member of a pool; it begins by itself, see vacate.
---#include lock_member
+-- (piece) the queues of a lock that is a member of a pool, and its planned suspension, which begins by itself (see
+-- vacate).
+--#include queue
+--#include suspension
+--#include @lease
+-- the queues of those who wait for this member, and for any of its pool, and the names that they ask for
+local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}, {KEYS.line, KEYS.line_waiters, stem}}
+
 local function read_planned() return parse_planned(redis.call('HGET', KEYS.held, planned_field(member))) end
 
 local function plan_suspension(value, ms)

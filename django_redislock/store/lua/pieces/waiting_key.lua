@@ -1,7 +1,10 @@
--- (piece) the planned suspension of a lock that is a key of its own: field '~' of the waiters hash.
---#include planned
---#include keep
---#include @lock
+-- (piece) the queue of a lock that is a key of its own, and its planned suspension: field '~' of the waiters hash.
+--#include queue
+--#include suspension
+--#include @lease
+-- the queues of those who wait for this lock, and the names that they ask for
+local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}}
+
 local function read_planned() return parse_planned(redis.call('HGET', KEYS.waiters, '~')) end
 
 local function plan_suspension(value, ms)

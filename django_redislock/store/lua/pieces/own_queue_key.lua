@@ -1,2 +1,0 @@
--- (piece) the caller has joined the queue of this lock.
-local function note_queue() end
