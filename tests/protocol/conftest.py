@@ -59,7 +59,7 @@ def joiner(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Join:
         name = POOL if isinstance(thing, LockPool) else thing.name
         before = len(listed(client, name))
         waiting = Waiting(crowd(), thing, **options)
-        eventually(lambda: len(listed(client, name)) > before)
+        eventually(lambda: waiting.future.done() or len(listed(client, name)) > before)  # it may give up soon
         return waiting
 
     return join

@@ -227,9 +227,10 @@ def test_r3_waiters_that_get_no_messages_poll_and_keep_their_places(
     assert caplog.text.count("event=not-subscribed") <= 1
     lock = Lock(NAME, using=polled)
     lock.acquire()
-    leaves, *waiting = (join(Lock(NAME, using=polled, blocking_timeout=seconds)) for seconds in (0.5, 30, 30))
+    *waiting, leaves = (join(Lock(NAME, using=polled, blocking_timeout=seconds)) for seconds in (30, 30, 0.5))
     assert not leaves.result()
     ids = [id for id, _ in listed(client)]
+    assert len(ids) == 2
 
     def alive_until() -> int:
         entry: Any = client.hget(WAITERS, ids[0])
