@@ -40,7 +40,6 @@ from django_redislock.engine import lease as _reasons
 from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.attempt import Attempt
 from django_redislock.engine.owner import _describe_process
-from django_redislock.engine.reader import Reader
 from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
@@ -102,7 +101,6 @@ def counter_of(name: str) -> int:
 # limits that tests need shorter or longer, by their names here
 _LIMITS = {
     "look_every": "engine.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
-    "reading_again_within": "engine.reader.HOT_FOR",  # seconds after which no thread is expected to wait again
     "listening_within": "engine.attempt.LISTENING_WITHIN",
     "confirm_after": "engine.agenda.CONFIRM_AFTER",
     "idle_look": "engine.watchdog.IDLE_LOOK",
@@ -324,10 +322,6 @@ class Ears:
     _receiver = property(attrgetter("_listener.receiver"))
 
     @property
-    def _reader(self) -> Any:
-        return self._receiver and self._receiver.reader
-
-    @property
     def hears(self) -> bool:
         return bool(self._listener.hears and self._receiver and self._receiver.thread.is_alive())
 
@@ -361,11 +355,6 @@ def listen(using: str | None = None) -> None:
     Ears(using).start()
 
 
-def reads(using: str | None = None) -> bool:
-    reader = Ears(using)._reader
-    return reader is not None and reader._turn() is not None
-
-
 def before_it_subscribes(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     _around(patch, Receiver, "subscribe", lambda *_: act())
 
@@ -374,23 +363,6 @@ def _stands_in(thread: threading.Thread, function: str, code: str) -> bool:
     from tests.helpers.actors import stands_in  # which imports this module
 
     return stands_in(thread, function, code)
-
-
-def thread_reads(thread: threading.Thread, name: str) -> bool:
-    """Whether this thread waits for a message at the connection of the lock ``name``."""
-    partition = get_partition(None, name)
-    partition.execute(calls.probe_command(partition))  # whoever reads now makes room for one who waits
-    return _stands_in(thread, "lead", "can_read")
-
-
-def listener_makes_way() -> bool:
-    """Whether the listener's own thread waits until a thread that reads for the others stops."""
-    return _stands_in(Ears()._receiver.thread, "_take", "wait")
-
-
-def before_it_reads(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Whichever thread reads the next message calls ``act`` with the message in hand."""
-    _around(patch, Ears()._reader, "_handle", lambda *_: act())
 
 
 def _waiters(using: str | None = None) -> Any:
@@ -403,7 +375,7 @@ def waiting(using: str | None = None) -> int:
 
 def looks_due(using: str | None = None) -> bool:
     """Whether any waiter was told something that it has not acted upon yet."""
-    return any(one.told or one.look or one.grant for one in _waiters(using))
+    return any(one.look or one.grant for one in _waiters(using))
 
 
 def parked() -> bool:
@@ -604,7 +576,6 @@ def kept_by_callers() -> dict[str, Any]:
     known: dict[str, Any] = {
         "waiters": waiters.of(),
         "groups": dict(waiters._groups),
-        "tasks that wait": dict(waiters._tasks),
         "leases": leases(),
         "pending releases": set(watchdog._pending),
     }
@@ -710,40 +681,17 @@ def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
     return lambda: not (witness() or runtime().watchdog.interruptions)
 
 
-TROUBLES: dict[str, Exception | None] = {
-    "cut": None,
-    "cut, as ssl tells": ValueError("Read on closed or unwrapped SSL socket."),
-    "nonsense": InvalidResponse("Protocol error"),  # of a TLS connection that is cut while it is read
-    "left behind by a fork": None,
-}
+def nonsense_is_read(patch: pytest.MonkeyPatch, using: str | None = None) -> threading.Event:
+    """The listener reads nonsense next, as from a TLS connection that is cut; set when that has happened."""
+    met = threading.Event()
 
-
-def trouble_reading(patch: pytest.MonkeyPatch, trouble: str, using: str | None = None) -> threading.Event:
-    """Whoever waits for the next message meets one of TROUBLES when about to read it; set when that has happened."""
-    reader, met = Ears(using)._reader, threading.Event()
-
-    def strike(timeout: float | None = 0) -> None:
-        if timeout != 0 and not met.is_set():
+    def strike(*_: object) -> None:
+        if not met.is_set():
             met.set()
-            if trouble.startswith("cut"):
-                reader.end()
-            elif trouble != "nonsense":
-                reader.leave_parent()
-            if error := TROUBLES[trouble]:
-                raise error
+            raise InvalidResponse("Protocol error")
 
-    _around(patch, reader._connection, "can_read", strike)
+    _around(patch, Ears(using)._receiver.connection, "can_read", strike)
     return met
-
-
-def lose_turns(patch: pytest.MonkeyPatch) -> None:
-    """Whoever wants to read finds somebody else reading who stops in that very moment."""
-    take = Reader._take
-
-    def late(reader: Reader, turn: Any, **options: Any) -> bool:
-        return bool(options or reader._followers) and take(reader, turn, **options)
-
-    patch.setattr(Reader, "_take", late)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from ..base.times import monotonic
 from ..store.calls import ENDLESS, FREE, lease_end
 from ..store.lock_store import Partition
 from ..store.node import Node
-from .reader import Reader
 from .receiver import Receiver
 from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
 
@@ -73,7 +72,7 @@ class Listener:
     def make_waiter(self, id: str, name: str, loop: Loop | None) -> Waiter:
         """For a coroutine in ``loop``, or for this thread."""
         if loop is None:
-            return ThreadWaiter(id, name, self._reader)
+            return ThreadWaiter(id, name)
         return TaskWaiter(id, name, loop, self.bury)
 
     def register(self, waiter: Waiter) -> None:
@@ -146,10 +145,10 @@ class Listener:
         self.polled = polled
         self.generation += 1
         self.partition.subscribed_at = None if receiver is None else receiver.node
+        self.receiver = receiver
         self.ready = True
         self.tell_all()
         self._on_subscribed(self.partition)
-        self.receiver = receiver  # after all were told: a waiter that reads the connection itself could not be woken
 
     def unsubscribed(self) -> None:
         """Messages no longer arrive."""
@@ -167,7 +166,6 @@ class Listener:
     def on_unsubscribed(self) -> None:
         """C3: the node has ended the subscription by itself, as it no longer has the slot."""
         self.unsubscribed()
-        self.tell_all()  # a waiter that reads the connection itself would go on reading it
         self.on_other_node()
 
     def reconnect(self) -> None:
@@ -180,10 +178,6 @@ class Listener:
         """The settings have changed."""
         self.unsubscribed()
         self.tell_all()
-
-    def _reader(self) -> Reader | None:
-        receiver = self.receiver
-        return None if receiver is None else receiver.reader
 
     def on_message(self, data: bytes, node: Node) -> None:
         """Handle a message from ``node``."""

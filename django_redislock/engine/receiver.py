@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis.connection import Connection
@@ -15,8 +16,6 @@ from ..store.calls import probe_command, probed
 from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.wire import PASSING, classified, exchange, pack
-from .reader import Reader
-from .waiters import Waiters
 
 MESSAGE_WITHIN = 1.0  # seconds from the first byte of a message to its last
 
@@ -25,7 +24,6 @@ class Hears(Protocol):
     """A listener, as its receiver sees it."""
 
     partition: Partition
-    waiters: Waiters
 
     def on_message(self, data: bytes, node: Node) -> None: ...
 
@@ -38,8 +36,8 @@ L = TypeVar("L", bound=Hears)
 class Receiver(Generic[L]):
     """Subscribed to the channels of ``listeners`` once, for as long as its connection lasts.
 
-    At its end, its thread calls ``ended`` with the error that ended it, or None after :meth:`retire`. Closing the
-    connection (``reader.end()``) is up to ``ended``.
+    At its end, its thread calls ``ended`` with the error that ended it, or None after :meth:`retire`. Any trouble ends
+    it for good; an incomplete message is trouble after MESSAGE_WITHIN seconds.
     """
 
     def __init__(
@@ -48,11 +46,9 @@ class Receiver(Generic[L]):
         self.node: Node = node
         self.listeners: tuple[L, ...] = tuple(listeners)
         self.connection: Connection = node.origin.listening(MESSAGE_WITHIN)
-        self.reader: Reader = Reader(self.connection, self._on_message, self._threads_may_read)
-        self._kind_of_socket = socket.socket
+        self.trouble: Exception | None = None  # what has ended it, if anything
         self.since: float = 0.0  # monotonic
         self._channels = {listener.partition.channel.encode(): listener for listener in listeners}
-        self._waiters = [listener.waiters for listener in listeners]
         self._ended = ended
         self._retired = threading.Event()
         self._sharded = listeners[0].partition.store.clustered
@@ -104,37 +100,43 @@ class Receiver(Generic[L]):
             # with fakeredis there is no socket to shut down; a message ends the wait
             self.listeners[0].partition.execute(probe_command(self.listeners[0].partition))
         else:
-            self.reader.end()
+            self.end()
 
     def cut(self) -> None:
         """Cut the connection, on which wakes no longer arrive."""
         if not self._memory:
-            self.reader.end()
+            self.end()
+
+    def end(self) -> None:
+        """Cut the connection, whoever is reading it."""
+        connection: Any = self.connection
+        if self.thread.is_alive():
+            # Its thread closes it: a new socket could get the number of a closed one before the thread has begun to
+            # wait, and would then be waited for instead
+            with suppress(OSError, AttributeError):  # it has ended by itself
+                connection._sock.shutdown(socket.SHUT_RDWR)
+        else:
+            connection.disconnect()
 
     def leave_parent(self) -> None:
-        """In a forked child: close the inherited socket.
+        """In a forked child: close the inherited socket, without a shutdown (redis-py compares the process id).
 
         While it is open here, Redis counts the parent as alive even after its death.
         """
-        self.reader.leave_parent()
+        self.connection.disconnect()
 
     def _run(self) -> None:
-        trouble: Exception | None = None
         try:
-            self.reader.serve(self._retired, polls=self._memory)
-        except Exception as error:
-            trouble = None if self._retired.is_set() else error
-        self._ended(self, trouble)
-
-    def _threads_may_read(self) -> bool:
-        """Whether waiting threads may read: not while coroutines wait, or did a moment ago.
-
-        Nor with fakeredis, which has no socket that threads could take turns at; nor a socket from before gevent
-        patched sockets, since a greenlet that reads it would block its whole thread.
-        """
-        patched = socket.socket is not self._kind_of_socket
-        now = monotonic()
-        return not self._memory and not patched and all(each.tasks_until <= now for each in self._waiters)
+            while not self._retired.is_set():
+                # fakeredis cannot wait for data without reading it
+                if self._memory or self.connection.can_read(None):  # type: ignore[arg-type]  # without end
+                    self._on_message(*self.connection.read_response())
+        except Exception as error:  # of any kind: a TLS connection that is cut yields nonsense
+            self.trouble = error
+        retired = self._retired.is_set()
+        self.trouble = self.trouble or ConnectionError("nobody listens any more")
+        self.connection.disconnect()
+        self._ended(self, None if retired else self.trouble)
 
     def _on_message(self, kind: Any, channel: bytes, data: Any) -> None:
         listener = self._channels[channel]

@@ -22,7 +22,6 @@ from ..store.node import Node
 from ..store.wire import PASSING, wording
 from .announcements import Notifier
 from .listener import RECONNECTING, SIT_OUT, Listener
-from .reader import Interrupted
 from .receiver import Receiver
 
 RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
@@ -122,7 +121,7 @@ class Subscriber:
         left_behind = [each for each, node in served if each.partition.node_if_known not in (None, node)]
         for listener in dict.fromkeys([*batch, *left_behind]):
             node, receiver = self.store.node_of(listener.partition.tag), listener.receiver
-            if listener.hears and receiver is not None and receiver.node is node and not receiver.reader.interrupted:
+            if listener.hears and receiver is not None and receiver.node is node:
                 continue  # it is subscribed at the right node
             groups[node].append(listener)
         for node, listeners in groups.items():
@@ -148,13 +147,13 @@ class Subscriber:
                 if listener in listeners or listener in counted:
                     self._stand(listener, receiver, found[listener])
             if not counted:
-                receiver.reader.end()  # nobody is subscribed by it
+                receiver.end()  # nobody is subscribed by it
                 self._joining = None
                 return
             receiver.start()
         except BaseException:
             self._joining = None
-            receiver.reader.end()
+            receiver.end()
             for each in joining:
                 if each.receiver in (None, receiver):
                     each.unsubscribed()
@@ -165,9 +164,9 @@ class Subscriber:
         self._joining = None
         if old is not None:
             self._replace(old, receiver, others, found)
-        trouble = receiver.reader.trouble
+        trouble = receiver.trouble
         if trouble is not None:  # its thread may have ended before all of these were its listeners
-            self._fell_silent(_served_by(receiver), trouble)
+            self._failed(_served_by(receiver), trouble)
         if closed:
             receiver.retire()
 
@@ -183,8 +182,8 @@ class Subscriber:
         """Move ``others``, which were subscribed before, from the old receiver to the new one."""
         for each in others:
             if each not in refused:
-                each.tell_all()  # messages for them may be left unread; see Listener.subscribed() for the order
                 each.receiver = new
+                each.tell_all()  # messages for them may be left unread
         for each in _served_by(old):
             each.on_unsubscribed()  # it was refused: another node has its slot now
 
@@ -207,17 +206,12 @@ class Subscriber:
     def _ended(self, receiver: Receiver[Listener], error: Exception | None) -> None:
         """Called in the thread of a receiver that has ended."""
         concerned = _served_by(receiver)
-        if isinstance(error, Interrupted):
-            # while this connection is open, others do not take our waiters for dead: subscribe the next one first
-            self._go_on_with(lambda: self._fell_silent(concerned, error))
-            return
-        receiver.reader.end()
         self._forget(receiver)
         if error is not None and not self.store.closed:
             self.store.doubt(receiver.node)
             if monotonic() - receiver.since >= STANDS:
                 self._outage = None
-            self._go_on_with(lambda: self._fell_silent(concerned, error))
+            self._go_on_with(lambda: self._failed(concerned, error))
         else:
             for listener in concerned:
                 listener.unsubscribed()
@@ -237,13 +231,6 @@ class Subscriber:
                     return  # pragma: no cover (another thread was faster)
                 me = self._thread = threading.current_thread()
             self._run(me)
-
-    def _fell_silent(self, listeners: Sequence[Listener], error: Exception) -> None:
-        """The receiver of these has ended."""
-        if isinstance(error, Interrupted):
-            self._retry(listeners, 0.0)
-        else:
-            self._failed(listeners, error)
 
     def _failed(self, listeners: Sequence[Listener], error: Exception) -> None:
         for listener in listeners:

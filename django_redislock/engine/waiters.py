@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..base.names import split_member
-from ..base.times import Alarm, monotonic
+from ..base.times import Alarm
 from ..store.node import Node
 from ..store.records import Holder
-from .reader import HOT_FOR, Reader
 
 Loop = asyncio.AbstractEventLoop
 
@@ -39,7 +38,7 @@ class Seen(NamedTuple):
 class Waiter:
     """A waiter. The thread that reads messages tells it something; it is parked where it waits."""
 
-    __slots__ = ("due", "grant", "group", "id", "look", "registered", "told")
+    __slots__ = ("due", "grant", "group", "id", "look", "registered")
 
     def __init__(self, id: str, name: str, loop: Loop | None) -> None:
         self.id: str = id
@@ -48,7 +47,6 @@ class Waiter:
         self.grant: Grant | None = None
         self.look: bool = False  # it has to ask Redis
         self.due: float = 0.0  # when it looks by itself, where messages do not arrive
-        self.told: bool = False  # something, since it was parked
 
     def tell(self, grant: Grant | None = None) -> None:
         """The lock was handed over to it, or (None) it has to look."""
@@ -62,18 +60,16 @@ class Waiter:
 
 
 class ThreadWaiter(Waiter):
-    """A thread that waits. While it is the oldest of its group, it may read messages itself, from ``reader``."""
+    """A thread that waits."""
 
-    __slots__ = ("_gate", "_reader")
+    __slots__ = ("_gate",)
 
-    def __init__(self, id: str, name: str, reader: Callable[[], Reader | None]) -> None:
+    def __init__(self, id: str, name: str) -> None:
         super().__init__(id, name, None)
-        self._reader = reader
         self._gate = threading.Lock()
         self._gate.acquire()
 
     def wake(self) -> None:
-        self.told: bool = True
         try:
             self._gate.release()
         except RuntimeError:
@@ -81,33 +77,23 @@ class ThreadWaiter(Waiter):
 
     def park(self, seconds: float | None) -> None:
         """Wait in this thread until told, for at most ``seconds`` (None: without end)."""
-        end = None if seconds is None else monotonic() + seconds
-        reader = self._reader() if self.group.oldest is self else None
-        try:
-            if reader is not None and reader.lead(self, seconds):
-                self._gate.acquire(blocking=False)
-            else:  # it may have read for a while, until the connection failed
-                left = -1 if end is None else min(max(end - monotonic(), 0.0), threading.TIMEOUT_MAX)
-                self._gate.acquire(timeout=left)
-        finally:
-            if reader is not None:
-                reader.unfollow(self)
-            self.told = False
+        self._gate.acquire(timeout=-1 if seconds is None else min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
 
 class TaskWaiter(Waiter):
     """A coroutine that waits in ``loop``. ``on_dead_loop`` is called if the loop turns out to have ended."""
 
-    __slots__ = ("_on_dead_loop", "_parked", "loop")
+    __slots__ = ("_on_dead_loop", "_parked", "_told", "loop")
 
     def __init__(self, id: str, name: str, loop: Loop, on_dead_loop: Callable[[Loop], None]) -> None:
         super().__init__(id, name, loop)
         self.loop: Loop = loop
         self._on_dead_loop = on_dead_loop
         self._parked: asyncio.Future[None] | None = None
+        self._told: bool = False  # something, since it was parked
 
     def wake(self) -> None:
-        self.told: bool = True
+        self._told = True
         try:
             self.loop.call_soon_threadsafe(self._unpark)
         except RuntimeError:  # the loop has ended, and this waiter with it
@@ -120,7 +106,7 @@ class TaskWaiter(Waiter):
     async def apark(self, seconds: float | None) -> None:
         """See park()."""
         # if we are told after this check, _unpark still runs after we have parked, since it runs in this loop
-        if not self.told:
+        if not self._told:
             self._parked = self.loop.create_future()
             alarm = None if seconds is None else Alarm(self.loop, seconds, self._unpark)
             try:
@@ -129,13 +115,13 @@ class TaskWaiter(Waiter):
                 self._parked = None
                 if alarm is not None:
                     alarm.cancel()
-        self.told = False
+        self._told = False
 
 
 def lone_waiter(loop: Loop | None) -> Waiter:
     """A waiter for something in this process, not for a message."""
     if loop is None:
-        return ThreadWaiter("", "", lambda: None)
+        return ThreadWaiter("", "")
     return TaskWaiter("", "", loop, lambda loop: None)
 
 
@@ -188,8 +174,6 @@ class Waiters:
         self._groups: dict[tuple[str, Loop | None], Group] = {}
         # reentrant: a finalizer that runs on this thread may close a coroutine that waits
         self._mutex = threading.RLock()
-        self._tasks: dict[str, None] = {}  # the coroutines among them
-        self.tasks_until: float = 0.0  # until when more of them are expected (monotonic)
 
     def get(self, id: str) -> Waiter | None:
         return self._by_id.get(id)
@@ -200,9 +184,6 @@ class Waiters:
         with self._mutex:
             waiter.registered = True
             waiter.group = group = self._groups.setdefault(key, waiter.group)
-            if isinstance(waiter, TaskWaiter):
-                self._tasks[waiter.id] = None
-                self.tasks_until = math.inf
             self._by_id[waiter.id] = group.waiters[waiter.id] = waiter
             group.oldest = group.oldest or waiter
 
@@ -214,8 +195,6 @@ class Waiters:
         with self._mutex:
             again = self._by_id.pop(waiter.id, None) is None
             group.waiters.pop(waiter.id, None)
-            if isinstance(waiter, TaskWaiter):
-                self._forget_tasks(waiter)
             before, group.oldest = group.oldest, next(iter(group.waiters.values()), None)
             heir = group.oldest
             if heir is None and self._groups.get((group.name, group.loop)) is group:
@@ -233,14 +212,7 @@ class Waiters:
             for waiter in buried:
                 self._by_id.pop(waiter.id, None)
                 waiter.registered = False
-            self._forget_tasks(*buried)
         return buried
-
-    def _forget_tasks(self, *waiters: Waiter) -> None:
-        for waiter in waiters:
-            self._tasks.pop(waiter.id, None)
-        if waiters and not self._tasks:
-            self.tasks_until = monotonic() + HOT_FOR
 
     def groups(self, name: str) -> list[Group]:
         """The groups that want the lock ``name``; for a pool's member, also those who want any member."""

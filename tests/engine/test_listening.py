@@ -22,7 +22,7 @@ from tests.helpers.cancelling import Interrupt
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import Twins
 from tests.helpers.state import NAME, QUEUE, WAITERS, count, put, queued
-from tests.inside import hears, limit, listen, own_channel, reads, subscriptions
+from tests.inside import hears, limit, listen, own_channel, subscriptions
 
 Eventually = Callable[..., Any]
 
@@ -49,7 +49,7 @@ def test_without_threads_a_connection_that_is_cut_is_made_again_and_an_answer_is
     network: Proxy, eventually: Eventually, no_threads: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listen()
-    eventually(lambda: hears() and reads())
+    eventually(hears)
     assert not Lock(NAME).locked()  # it has a connection
     before = subscriptions()
     no_threads(True)
@@ -148,64 +148,21 @@ def held() -> Lock:
 
 @pytest.fixture
 def waiting(held: Lock, crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Future[bool]:
-    """One that waits for the lock NAME; a thread reads."""
+    """One that waits for the lock NAME."""
     waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=10 * GENEROUS)
-    eventually(lambda: queued(client) and hears() and reads())
+    eventually(lambda: queued(client) and hears())
     return waiting  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("trouble", inside.TROUBLES)
-def test_trouble_in_the_moment_of_reading_is_no_error_of_whoever_reads(
-    trouble: str, held: Lock, waiting: Any, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+def test_a_connection_that_yields_nonsense_is_replaced(
+    held: Lock, waiting: Any, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit(monkeypatch, reading_again_within=1000.0)  # so that a waiting thread reads what comes next
-    before, met = subscriptions(), None
-    for _ in range(2):
-        messages = inside.heard()
-        client.publish(own_channel(), "something else")
-        eventually(lambda messages=messages: inside.heard() > messages)
-        met = met or inside.trouble_reading(monkeypatch, trouble)
-    assert met is not None
+    before, met = subscriptions(), inside.nonsense_is_read(monkeypatch)
+    client.publish(own_channel(), "something else")
     eventually(lambda: met.is_set() and hears() and subscriptions() > before)
     assert not waiting.done()
     held.release()
     assert waiting.result(GENEROUS) is True
-
-
-@pytest.mark.usefixtures("listening", "no_look_by_the_clock")
-def test_who_wants_to_read_when_the_reader_stops_reads(
-    other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit(monkeypatch, reading_again_within=1000.0)
-    inside.lose_turns(monkeypatch)
-    for number in range(6):
-        lock = Lock(f"seat:{number}", ttl=600)
-        lock.acquire()
-        waiting = other().start(Lock(lock.name).acquire)
-        eventually(lambda lock=lock: queued(client, lock.name))
-        lock.release()
-        assert waiting.result(GENEROUS)
-
-
-def test_a_listener_that_made_way_for_a_waiting_thread_does_so_for_the_next(
-    other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit(monkeypatch, look_every=600)
-    listen()
-    eventually(hears)
-    waiting = []
-    for name, again_within in (("first", 0.1), ("second", 600.0)):
-        limit(monkeypatch, reading_again_within=again_within)
-        put(client, name, ttl=600)
-        person = other()
-        waiting.append(person.start(Lock(name).acquire))
-        eventually(lambda name=name: queued(client, name))
-        if name == "first":
-            eventually(lambda person=person: inside.thread_reads(person._thread, "first"))
-            eventually(inside.listener_makes_way)
-    for name, future in zip(("first", "second"), waiting, strict=True):
-        assert force_release(name)
-        assert future.result(GENEROUS)
 
 
 ONE, ANOTHER = "@" + "a" * 40, "@" + "b" * 40

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from time import monotonic
@@ -14,11 +13,10 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockPool, LockUnavailable, force_release
+from django_redislock import Lock, LockPool, LockUnavailable
 from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, server_time
-from tests.helpers.cancelling import Interrupt
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, WAITERS, count, flag, holder, queued, value
 from tests.inside import change_probe, limit
@@ -101,44 +99,6 @@ def test_r6_all_waiters_are_in_the_queue_again_after_a_reconnect_and_in_order(
     for one in waiting:
         assert one.result()
         one.release()
-
-
-@pytest.mark.usefixtures("nobody_looks", "fresh")
-@pytest.mark.parametrize("next_one", ["stands", "is refused"])
-def test_r6_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_its_process(
-    next_one: str, threads: Join, ghost: Ghosts, client: redis.Redis, eventually: Eventually
-) -> None:
-    """What it was about to read may be lost, but the subscription counts until another one stands."""
-    ghost().queue("the-holder------------", name=NAME, ttl=LONG)
-    waiting = [threads(Lock(NAME, ttl=LONG)) for _ in range(2)]
-    ghost().queue("of-another-process-----", name=NAME, ttl=LONG)
-    begun, may_subscribe, channel = threading.Event(), threading.Event(), inside.own_channel()
-    patch = pytest.MonkeyPatch()
-
-    def hold_up() -> None:
-        begun.set()
-        assert may_subscribe.wait(GENEROUS)
-        patch.undo()
-        if next_one == "is refused":
-            raise redis.ConnectionError("refused")
-
-    def interrupt() -> None:
-        if threading.current_thread().name != "redislock-listener":  # nobody interrupts that one
-            raise Interrupt
-
-    inside.before_it_subscribes(patch, hold_up)
-    inside.before_it_reads(patch, interrupt)
-    eventually(lambda: client.publish(channel, "a message") and any(one.future.done() for one in waiting))
-    reads, stays = sorted(waiting, key=lambda one: not one.future.done())
-    with pytest.raises(Interrupt):
-        reads.result()
-    assert begun.wait(GENEROUS)
-    eventually(lambda: len(listed(client)) == 2)
-    force_release(NAME)
-    assert value(client)[0] != "of-another-process-----"
-    may_subscribe.set()
-    assert stays.result()
-    eventually(lambda: client.pubsub_numsub(channel) == [(channel.encode(), 1)])  # the old one is closed
 
 
 @nobody_looks
