@@ -347,13 +347,10 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
         if now >= due:
             return None, now < due + LOOK_LATE
         if now >= attempt.current_holder.tell_at:
-            until, by = attempt.deadline.at, give_up_at(attempt.deadline)
-            if (yield from attempt.current_holder.learn(attempt.request, waiter, until=until, by=by)):
-                _tell_that_it_waits(attempt)  # another may have had it since the last look
-            continue
+            _tell_that_it_waits(attempt)
         due = min(due, attempt.current_holder.tell_at)
         yield Park(waiter, None if due == math.inf else due - now)
 
 
 def _tell_that_it_waits(attempt: Attempt) -> None:
-    attempt.current_holder.tell(attempt.request.name, monotonic() - attempt.begun)
+    attempt.current_holder.tell(attempt.request.name, monotonic() - attempt.begun, attempt.waiter)

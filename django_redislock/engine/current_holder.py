@@ -7,17 +7,10 @@ from logging import WARNING
 
 from ..base.log import log_event
 from ..base.names import known_as, named
-from ..base.steps import Steps
-from ..base.times import monotonic
-from ..exceptions import LockNotAcquired, LockUnavailable
-from ..store import calls
+from ..exceptions import LockNotAcquired
 from ..store.calls import LockRequest
 from ..store.records import Holder, parse_holder
-from .waiters import Seen, Waiter
-
-NEWS = 0.1  # seconds for which waiters of this process share one answer about the holder
-ANSWERED_WITHIN = 1.0  # seconds for which they leave asking to one of them
-SEE_EVERY = 0.05  # seconds between checks whether that one has its answer
+from .waiters import Waiter
 
 
 class CurrentHolder:
@@ -36,33 +29,13 @@ class CurrentHolder:
         self.holder = parse_holder(value)
         self.busy_for = max(0.0, left)
         if waiter is not None:
-            waiter.group.seen = Seen(monotonic(), self.holder, self.busy_for)
+            waiter.group.holder = self.holder
 
-    def learn(self, request: LockRequest, waiter: Waiter, *, until: float, by: float | None) -> Steps[bool]:
-        """Find out who holds it now; one waiter of this process asks for all. False: the answer is on its way."""
-        group, now = waiter.group, monotonic()
-        if request.keys.any:
-            return True  # a pool has no holder
-        if group.seen.at >= now - NEWS:
-            _, self.holder, self.busy_for = group.seen
-            return True
-        if group.asks_until > now:
-            self.tell_at = now + SEE_EVERY
-            return False
-        group.asks_until = now + ANSWERED_WITHIN
-        try:
-            value, left, *_ = yield from calls.info(
-                request.partition, request.keys, request.name, 0, until=until, by=by
-            )
-        except LockUnavailable:
-            return True  # the last answer will have to do
-        self.note(value, left / 1000, waiter)
-        group.asks_until = now
-        return True
-
-    def tell(self, name: str, waited: float) -> None:
-        """Log once, after a long wait, who holds the lock: somebody may have forgotten it."""
+    def tell(self, name: str, waited: float, waiter: Waiter | None) -> None:
+        """Log once, after a long wait, who holds the lock, as of the last look: somebody may have forgotten it."""
         self.tell_at = math.inf
+        if waiter is not None:
+            self.holder = waiter.group.holder  # the oldest waiter looks for all
         held = {} if self.holder is None else {"owner": self.holder.described, "fence": self.holder.fence}
         log_event(WARNING, "still-waiting", **named(name), **held, waited=waited)
 

@@ -27,14 +27,6 @@ class Grant(NamedTuple):
     node: Node | None = None  # whose clock that is (C2)
 
 
-class Seen(NamedTuple):
-    """What Redis said last of a lock that was busy."""
-
-    at: float  # monotonic
-    holder: Holder | None
-    busy_for: float | None  # seconds
-
-
 class Waiter:
     """A waiter. The thread that reads messages tells it something; it is parked where it waits."""
 
@@ -149,7 +141,7 @@ class Group:
     The oldest looks for all when ``due`` (monotonic). Each loop looks for itself: another one may hang or have ended.
     """
 
-    __slots__ = ("asks_until", "doubts_from", "due", "loop", "name", "oldest", "seen", "waiters")
+    __slots__ = ("doubts_from", "due", "holder", "loop", "name", "oldest", "waiters")
 
     def __init__(self, name: str, loop: Loop | None) -> None:
         self.name: str = name
@@ -159,8 +151,7 @@ class Group:
         self.oldest: Waiter | None = None  # the first of them; waiters read it without the mutex
         self.due: float = math.inf  # until one of them has looked
         self.doubts_from: float = 0.0  # monotonic; see Listener.doubt()
-        self.seen: Seen = Seen(-math.inf, None, 0.0)
-        self.asks_until: float = -math.inf  # until then, one of them asks for all who holds the lock
+        self.holder: Holder | None = None  # of the lock, as of the last look
 
 
 class Waiters:

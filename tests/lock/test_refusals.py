@@ -10,7 +10,6 @@ import secrets
 import socket
 from collections.abc import Callable
 from html import unescape
-from time import monotonic
 from typing import Any, cast
 
 import pytest
@@ -38,11 +37,10 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import NAME, count, queued
-from tests.helpers.ways import stopped
+from tests.helpers.state import NAME
 from tests.inside import limit, redis_py_lock
 
-from .conftest import Block, Eventually, Heard, receiving
+from .conftest import Eventually, Heard, receiving
 
 POLLS = pytest.mark.parametrize("polls", [False, True], ids=["woken", "polling"])
 TOKEN = "a-token-of-the-site-itself"
@@ -147,40 +145,6 @@ def test_a_long_wait_is_logged_once_with_the_holder_unless_it_is_on_purpose(
         assert got.result(GENEROUS)
         person(lock, "release")
     assert caplog.text.count("still-waiting") == 2
-
-
-def test_one_waiter_of_a_process_asks_who_the_holder_is_for_all_of_them(
-    crowd: Crowd, own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=600)
-    me(lock, "acquire")
-    with override_settings(REDISLOCK={"SLOW_WAIT": 1}), own.client() as client:
-        waiting = [crowd().start(Block(Lock(NAME)), "run") for _ in range(30)]
-        eventually(lambda: queued(client) == 30)
-        asked, all_wonder = count(client, "evalsha"), monotonic() + 1
-        with stopped(own):  # the others wait for the answer to the first
-            eventually(lambda: monotonic() > all_wonder + 0.1)
-        eventually(lambda: caplog.text.count(f"event=still-waiting name={NAME} owner=") == 30)
-        # they do not all reach that point at the same moment, and look for the lock meanwhile
-        assert count(client, "evalsha") - asked < 30
-        me(lock, "release")
-        for one in waiting:
-            one.result(GENEROUS)
-
-
-@pytest.mark.complete
-def test_a_timeout_is_kept_even_if_redis_hangs_when_asked_for_the_holder(
-    crowd: Crowd, own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    crowd()(Lock(NAME, ttl=600), "acquire")
-    with override_settings(REDISLOCK={"SLOW_WAIT": 0.5}), own.client() as client:
-        waiting = crowd().start(Lock(NAME, blocking_timeout=1), "acquire")
-        eventually(lambda: queued(client) == 1)
-        begun = monotonic()
-        with stopped(own):
-            assert waiting.result(GENEROUS) is False
-        assert monotonic() - begun < 5  # which is the timeout of the alias
-    assert "event=still-waiting" in caplog.text
 
 
 def test_a_long_wait_for_a_member_of_a_pool_is_logged(
