@@ -9,34 +9,35 @@ from ..base.log import log_event
 from ..base.names import known_as, named
 from ..exceptions import LockNotAcquired
 from ..store.calls import LockRequest
-from ..store.records import Holder, parse_holder
+from ..store.records import parse_holder
 from .waiters import Waiter
 
 
 class CurrentHolder:
     """What an attempt knows of whoever holds its lock. ``tell_at``: when to log that it waits (monotonic)."""
 
-    __slots__ = ("busy_for", "full", "holder", "tell_at")
+    __slots__ = ("_value", "busy_for", "full", "tell_at")
 
     def __init__(self, tell_at: float) -> None:
         self.tell_at: float = tell_at
-        self.holder: Holder | None = None  # as of the last answer
+        self._value: bytes | None = None  # of the lock, as of the last answer
         self.busy_for: float | None = None  # seconds; None: nothing is known of the holder
         self.full: bool = False  # the queue has as many waiters as it may have
 
     def note(self, value: bytes | None, left: float, waiter: Waiter | None) -> None:
         """Keep what Redis has said of the lock. ``left``: seconds of the lease."""
-        self.holder = parse_holder(value)
+        self._value = value
         self.busy_for = max(0.0, left)
         if waiter is not None:
-            waiter.group.holder = self.holder
+            waiter.group.seen = value
 
     def tell(self, name: str, waited: float, waiter: Waiter | None) -> None:
         """Log once, after a long wait, who holds the lock, as of the last look: somebody may have forgotten it."""
         self.tell_at = math.inf
         if waiter is not None:
-            self.holder = waiter.group.holder  # the oldest waiter looks for all
-        held = {} if self.holder is None else {"owner": self.holder.described, "fence": self.holder.fence}
+            self._value = waiter.group.seen  # the oldest waiter looks for all
+        holder = parse_holder(self._value)
+        held = {} if holder is None else {"owner": holder.described, "fence": holder.fence}
         log_event(WARNING, "still-waiting", **named(name), **held, waited=waited)
 
     def refusal(
@@ -47,7 +48,7 @@ class CurrentHolder:
         ``own``: the id by which whoever wants the lock has acquired it before.
         """
         noun, name = known_as(request.name)
-        holder = self.holder
+        holder = parse_holder(self._value)
         owner = None if holder is None else holder.described
         within = f"within {waited:.3g} s ({tries} attempt{'s'[: tries > 1]})" if waits else "at once"
         outcome = "timeout" if waits and not adopting else "busy"

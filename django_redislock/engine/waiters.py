@@ -12,7 +12,6 @@ from typing import NamedTuple
 from ..base.names import split_member
 from ..base.times import Alarm
 from ..store.node import Node
-from ..store.records import Holder
 
 Loop = asyncio.AbstractEventLoop
 
@@ -141,7 +140,7 @@ class Group:
     The oldest looks for all when ``due`` (monotonic). Each loop looks for itself: another one may hang or have ended.
     """
 
-    __slots__ = ("doubts_from", "due", "holder", "loop", "name", "oldest", "waiters")
+    __slots__ = ("doubts_from", "due", "loop", "name", "oldest", "seen", "waiters")
 
     def __init__(self, name: str, loop: Loop | None) -> None:
         self.name: str = name
@@ -151,7 +150,7 @@ class Group:
         self.oldest: Waiter | None = None  # the first of them; waiters read it without the mutex
         self.due: float = math.inf  # until one of them has looked
         self.doubts_from: float = 0.0  # monotonic; see Listener.doubt()
-        self.holder: Holder | None = None  # of the lock, as of the last look
+        self.seen: bytes | None = None  # the value of the lock, as of the last look
 
 
 class Waiters:
