@@ -301,7 +301,7 @@ class Acquisition:
         keys, most = make_keys(partition.prefix, name), terms.most
         # all by position: names would take as long as the rest of it
         return LockRequest(
-            partition, keys, name, Secret(id), terms.ttl, self.token, "", most, terms.replicas, owner, terms.listens
+            partition, keys, name, Secret(id), terms.ttl, self.token, most, terms.replicas, owner, terms.listens
         )
 
     def _make_canceller(self) -> Canceller | None:
@@ -319,21 +319,18 @@ class Acquisition:
 
     def _make_attempt(self, deadline: Deadline, begun: float, *, asked: bool) -> Attempt:
         """``asked``: the first try has asked already."""
-        watchdog, request = self._runtime.watchdog, self._request or self._make_request()
+        request = self._request or self._make_request()
         attempt = Attempt(
             request,
             self._runtime.listener(self.partition),
             deadline=deadline,
             begun=begun,
-            at_work=watchdog.knows,
             polls=not request.listens,
             backoff=self.options.backoff,
             attempts=self._terms.attempts,
             slow_wait=self._terms.slow_wait,
         )
         attempt.waiter, attempt.asked, attempt.asking = self._waiter, asked, asked
-        if self.token is not None:
-            watchdog.attempts[request.id] = attempt
         self._attempt = attempt
         return attempt
 

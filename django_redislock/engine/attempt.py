@@ -6,7 +6,6 @@ It waits until it is woken, or (polling) for a while; then it looks again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 from redis.backoff import AbstractBackoff
@@ -62,7 +61,6 @@ class Attempt:
         *,
         deadline: Deadline,
         begun: float,
-        at_work: Callable[[str], bool],
         polls: bool = False,
         backoff: AbstractBackoff | None = None,
         attempts: int | None = None,
@@ -71,8 +69,6 @@ class Attempt:
         self.request: LockRequest = request
         self.listener: Listener = listener
         self.deadline: Deadline = deadline
-        # whether an acquisition of this process, by its id, is in use or may come to be
-        self.at_work: Callable[[str], bool] = at_work
         self.polls: bool = polls  # by choice: nothing is subscribed to
         self.backoff: AbstractBackoff = backoff or POLLING
         self.attempts: int | None = attempts  # at most so many tries; None: only time counts
@@ -143,13 +139,7 @@ class Attempt:
                 yield Pause(min(0.5, patience - now))
                 continue
             self.asking, self.unknown, tried = False, self.unknown or reply.repeated, None
-            if reply.namesake and reply.namesake != request.adopts and not self.at_work(reply.namesake):
-                request = self.request = self.request._replace(adopts=reply.namesake)
-                self.ticket = reply.number or self.ticket
-                continue
             if reply.state not in (calls.GRANTED, calls.ALREADY):
-                if not (request.listens or self.polls) and self.listener.hears:
-                    continue  # subscribed since: the script may have taken our own process for another one
                 self.current_holder.note(reply.holder, reply.left, self.waiter)
                 self.current_holder.full = reply.state == calls.FULL
                 return reply, None

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from logging import ERROR, WARNING
 from typing import Any
-from weakref import WeakValueDictionary
 
 from ..base.pace import LAST_RETRY
 from ..base.processes import make_thread, start
@@ -51,8 +50,6 @@ class Watchdog:
         self._alone = False
         self._leases: dict[str, Lease] = {}  # by id
         self._agenda = Agenda()
-        # those with a token of their own, which others may have as well, until their leases are watched
-        self.attempts: WeakValueDictionary[str, object] = WeakValueDictionary()
         self._pending: set[PendingRelease] = set()
         self.interruptions: Interruptions = Interruptions()
         self._sleeps_until = -math.inf
@@ -78,8 +75,6 @@ class Watchdog:
         with self._mutex:
             lease.watched = True
             self._leases[request.id] = lease
-            if request.token is not None:
-                self.attempts.pop(request.id, None)  # from now on, it is known by its lease
             due = first_look(lease)
             self._agenda.begin(due, lease)
             self._wake_for(due)
@@ -120,10 +115,6 @@ class Watchdog:
     def _plan_next(self, lease: Lease) -> None:
         if lease.watched:
             self._plan(next_look(lease), lease)
-
-    def knows(self, id: str) -> bool:
-        """Whether this acquisition is in use here, may come to be, or is being released: nobody may adopt it."""
-        return id in self.attempts or id in self._leases  # in this order: an id moves from the first to the second
 
     def leases(self) -> list[Lease]:
         """All that this process holds."""

@@ -68,7 +68,6 @@ class LockRequest(NamedTuple):
     id: str
     ttl: float = 0.0  # seconds
     token: str | None = None  # None: the id
-    adopts: str = ""  # the id of an acquisition of this process that is no longer in use, to be adopted
     most: int | None = None  # how many others may be waiting already; None: any number
     replicas: int = 0  # how many have to acknowledge the grant
     owner: str = ""
@@ -91,7 +90,6 @@ class AcquireReply(NamedTuple):
     member: str  # the member of a pool that was granted, quoted
     holder: bytes | None  # the lock's value, if somebody else holds it
     unheard: bool  # a handoff to this process expired though the process lives: its wake was lost
-    namesake: str  # the id of an acquisition of this process that holds the lock with our token
     acknowledged: int  # how many replicas have acknowledged it; 0 if that was not asked for
 
 
@@ -113,7 +111,7 @@ def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) 
         wait,
         str(ticket or ""),
         request.token or "-",
-        *(() if keys.any else (request.adopts, "" if request.most is None else str(request.most))),
+        *(() if keys.any else ("" if request.most is None else str(request.most),)),
         request.owner,
     )
 
@@ -148,12 +146,11 @@ def acquire(
             continue
         partition.note_fence(number)
         if state != MORE:
-            extra, unheard, namesake = (*more, None, None, None)[:3]
+            extra, unheard = (*more, None, None)[:2]
             member = check_member(partition, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
             holder = None if keys.any or extra is None else SecretBytes(extra)
-            same = Secret(namesake.decode()) if namesake else ""
             return AcquireReply(
-                state, us, number, _seconds(left), sent, repeated, member, holder, unheard == 1, same, acknowledged
+                state, us, number, _seconds(left), sent, repeated, member, holder, unheard == 1, acknowledged
             )
 
 

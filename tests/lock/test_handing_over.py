@@ -12,8 +12,8 @@ from asgiref.sync import async_to_sync
 from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable, get_lock, locked
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, leftovers
-from tests.inside import ACQUIRE, RELEASE, hears, limit, own_channel
+from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, leftovers
+from tests.inside import RELEASE
 
 from .conftest import Eventually
 
@@ -197,25 +197,6 @@ def test_an_adoption_whose_caller_never_learned_of_it_is_left_to_the_next_one_wi
     assert lost.caught.is_set()
     eventually(lambda: flag(client) == "d")
     assert you(adopter(token), "acquire")
-
-
-def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock_whenever_the_subscription_is_made(
-    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request sent before the subscription, which Redis runs after it, seems to come from another process."""
-    limit(monkeypatch, listening_within=0.0)
-    with Lock("warm-up"):
-        pass  # Redis knows the scripts
-    client.set(LOCK, f"{'i' * 22} {own_channel('far')} c 1 1 {TOKEN} me", px=30_000)
-    you, again = crowd(), Lock(NAME, token=TOKEN, using="far")
-    held = network.hold_request(ACQUIRE)
-    acquiring = you.start(again, "acquire", blocking=False)
-    eventually(held.caught.is_set)
-    eventually(lambda: hears("far"))
-    held.let_go()
-    assert acquiring.result(GENEROUS)
-    you(again, "release")
-    assert holder(client) == ""
 
 
 def test_a_token_that_is_in_use_in_this_process_adopts_nothing_there(crowd: Crowd, using: str) -> None:

@@ -139,17 +139,13 @@ class Machine(RuleBasedStateMachine):
         token=TOKENS,
         ttl=TTLS,
         wait=WAITS,
-        adopts=st.booleans(),
         listens=st.booleans(),
         most=st.sampled_from([None, None, None, 0, 1, 2, 3]),
         repeats=st.sampled_from([False, False, True]),
     )
-    def come(
-        self, process: int, token: Any, ttl: int, wait: str, adopts: bool = False, repeats: bool = False, **more: Any
-    ) -> None:
+    def come(self, process: int, token: Any, ttl: int, wait: str, repeats: bool = False, **more: Any) -> None:
         """A new attempt. ``repeats``: its first answer is lost, and it asks once more."""
-        held = self.reference.lock
-        one = self._make(process, token, ttl, held.id if adopts and held else "", **more)
+        one = self._make(process, token, ttl, **more)
         for _ in range(1 + repeats):
             self._ask(one, wait)
 
@@ -198,10 +194,9 @@ class Machine(RuleBasedStateMachine):
         state=st.sampled_from(["in use", "detached", "dead"]),
         further=st.integers(0, 2),
         ttl=TTLS,
-        adopts=st.booleans(),
         wait=st.sampled_from([inside.QUEUED, inside.ADOPTING]),
     )
-    def adopt_held(self, state: str, further: int, ttl: int, adopts: bool, wait: str) -> None:
+    def adopt_held(self, state: str, further: int, ttl: int, wait: str) -> None:
         held = self._held()
         process = self._holder().process
         if state == "detached":
@@ -209,7 +204,7 @@ class Machine(RuleBasedStateMachine):
         elif state == "dead":
             self.live_or_die(process, dies=True)
         token = held.id if held.token == "-" else held.token
-        one = self._make((process + further) % 3, token, ttl, adopts=held.id if adopts else "")
+        one = self._make((process + further) % 3, token, ttl)
         self._ask(one, wait)
 
     @rule(process=PROCESSES, below=st.sampled_from([None, None, 0, 1]))
@@ -331,12 +326,10 @@ class Machine(RuleBasedStateMachine):
         """Repeat the last request, as if its answer had been lost."""
         self._do(self.last)
 
-    def _make(
-        self, process: int, token: Any, ttl: int, adopts: str = "", listens: bool = True, most: int | None = None
-    ) -> Someone:
+    def _make(self, process: int, token: Any, ttl: int, listens: bool = True, most: int | None = None) -> Someone:
         number = len(self.people)
         owner = f"owner {number} at {process}" + f"\nnote of {number}" * (number % 3 == 0)
-        attempt = Attempt(f"an-attempt-with-no-{number:04}", ttl, token or "-", adopts, most, owner)
+        attempt = Attempt(f"an-attempt-with-no-{number:04}", ttl, token or "-", most, owner)
         one = Someone(process, attempt, listens)
         self.people[one.attempt.id] = one
         return one
@@ -368,9 +361,9 @@ class Machine(RuleBasedStateMachine):
         return bool(self.reference.lock and self.reference.lock.flag == "h")
 
     def _request(self, one: Someone, process: int, *, listens: bool) -> inside.Request:
-        id, ttl, token, adopts, most, owner = one.attempt
+        id, ttl, token, most, owner = one.attempt
         own = None if token == "-" else token
-        more = {"token": own, "adopts": adopts, "most": most, "owner": owner, "listens": listens}
+        more = {"token": own, "most": most, "owner": owner, "listens": listens}
         return self.homes[process].request(id, name=NAME, ttl=ttl / 1000, **more)
 
     def _ask(self, one: Someone, wait: str, ticket: int | None = None) -> None:
@@ -381,7 +374,7 @@ class Machine(RuleBasedStateMachine):
             note(f"  # {one} asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
             assert (taken.state, taken.number) == (expected.state, expected.number)
             assert (taken.holder.decode() if taken.holder else None) == expected.holder
-            assert (taken.unheard, taken.namesake) == (expected.unheard, expected.namesake)
+            assert taken.unheard == expected.unheard
             assert taken.us == self.reference.now
             if taken.state != inside.GIVEN_UP:
                 left = self.reference.left()

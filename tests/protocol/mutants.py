@@ -24,7 +24,7 @@ MUTANTS: dict[str, tuple[int, str]] = {
     "adoption-told": (1, "an adoption tells nobody"),
     "adoption-lease": (2, "an adoption shortens the lease"),
     "adopts-the-dead": (1, "an adoption from one at work"),
-    "adopts-unused": (1, "an adoption from one at work in its own process"),
+    "adopts-own": (1, "an adoption from one at work in its own process"),
     "adoption-fence": (1, "an adoption keeps the fence of one who may live"),
     "adoption-note": (1, "an adoption takes the note away"),
     "adopt-only-free": (1, "who only adopts takes a free lock"),

@@ -21,7 +21,6 @@ class Attempt(NamedTuple):
     id: str
     ttl: int  # ms
     token: str  # '-': no token except the id
-    adopts: str  # an acquisition of its own process that is no longer used
     most: int | None  # how many others may be waiting
     owner: str
 
@@ -56,7 +55,6 @@ class Answer(NamedTuple):
     number: int  # fence or ticket
     holder: str | None = None  # the value of a lock that somebody else holds
     unheard: bool = False  # a handoff to the calling process was not confirmed in time, although the process is alive
-    namesake: str = ""  # the id that holds the lock with the caller's token, in the caller's process
 
 
 class Reference:
@@ -77,7 +75,7 @@ class Reference:
         self.gone: dict[str, int] = {}  # ids of attempts that are over, and until when Redis remembers that
         self.subscribed = subscribed or set()
         self.messages: list[tuple[str, str]] = []  # channel and text of the messages of the last step
-        self._unheard, self._namesake = False, ""
+        self._unheard = False
 
     def advance(self, ms: int) -> None:
         self.now += ms * MS
@@ -110,7 +108,7 @@ class Reference:
 
     def acquire(self, caller: Process, attempt: Attempt, wait: str, ticket: int | None) -> Answer:
         """The first try, and every later look. ``ticket``: the place in the queue, or None before one was drawn."""
-        self._unheard, self._namesake, held = False, "", self.lock
+        self._unheard, held = False, self.lock
         if held and held.id == attempt.id:
             return Answer(inside.ALREADY, held.fence)  # granted to an earlier request, or handed over
         if attempt.id in self.gone:
@@ -120,7 +118,7 @@ class Reference:
         if wait == inside.ADOPTING:
             if held:
                 state = inside.BUSY if self._bears(attempt, held) else inside.GIVEN_UP
-                return Answer(state, 0, held.text(), namesake=self._namesake)
+                return Answer(state, 0, held.text())
             self._free(caller)
             return Answer(inside.GIVEN_UP, 0, unheard=self._unheard)
         if not held:
@@ -138,7 +136,7 @@ class Reference:
         else:
             state = inside.BUSY if ticket is None or attempt.id in self.queue else inside.REQUEUED
             ticket = self._join(caller, attempt, wait, ticket)
-        return Answer(state, ticket, value, unheard=self._unheard, namesake=self._namesake)
+        return Answer(state, ticket, value, unheard=self._unheard)
 
     def release(self, caller: Process, id: str, *, unknown: bool, how: str) -> int:
         """``unknown``: an acquire may still arrive; ``how``: see calls.release()."""
@@ -238,10 +236,7 @@ class Reference:
             return True
         if held.channel == "-":
             return False  # wherever its process is: nobody can find out whether it is gone
-        if held.channel != caller.channel:
-            return held.channel not in self.subscribed
-        self._namesake = held.id  # its process knows whether it is in use
-        return attempt.adopts == held.id
+        return held.channel != caller.channel and held.channel not in self.subscribed
 
     @staticmethod
     def _bears(attempt: Attempt, held: Held) -> bool:

@@ -1,14 +1,12 @@
 -- acquire: takes the lock, or queues for it; also every later look of a waiter. Idempotent per attempt.
 -- KEYS     @lock queue waiters index fence gone
--- ARGV     name id channel known ttl wait ticket token adopts most owner
+-- ARGV     name id channel known ttl wait ticket token most owner
 --            known: the highest fence that the caller knows; ttl: ms
 --            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, a: only adopt
 --            ticket: '' when none was drawn yet; token: '-' when it is the id
---            adopts: '', or the id of an acquisition of this very process that nobody there uses any more
 --            most: how many others may wait already, '' for any number
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
---            false, 1 = a handoff to this process ran out unheard, id of an acquisition of this very process that holds
---            the lock with our token}; the last three may be missing. States: calls.py
+--            false, 1 = a handoff to this process ran out unheard}; the last two may be missing. States: calls.py
 --#include grant
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
 
@@ -44,15 +42,12 @@ if gone then return {GIVEN_UP, us, 0, 0} end --@given-up
 
 -- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
 -- at work with it
-local namesake = false
 local bears = id and ARGV.token ~= '-' and (token == '-' and id or token) == ARGV.token
 local function may_adopt()
   if not bears then return false end
   if flag == 'd' then return true end
   if channel == '-' then return false end -- wherever that is: nobody can find out whether it is gone
-  if channel ~= ARGV.channel then return --[[@adopts-the-dead]]nobody_listens(channel) --[[@or]]true--[[@]] end
-  namesake = id -- the holder is the caller's own process, which alone knows whether that acquisition is in use
-  return id --[[@adopts-unused]]== ARGV.adopts--[[@]]
+  return --[[@adopts-own]]channel ~= ARGV.channel and --[[@]]--[[@adopts-the-dead]]nobody_listens(channel)--[[@or]]true--[[@]]
 end
 
 if may_adopt() then
@@ -73,7 +68,7 @@ if may_adopt() then
   return {ALREADY, us, tonumber(fence), left}
 end
 
-if ARGV.wait == 'a' and value then return {bears and BUSY or GIVEN_UP, us, 0, lease_left(), value, 0, namesake} end
+if ARGV.wait == 'a' and value then return {bears and BUSY or GIVEN_UP, us, 0, lease_left(), value} end
 
 if not value then
   -- not at the top: whoever finds the lock held would make these functions for nothing, a sixth of its time
@@ -115,7 +110,7 @@ if ARGV.wait ~= '0' then
       redis.call('HDEL', KEYS.waiters, unpack(dead))
       return redis.call('ZCARD', KEYS.queue) >= most
     end
-    if is_full() then return {FULL, us, 0, lease_left(), value or false, unheard, namesake} end
+    if is_full() then return {FULL, us, 0, lease_left(), value or false, unheard} end
   end
   state, ticket = enqueue(KEYS.queue, KEYS.waiters)
   note_queue(ARGV.wait)
@@ -123,4 +118,4 @@ end
 local left = lease_left()
 -- somebody else has written it, and it never ends: whoever looks for what is stuck must find it
 if left == -1 then redis.call('ZADD', KEYS.index, 'inf', ARGV.name) end
-return {state, us, ticket, left, value or false, unheard, namesake}
+return {state, us, ticket, left, value or false, unheard}
