@@ -69,7 +69,7 @@ MUTANTS: dict[str, tuple[int, str]] = {
     "raise-written": (2, "a raised fence is not kept"),
     "raise-answered": (1, "a raised fence is not answered"),
     "raise-new": (1, "a raised fence is the old one"),
-    "late-raise": (2, "a late raise takes a lock back"),
+    "late-raise": (1, "a late raise takes a lock back"),
     "raise-keeps": (1, "a raise does not keep the lease"),
     # force
     "force-fence": (1, "force looks at no fence"),
