@@ -100,6 +100,28 @@ async def test_children_of_a_reentrant_lock_are_under_it_and_it_is_free_when_the
     assert await kin.info() is None
 
 
+@both
+async def test_children_that_enter_while_their_parent_and_siblings_leave_lose_nothing(kin: Kin) -> None:
+    """Each is under the parent's lock or waits for its own; which of both is decided in that moment."""
+    for _ in range(30):
+        parent, may_enter = Lock(NAME, reentrant=True, ttl=600), threading.Event()
+
+        async def enters(may_enter: threading.Event = may_enter) -> None:
+            lock = Lock(NAME, reentrant=True, ttl=600, blocking_timeout=GENEROUS)
+            await kin.until(may_enter.is_set)
+            assert await kin(lock, "acquire")
+            lock.check()
+            await kin(lock, "release")
+
+        await kin(parent, "acquire")
+        children = [kin.child(enters) for _ in range(4)]
+        may_enter.set()
+        await kin(parent, "release")
+        for child in children:
+            await kin.end(child)
+        assert not await kin(parent, "locked")
+
+
 @objects
 @both
 async def test_a_child_that_was_started_before_its_parent_acquired_the_lock_waits_though_it_is_reentrant(
