@@ -98,13 +98,12 @@ class CacheLock:
 
     * Without a ``timeout``, redis-py's lock stays for ever when its process dies. Ours has the TTL of the settings and
       is renewed while its thread lives (``thread_local=False``: while this object lives), at most for ``MAX_HOLD``.
-    * A lock is no cache key: ``cache.has_key("x")``, ``ttl``, ``delete`` and ``keys`` do not see it. ``has_key``,
-      ``ttl``, ``pttl`` and ``delete`` warn where the key is missing and this process has used ``cache.lock("x")``
-      lately. ``locked()``, ``get_lock()`` and ``force_release()`` stand for them.
+    * A lock is no cache key: ``cache.has_key("x")``, ``ttl``, ``delete`` and ``keys`` do not see it. ``locked()``,
+      ``get_lock()`` and ``force_release()`` stand for them.
     * ``name`` is the lock's name, not a Redis key with prefix and version.
     * ``cache.client.lock()`` is this lock too. That of a redis-py client (``get_redis_connection().lock()``) stays
-      redis-py's, excludes none of ours, and warns. ``lock_class`` and ``raise_on_release_error`` are arguments of that
-      one alone; the end of our ``with`` block always raises what ``release()`` raises.
+      redis-py's, and excludes none of ours. ``lock_class`` and ``raise_on_release_error`` are arguments of that one
+      alone; the end of our ``with`` block always raises what ``release()`` raises.
     * Waiters are woken, first come, first served; a ``blocking_timeout`` shorter than ``sleep`` is kept to.
     * A thread that holds the lock without a ``timeout`` and waits for it again without end gets a LockError, not a
       deadlock.
