@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, update_wrapper
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from .base.display import shown
 from .base.name_templates import NameTemplate, Template
@@ -24,14 +24,6 @@ else:
 
 Name = str | Callable[..., str]
 W = TypeVar("W", bound=Callable[..., Any])
-
-
-class Texts(NamedTuple):
-    """Those of one call."""
-
-    name: str
-    note: str
-    token: str | None
 
 
 class CallTexts:
@@ -60,21 +52,29 @@ class CallTexts:
     def fill(
         self,
         function: Callable[..., Any],
-        signature: inspect.Signature | None,
+        signature: inspect.Signature,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         trouble: str = "it was called without",
         **more: Any,
-    ) -> Texts:
-        """The texts for one call of ``function``; ``more`` are values for the templates beside its arguments.
+    ) -> tuple[str, str, str | None]:
+        """Name, note and token for one call of ``function``; ``more``: values for them beside its arguments.
 
         ``trouble``: what ValueError says before the name of a field that is none of them.
         """
-        values = {**_arguments(function, signature, args, kwargs), **more} if self._templates else {}
+        values: dict[str, Any] = {}
+        if self._templates:
+            try:
+                values = _arguments(signature, args, kwargs)
+            except TypeError as error:
+                if not more:
+                    raise TypeError(f"{_called(function)}() {error}") from None
+                values = dict(kwargs)  # of a view, whose arguments a decorator in between may change
+            values.update(more)
         self._refuse_missing(values.keys(), trouble)
         name = self._name.fill(values) if isinstance(self._name, NameTemplate) else self._name(*args, **kwargs)
         token = None if self._token is None else check_token(self._token.fill(values))
-        return Texts(check_name(name), self._note.fill(values), token)
+        return check_name(name), self._note.fill(values), token
 
     def _refuse_missing(self, available: Collection[str], trouble: str) -> None:
         for text in self._templates:
@@ -92,19 +92,9 @@ def template_of(name: Name | None) -> str:
     return f"{getattr(name, '__module__', '')}.{getattr(name, '__qualname__', type(name).__name__)}"
 
 
-def _arguments(
-    function: Callable[..., Any],
-    signature: inspect.Signature | None,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Mapping[str, Any]:
+def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by their names, defaults included, ``**kwargs`` flattened."""
-    if signature is None:
-        return kwargs
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{_called(function)}() {error}") from None
+    bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     values = dict(bound.arguments)
     for parameter in signature.parameters.values():
@@ -180,36 +170,26 @@ def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
     return dress
 
 
-def repeats_signature(function: Any) -> bool:
-    """Whether ``functools.wraps`` has copied ``__signature__`` from below, whose arguments may be others."""
-    signature = getattr(function, "__signature__", None)
-    return signature is not None and signature is getattr(getattr(function, "__wrapped__", None), "__signature__", None)
-
-
 def refuse_generators(function: Callable[..., Any], decorator: str) -> None:
     """Raise TypeError for a generator function: a lock around the call that makes a generator guards nothing."""
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise _runs_late(function, decorator)
 
 
-_BODIES: dict[type, str] = {GeneratorType: "gi_code", CoroutineType: "cr_code", AsyncGeneratorType: "ag_code"}
-
-
-def refuse_body(function: Callable[..., Any], result: object, decorator: str) -> None:
+def refuse_body(function: Callable[..., Any], result: Any, decorator: str) -> None:
     """Raise TypeError where the body of the function has not run: it is a generator or a coroutine after all.
 
     A decorator in between, or an object that is called, hides that until it is called.
     """
-    attribute = _BODIES.get(type(result))
-    if attribute is not None and getattr(result, attribute) is _code_of(function):
-        if isinstance(result, CoroutineType):
-            result.close()  # else Python warns that nobody has awaited it
-        raise _runs_late(function, decorator)
-
-
-def _code_of(function: Any) -> object:
-    inner = inspect.unwrap(function)
-    return getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    if isinstance(result, (GeneratorType, CoroutineType, AsyncGeneratorType)):
+        body: Any = (
+            getattr(result, "gi_code", None) or getattr(result, "cr_code", None) or getattr(result, "ag_code", None)
+        )
+        inner: Any = inspect.unwrap(function)
+        if body is (getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)):
+            if isinstance(result, CoroutineType):
+                result.close()  # else Python warns that nobody has awaited it
+            raise _runs_late(function, decorator)
 
 
 def _runs_late(function: Callable[..., Any], decorator: str) -> TypeError:

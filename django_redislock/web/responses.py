@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from inspect import signature
+from logging import ERROR
 from math import ceil
 from statistics import median
 
@@ -15,6 +15,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext, ngettext
 
 from ..base.display import shown
+from ..base.log import log_event
 from ..base.steps import CallOut, Evaluate, Steps
 from ..base.times import monotonic
 from ..conf import conf, import_function
@@ -46,17 +47,6 @@ def _usually_held_for(template: str) -> int:
     return min(max(1, ceil(usual)), conf().VIEW_MAX_RETRY_AFTER)
 
 
-def check_on_conflict(given: OnConflict | None) -> None:
-    """Raise TypeError unless this can be called as ``on_conflict`` is."""
-    try:
-        if given is not None:
-            signature(given).bind("request", "info")
-    except TypeError as error:
-        raise TypeError(f"on_conflict must be a callable (request, info), not {shown(given)}: {error}.") from None
-    except ValueError:
-        pass  # its signature is not known
-
-
 def conflict(
     request: HttpRequest, section: Acquisition, refusal: LockNotAcquired, on_conflict: OnConflict | None
 ) -> Steps[HttpResponseBase]:
@@ -86,9 +76,14 @@ def conflict(
     return (yield Evaluate(lambda: refuse(request, settings.VIEW_STATUS, text, wait)))  # type: ignore[no-any-return]
 
 
-def unavailable(request: HttpRequest, status: int) -> HttpResponse:
-    """The response while Redis cannot be reached."""
-    return refuse(request, status, gettext("This is not available at the moment. Please try again."), 1)
+def unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnavailable) -> Steps[HttpResponse]:
+    """The response while Redis cannot be reached, or (without VIEW_UNAVAILABLE_STATUS) the error."""
+    status = conf().VIEW_UNAVAILABLE_STATUS
+    if status is None:
+        raise error
+    log_event(ERROR, "unavailable", name=name, request=purpose, error=error)
+    text = gettext("This is not available at the moment. Please try again.")
+    return (yield Evaluate(lambda: refuse(request, status, text, 1)))  # type: ignore[no-any-return]
 
 
 def refuse(request: HttpRequest, status: int, text: str, retry_after: int) -> HttpResponse:

@@ -257,10 +257,8 @@ def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
             locked_view("x", methods=methods)
     with pytest.raises(TypeError, match=r"such as \['GET'\]"):
         locked_view("x", methods="GET")
-    for wrong in ("nobody", lambda: HttpResponse(), lambda *, request, info: None):
-        with pytest.raises(TypeError, match=r"^on_conflict must be a callable \(request, info\), not .*: .+\.$"):
-            locked_view("x", on_conflict=wrong)  # type: ignore[arg-type]
-    locked_view("x", on_conflict=max)  # type: ignore[arg-type]  # it has no signature
+    with pytest.raises(TypeError, match=r"^on_conflict must be a callable \(request, info\), not 'nobody'\.$"):
+        locked_view("x", on_conflict="nobody")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"locked_view cannot decorate the class .*: .*method_decorator\(.*dispatch"):
         locked_view("x")(Methods)
     hiding: Any = locked_view("x")(lambda request: arespond(request))
