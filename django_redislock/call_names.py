@@ -11,7 +11,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, TypeVar
 
 from .base.display import shown
-from .base.name_templates import NameTemplate, Template
+from .base.name_templates import Template
 from .base.names import check_name, check_token
 
 if sys.version_info >= (3, 14):  # pragma: no cover
@@ -35,9 +35,11 @@ class CallTexts:
     def __init__(self, name: Name | None, note: str = "", token: str | None = None) -> None:
         if not isinstance(name, str) and not callable(name):
             raise TypeError(f"A lock's name must be a str or a callable, not {shown(name)}.")
-        self._name: NameTemplate | Callable[..., str] = NameTemplate(name) if isinstance(name, str) else name
+        self._name = Template(name, "lock name", quoted=True) if isinstance(name, str) else name
         self._note = Template(note, "note")
         self._token = None if token is None else Template(token, "token")
+        if isinstance(self._name, Template) and not self._name.fields:
+            check_name(self._name.fill({}))
         if self._token is not None and not self._token.fields:
             check_token(self._token.fill({}))
         texts = (self._name, self._note, self._token)
@@ -72,7 +74,7 @@ class CallTexts:
                 values = dict(kwargs)  # of a view, whose arguments a decorator in between may change
             values.update(more)
         self._refuse_missing(values.keys(), trouble)
-        name = self._name.fill(values) if isinstance(self._name, NameTemplate) else self._name(*args, **kwargs)
+        name = self._name.fill(values) if isinstance(self._name, Template) else self._name(*args, **kwargs)
         token = None if self._token is None else check_token(self._token.fill(values))
         return check_name(name), self._note.fill(values), token
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from .display import shown
 from .log import warn
-from .names import MAX_NAME_BYTES, capped_name, check_name, lock_digest, quote
+from .names import MAX_NAME_BYTES, capped_name, lock_digest, quote
 
 DIGEST = "digest"  # the format that stands for lock_digest()
 _FIELD = re.compile(r"[^\W\d]\w*(\.\w+|\[[^]]+\])*")
@@ -56,25 +56,24 @@ def _has_no_text(kind: type) -> bool:
 class Template:
     """A text with fields, such as ``"{order.pk} by {user}"``, filled by :meth:`fill`.
 
-    ``noun`` is what the text is, for errors. Raises ``ValueError`` at once for a template that can never be filled, and
-    for one whose values could choose its length or reach what is private.
+    ``noun`` is what the text is, for errors. ``quoted``: as by :func:`lock_name`, values are quoted, and what is too
+    long is cut. Raises ``ValueError`` at once for a template that can never be filled, and for one whose values could
+    choose its length or reach what is private.
     """
 
-    _formatter = _Formatter(str)
-
-    def __init__(self, template: str, noun: str) -> None:
+    def __init__(self, template: str, noun: str, *, quoted: bool = False) -> None:
         if not isinstance(template, str):
             raise TypeError(f"A {noun} must be a str, not {shown(template)}.")
         self.template = template
         self.noun = noun
+        self.quoted = quoted
         try:
-            fields = [field for field in self._formatter.parse(template) if field[1] is not None]
+            parsed = list(string.Formatter().parse(template))
         except ValueError as error:
             raise ValueError(f"The {noun} {template!r} is not a valid template: {error}.") from None
         self.fields: frozenset[str] = frozenset(
-            self._check_field(name or "", spec or "", how) for _, name, spec, how in fields
+            self._check_field(name, spec or "", how) for _, name, spec, how in parsed if name is not None
         )
-        self._plain = None if fields else self._formatter.vformat(template, (), {})
 
     def _check_field(self, field: str, spec: str, conversion: str | None) -> str:
         """The name of the value that the field shows."""
@@ -95,29 +94,11 @@ class Template:
 
     def fill(self, values: Mapping[str, Any]) -> str:
         """The text. A field that ``values`` lacks raises ``ValueError``, which lists their names."""
-        if self._plain is not None:
-            return self._plain
         try:
-            return self._formatter.vformat(self.template, (), values)
+            text = _Formatter(quote if self.quoted else str).vformat(self.template, (), values)
         except (KeyError, AttributeError, IndexError, TypeError, ValueError) as error:
             raise ValueError(
                 f"Cannot fill the {self.noun} {self.template!r}: {type(error).__name__}: {error}. "
                 f"Available values: {', '.join(sorted(values)) or 'none'}."
             ) from error
-
-
-class NameTemplate(Template):
-    """A lock's name with fields, such as ``"order:{pk}"`` or ``"user:{request.user.pk}"``.
-
-    Values are quoted, and a name that is too long is cut, as by :func:`lock_name`.
-    """
-
-    _formatter = _Formatter(quote)
-
-    def __init__(self, template: str) -> None:
-        super().__init__(template, "lock name")
-        if self._plain is not None:
-            check_name(self._plain)
-
-    def fill(self, values: Mapping[str, Any]) -> str:
-        return self._plain if self._plain is not None else capped_name(super().fill(values))
+        return capped_name(text) if self.quoted and self.fields else text

@@ -4,8 +4,7 @@ the user is checked before the view is locked (else strangers can lock, and are 
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from django.core.exceptions import SynchronousOnlyOperation
@@ -13,6 +12,7 @@ from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
 from ..base.display import shown
+from ..base.log import warn
 from ..base.names import quote
 from ..conf import conf, import_function
 
@@ -32,24 +32,21 @@ def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     return chosen
 
 
-def warn_above_login(view: Callable[..., Any]) -> None:
-    """Warn when ``view``, below a lock, checks the user itself, as far as this can be seen."""
-    if checks_user(view):
-        name = getattr(view, "__qualname__", repr(view))
-        text = (
-            f"locked_view locks {name} before the user is checked: anybody can lock these names, and a response with "
-            f"423 tells what is busy. Put locked_view below login_required, or on a method of the class."
-        )
-        warnings.warn(text, RuntimeWarning, stacklevel=3)  # where the view is decorated
+def warn_above_login(view: Any) -> None:
+    """Warn when ``view``, below a lock, checks the user itself, as far as this can be seen.
 
-
-def checks_user(view: Any) -> bool:
-    """Whether ``view`` has a decorator of ``django.contrib.auth``, or is the ``dispatch()`` of one of its mixins."""
-    if hasattr(view, "redirect_field_name"):  # set by the decorators, and copied by those above them
-        return True
+    It has a decorator of ``django.contrib.auth``, or is the ``dispatch()`` of one of its mixins.
+    """
     bound = getattr(view, "func", view)  # as method_decorator hands it over
     dispatch = getattr(getattr(view, "view_class", None), "dispatch", None) or getattr(bound, "__func__", None)
-    return getattr(dispatch, "__globals__", {}).get("__name__") == "django.contrib.auth.mixins"
+    module = getattr(dispatch, "__globals__", {}).get("__name__")
+    # the decorators set that attribute, and those above them copy it
+    if hasattr(view, "redirect_field_name") or module == "django.contrib.auth.mixins":
+        warn(
+            f"locked_view locks {getattr(view, '__qualname__', repr(view))} before the user is checked: anybody can "
+            f"lock these names, and a response with 423 tells what is busy. Put locked_view below login_required, or "
+            f"on a method of the class."
+        )
 
 
 def describe_request(request: HttpRequest) -> str:
