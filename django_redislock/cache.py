@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import django.core.cache.backends.locmem
 import django_redis.cache
@@ -17,10 +17,7 @@ from django_redis.util import CacheKey
 from .base.display import refuse_arguments, takes_by_name
 from .base.names import fit_name
 from .cache_lock import CacheLock
-from .cached_values import ValueOptions, aget_or_set, get_or_set
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
+from .cached_values import aget_or_set, get_or_set
 
 
 class _Locks:
@@ -83,14 +80,12 @@ class _Locks:
         )
 
     @takes_by_name
-    def locked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Unpack[ValueOptions]) -> Any:
+    def locked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Any) -> Any:
         """See :func:`django_redislock.locked_get_or_set`; the lock is on the Redis of this alias."""
         return get_or_set(self, self.lock_alias, key, default, wrong, options)
 
     @takes_by_name
-    async def alocked_get_or_set(
-        self, key: str, default: Any, *wrong: NoReturn, **options: Unpack[ValueOptions]
-    ) -> Any:
+    async def alocked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Any) -> Any:
         """See locked_get_or_set()."""
         return await aget_or_set(self, self.lock_alias, key, default, wrong, options)
 

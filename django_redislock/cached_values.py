@@ -107,16 +107,24 @@ class ValueOptions(TypedDict, total=False):
     timeout: float | None
     version: int | None
     blocking_timeout: Seconds | None
+    using: str
 
 
 @overload
-def locked_get_or_set(
-    key: str, default: Callable[[], T], *, using: str = "default", **options: Unpack[ValueOptions]
-) -> T: ...
+def locked_get_or_set(key: str, default: Callable[[], T], **options: Unpack[ValueOptions]) -> T: ...
 @overload
-def locked_get_or_set(key: str, default: T, *, using: str = "default", **options: Unpack[ValueOptions]) -> T: ...
+def locked_get_or_set(key: str, default: T, **options: Unpack[ValueOptions]) -> T: ...
 @takes_by_name
-def locked_get_or_set(key: str, default: Any, *wrong: NoReturn, using: str = "default", **options: Any) -> Any:
+def locked_get_or_set(
+    key: str,
+    default: Any,
+    *wrong: NoReturn,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    version: int | None = None,
+    blocking_timeout: Seconds | None = None,
+    using: str = "default",
+    **unknown: NoReturn,
+) -> Any:
     """``cache.get_or_set()`` whose ``default`` is called once, by one process, while all others wait for the value.
 
     ``default`` is a callable, or a value (which needs no lock). ``timeout``, in seconds, and ``version`` are those of
@@ -137,22 +145,29 @@ def locked_get_or_set(key: str, default: Any, *wrong: NoReturn, using: str = "de
     everybody would compute it at once, which only the caller can tell to be harmless (``except LockUnavailable: return
     compute()``). Once computed, it is stored and returned, even if the lock was lost meanwhile or cannot be released.
     """
+    options = {"timeout": timeout, "version": version, "blocking_timeout": blocking_timeout, **unknown}
     return get_or_set(caches[using], using, key, default, wrong, options, number="timeout")
 
 
 @overload
-async def alocked_get_or_set(
-    key: str, default: Callable[[], Awaitable[T]], *, using: str = "default", **options: Unpack[ValueOptions]
-) -> T: ...
+async def alocked_get_or_set(key: str, default: Callable[[], Awaitable[T]], **options: Unpack[ValueOptions]) -> T: ...
 @overload
-async def alocked_get_or_set(
-    key: str, default: Callable[[], T], *, using: str = "default", **options: Unpack[ValueOptions]
-) -> T: ...
+async def alocked_get_or_set(key: str, default: Callable[[], T], **options: Unpack[ValueOptions]) -> T: ...
 @overload
-async def alocked_get_or_set(key: str, default: T, *, using: str = "default", **options: Unpack[ValueOptions]) -> T: ...
+async def alocked_get_or_set(key: str, default: T, **options: Unpack[ValueOptions]) -> T: ...
 @takes_by_name
-async def alocked_get_or_set(key: str, default: Any, *wrong: NoReturn, using: str = "default", **options: Any) -> Any:
+async def alocked_get_or_set(
+    key: str,
+    default: Any,
+    *wrong: NoReturn,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    version: int | None = None,
+    blocking_timeout: Seconds | None = None,
+    using: str = "default",
+    **unknown: NoReturn,
+) -> Any:
     """See locked_get_or_set(). ``default`` may be a coroutine function as well; a plain one is called in a thread."""
+    options = {"timeout": timeout, "version": version, "blocking_timeout": blocking_timeout, **unknown}
     return await aget_or_set(caches[using], using, key, default, wrong, options, number="timeout")
 
 
@@ -175,9 +190,10 @@ async def aget_or_set(
 
 
 def _check(what: str, wrong: Sequence[Any], options: dict[str, Any], number: str) -> None:
-    choices = [*ValueOptions.__annotations__, *(["using"] if number else [])]
-    if wrong or not options.keys() <= ValueOptions.__annotations__.keys():
-        refuse_arguments(what, wrong, options.keys() - ValueOptions.__annotations__.keys(), choices, number)
+    choices = ["timeout", "version", "blocking_timeout", *(["using"] if number else [])]
+    unknown = options.keys() - {*choices[:3]}
+    if wrong or unknown:
+        refuse_arguments(what, wrong, unknown, choices, number)
 
 
 class _Lookup:

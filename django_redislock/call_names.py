@@ -6,9 +6,9 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from functools import partial, update_wrapper
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, TypeVar
+from typing import Any
 
 from .base.display import shown
 from .base.name_templates import Template
@@ -23,7 +23,6 @@ else:
     _LENIENT: Any = {}
 
 Name = str | Callable[..., str]
-W = TypeVar("W", bound=Callable[..., Any])
 
 
 class CallTexts:
@@ -150,26 +149,6 @@ def signature_of(function: Callable[..., Any], **options: Any) -> inspect.Signat
     inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial) or hasattr(each, "__signature__"))
     bound = isinstance(inner, partial) and hasattr(inner, "__wrapped__")
     return inspect.signature(inner.func if bound else function, **_LENIENT, **options)
-
-
-def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
-    """``functools.wraps``, also for tools that do not follow ``__wrapped__``, such as Celery's check at ``delay()``.
-
-    A decorator between them may change the arguments, so where there is one, it is not looked through.
-    """
-
-    def dress(wrapper: W) -> W:
-        update_wrapper(wrapper, function)
-        if not hasattr(function, "__wrapped__"):
-            try:
-                signature = signature_of(function, eval_str=True)
-            except Exception:  # the code of the annotations; they may name what is defined later
-                signature = signature_of(function)
-            if [*signature.parameters] != ["args", "kwargs"]:  # method_decorator copies what it finds on such a dummy
-                wrapper.__signature__ = signature  # type: ignore[attr-defined]
-        return wrapper
-
-    return dress
 
 
 def refuse_generators(function: Callable[..., Any], decorator: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
@@ -14,14 +14,13 @@ from django.utils.decorators import method_decorator
 
 from ..base.display import shown, takes_by_name
 from ..base.steps import Call, Evaluate, Steps, arun, run_blocking
-from ..call_names import CallTexts, Name, given_name, refuse_generators, signature_of, template_of, wraps
+from ..call_names import CallTexts, Name, given_name, refuse_generators, signature_of, template_of
 from ..engine import Acquisition, Frame, Lease, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
 from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options, refuse_fenced
-from .requests import check_methods, describe_request, warn_above_login
-from .responses import OnConflict, conflict, note_held, unavailable
+from .requests import OnConflict, check_methods, conflict, describe_request, note_held, unavailable, warn_above_login
 from .transactions import LateRelease, OpenedHere, to_open
 
 if TYPE_CHECKING:

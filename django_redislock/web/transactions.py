@@ -16,7 +16,7 @@ from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 from ..base.steps import Steps, arun, run
 from ..engine import Acquisition, Frame, hide, release_quietly, under
 from ..open_transactions import in_atomic_block
-from .responses import note_held
+from .requests import note_held
 
 
 class OpenedHere:
