@@ -140,15 +140,15 @@ def check_function(function: Callable[..., Any], decorator: str) -> inspect.Sign
         raise TypeError(f"{decorator} cannot decorate {function!r}: {error}. Decorate a function around it.") from None
 
 
-def signature_of(function: Callable[..., Any], **options: Any) -> inspect.Signature:
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """``inspect.signature()``, whatever the annotations name.
 
     ``method_decorator`` hands over a bound method that claims the signature of its function, ``self`` included; this
     returns the bound method's.
     """
-    inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial) or hasattr(each, "__signature__"))
+    inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial))
     bound = isinstance(inner, partial) and hasattr(inner, "__wrapped__")
-    return inspect.signature(inner.func if bound else function, **_LENIENT, **options)
+    return inspect.signature(inner.func if bound else function, **_LENIENT)
 
 
 def refuse_generators(function: Callable[..., Any], decorator: str) -> None:
@@ -162,13 +162,11 @@ def refuse_body(function: Callable[..., Any], result: Any, decorator: str) -> No
 
     A decorator in between, or an object that is called, hides that until it is called.
     """
-    if isinstance(result, (GeneratorType, CoroutineType, AsyncGeneratorType)):
-        body: Any = (
-            getattr(result, "gi_code", None) or getattr(result, "cr_code", None) or getattr(result, "ag_code", None)
-        )
+    if type(result) in (GeneratorType, CoroutineType, AsyncGeneratorType):  # not isinstance(): it may be lazy
         inner: Any = inspect.unwrap(function)
-        if body is (getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)):
-            if isinstance(result, CoroutineType):
+        code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+        if code in [getattr(result, f"{kind}_code", function) for kind in ("gi", "cr", "ag")]:
+            if inspect.iscoroutine(result):
                 result.close()  # else Python warns that nobody has awaited it
             raise _runs_late(function, decorator)
 
