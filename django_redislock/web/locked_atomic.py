@@ -109,16 +109,6 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
 
     __exit__: ExitMethod = ExitMethod(_leave)
 
-    if not TYPE_CHECKING:  # pragma: no branch (type checkers say so themselves)
-
-        def __aenter__(self):
-            raise TypeError(
-                "locked_atomic has no async with: Django's transactions are for sync code. Put the block into a "
-                "function and call it through sync_to_async."
-            )
-
-        __aexit__ = __aenter__  # async with looks for both
-
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         signature = check_function(function, "locked_atomic")
         if iscoroutinefunction(function):

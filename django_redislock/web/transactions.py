@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NoReturn
 
@@ -111,20 +112,17 @@ class LateRelease:
             note_held(self._section.held)
             yield from release_quietly(self._section, request=self._section.purpose)
 
-    def _iterate(self, content: Iterator[Any], keeper: object) -> Iterator[Any]:
-        try:
-            try:
-                while True:
-                    with under(self._section):
-                        part = next(content, self)
-                    if part is self:
-                        return
-                    yield part
-            finally:
-                if hasattr(content, "close"):
-                    content.close()  # its cleanup still runs under the lock
-        finally:
-            self.ended(CONTENT, keeper)
+    def _iterate(self, content: Any, keeper: object) -> Iterator[Any]:
+        with ExitStack() as stack:
+            stack.callback(self.ended, CONTENT, keeper)
+            if hasattr(content, "close"):
+                stack.callback(content.close)  # its cleanup still runs under the lock
+            while True:
+                with under(self._section):
+                    part = next(content, self)
+                if part is self:
+                    return
+                yield part
 
     async def _aiterate(self, content: AsyncIterator[Any], keeper: object) -> AsyncIterator[Any]:
         try:
