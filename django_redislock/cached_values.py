@@ -178,7 +178,7 @@ def get_or_set(
     _check("locked_get_or_set()", wrong, options, number)
     if iscoroutinefunction(default):
         raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
-    return run_blocking(_Lookup(cache, alias, key, default, **options).get(), "Await alocked_get_or_set() instead")
+    return run_blocking(_lookup(cache, alias, key, default, **options), "Await alocked_get_or_set() instead")
 
 
 async def aget_or_set(
@@ -186,7 +186,7 @@ async def aget_or_set(
 ) -> Any:
     """See get_or_set()."""
     _check("alocked_get_or_set()", wrong, options, number)
-    return await arun(_Lookup(cache, alias, key, default, **options).get())
+    return await arun(_lookup(cache, alias, key, default, **options))
 
 
 def _check(what: str, wrong: Sequence[Any], options: dict[str, Any], number: str) -> None:
@@ -196,81 +196,69 @@ def _check(what: str, wrong: Sequence[Any], options: dict[str, Any], number: str
         refuse_arguments(what, wrong, unknown, choices, number)
 
 
-class _Lookup:
-    """One value that somebody wants."""
+def _lookup(
+    cache: Any,
+    alias: str,
+    key: str,
+    default: Any,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    version: int | None = None,
+    blocking_timeout: Seconds | None = None,
+) -> Steps[Any]:
+    """Read the value; where it is missing, compute it, or wait for whoever does."""
 
-    def __init__(
-        self,
-        cache: Any,
-        alias: str,
-        key: str,
-        default: Any,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-        blocking_timeout: Seconds | None = None,
-    ) -> None:
-        self.cache, self.alias, self.key, self.default = cache, alias, key, default
-        self.version: dict[str, Any] = {"version": version}
-        self.timeout: dict[str, Any] = {"timeout": timeout}
-        self.blocking_timeout = check_timeout(blocking_timeout)
+    def get(otherwise: object = MISSING) -> Call:
+        return Call(cache.get, (key, otherwise), {"version": version}, twin=cache.aget)
 
-    def get(self) -> Steps[Any]:
-        value = yield self._get(MISSING)
+    def keep(value: Any) -> Steps[Any]:
+        """Store it, unless somebody did without a lock (Django's own ``set()``, say); return what is stored."""
+        if (yield Call(cache.add, (key, value), {"timeout": timeout, "version": version}, twin=cache.aadd)):
+            return value
+        return (yield get(value))
+
+    patience = check_timeout(blocking_timeout)
+    value = yield get()
+    if value is not MISSING:
+        return value
+    if not callable(default):
+        return (yield from keep(default))
+    lock_alias: str | None = getattr(cache, "lock_alias", None)  # our own backend has its locks where its values are
+    name = fit_name(f"get_or_set:{quote(lock_alias or alias)}:{cache.make_key(key, version=version)}")
+    if holds(get_partition(lock_alias, name), name) is not None:
+        text = f"Could not compute the value of the cache key {key!r}: what computes it asks for that very value."
+        raise LockError(text, name)
+    not_in_time = f"Could not get the value of the cache key {key!r} in time: it is being computed elsewhere."
+    begun, deadline = monotonic(), Deadline.after(conf().BLOCKING_TIMEOUT if patience is None else patience)
+    frame, options = Frame(), Options(auto_renew=True, using=lock_alias)
+    while True:
+        computation, leads = computations.get().join(name, options, frame)
+        if leads:
+            break
+        ended = yield from computation.wait(deadline)
+        if not ended and deadline.passed:
+            outcome = "timeout" if deadline.waits else "busy"
+            raise LockNotAcquired(not_in_time, name, outcome=outcome, waited=monotonic() - begun)
+        value = yield get()
         if value is not MISSING:
             return value
-        if not callable(self.default):
-            return (yield from self._keep(self.default))
-        # our own backend knows its alias, and has its locks there too
-        lock_alias: str | None = getattr(self.cache, "lock_alias", None)
-        made_key = self.cache.make_key(self.key, **self.version)
-        name = fit_name(f"get_or_set:{quote(lock_alias or self.alias)}:{made_key}")
-        if holds(get_partition(lock_alias, name), name) is not None:
-            text = (
-                f"Could not compute the value of the cache key {self.key!r}: what computes it asks for that very value."
-            )
-            raise LockError(text, name)
-        not_in_time = f"Could not get the value of the cache key {self.key!r} in time: it is being computed elsewhere."
-        patience = conf().BLOCKING_TIMEOUT if self.blocking_timeout is None else self.blocking_timeout
-        begun, deadline = monotonic(), Deadline.after(patience)
-        frame, options = Frame(), Options(auto_renew=True, using=lock_alias)
-        while True:
-            computation, leads = computations.get().join(name, options, frame)
-            if leads:
-                break
-            ended = yield from computation.wait(deadline)
-            if not ended and deadline.passed:
-                outcome = "timeout" if deadline.waits else "busy"
-                raise LockNotAcquired(not_in_time, name, outcome=outcome, waited=monotonic() - begun)
-            value = yield self._get(MISSING)
-            if value is not MISSING:
-                return value
-            if computation.trouble is not None:
-                raise LockUnavailable(str(computation.trouble), name) from computation.trouble
-        section = computation.section
-        trouble: LockUnavailable | None = None
-        try:
-            refusal = yield from section.obtain(deadline)
-            if refusal is not None:
-                raise refusal.in_words(not_in_time, waited=monotonic() - begun)
-            value = yield self._get(MISSING)
-            if value is MISSING:
-                value = yield Call(self.default) if iscoroutinefunction(self.default) else CallOut(self.default)
-                value = yield from self._keep(value)
-            yield from release_quietly(section)  # the value is there
-            return value
-        except BaseException as error:
-            if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses
-                trouble = error
-            yield from section.fail(error)
-            raise
-        finally:
-            computations.get().end(computation, trouble)
-
-    def _get(self, otherwise: object) -> Call:
-        return Call(self.cache.get, (self.key, otherwise), self.version, twin=self.cache.aget)
-
-    def _keep(self, value: Any) -> Steps[Any]:
-        """Store it, unless somebody did without a lock (Django's own ``set()``, say); return what is stored."""
-        if (yield Call(self.cache.add, (self.key, value), {**self.timeout, **self.version}, twin=self.cache.aadd)):
-            return value
-        return (yield self._get(value))
+        if computation.trouble is not None:
+            raise LockUnavailable(str(computation.trouble), name) from computation.trouble
+    section = computation.section
+    trouble: LockUnavailable | None = None
+    try:
+        refusal = yield from section.obtain(deadline)
+        if refusal is not None:
+            raise refusal.in_words(not_in_time, waited=monotonic() - begun)
+        value = yield get()
+        if value is MISSING:
+            value = yield Call(default) if iscoroutinefunction(default) else CallOut(default)
+            value = yield from keep(value)
+        yield from release_quietly(section)  # the value is there
+        return value
+    except BaseException as error:
+        if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses
+            trouble = error
+        yield from section.fail(error)
+        raise
+    finally:
+        computations.get().end(computation, trouble)
