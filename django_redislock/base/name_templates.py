@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .display import shown
@@ -36,21 +36,16 @@ class _Formatter(string.Formatter):
     def __init__(self, finish: Callable[[str], str]) -> None:
         self._finish = finish
 
-    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return kwargs[str(key)]
-
     def format_field(self, value: Any, format_spec: str) -> str:
-        if inspect.isroutine(value) or _has_no_text(type(value)):
+        kind = type(value)
+        plain = all(getattr(kind, way) is getattr(object, way) for way in ("__str__", "__repr__", "__format__"))
+        if plain or inspect.isroutine(value):
             raise TypeError(
                 f"{shown(value)} has no text of its own, only its address, which differs from process to process. "
                 f"Use one of its attributes; for the result of a call, give a function instead of the template"
             )
         text = lock_digest(value) if format_spec == DIGEST else super().format_field(value, format_spec)
         return self._finish(text)
-
-
-def _has_no_text(kind: type) -> bool:
-    return all(getattr(kind, way) is getattr(object, way) for way in ("__str__", "__repr__", "__format__"))
 
 
 class Template:
