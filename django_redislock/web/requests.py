@@ -106,14 +106,12 @@ OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
 MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
 
 
-MOST_TEMPLATES, RECENT = 1000, 9
+RECENT = 9
 _held_for: dict[str, deque[float]] = {}  # by template: the seconds of the latest views of this process
 
 
 def note_held(lease: Lease) -> None:
     """Remember for how long a view has held its lock, which it releases now."""
-    if len(_held_for) >= MOST_TEMPLATES:  # each step here is atomic, so that it needs no lock
-        _held_for.clear()
     _held_for.setdefault(lease.template, deque(maxlen=RECENT)).append(monotonic() - lease.since)
 
 
@@ -135,11 +133,7 @@ def conflict(
             holder = yield from inspect(section.partition, section.name)
         except LockUnavailable:
             pass  # that it is busy is known
-        response = yield CallOut(lambda: respond(request, holder))
-        if response is None:  # all else may mean something to the framework that calls the view
-            what = "on_conflict" if on_conflict else "REDISLOCK['VIEW_ON_CONFLICT']"
-            raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
-        return response  # type: ignore[no-any-return]
+        return (yield CallOut(lambda: respond(request, holder)))  # type: ignore[no-any-return]
     suspended = refusal.outcome == "suspended"  # then its end is known
     wait = max(1, ceil(refusal.busy_for or 0)) if suspended else _usually_held_for(section.options.template)
     text = ngettext(
