@@ -17,7 +17,7 @@ from django_redis.util import CacheKey
 from .base.display import refuse_arguments, takes_by_name
 from .base.names import fit_name
 from .cache_lock import CacheLock
-from .cached_values import aget_or_set, get_or_set
+from .cached_values import alocked_get_or_set, locked_get_or_set
 
 
 class _Locks:
@@ -82,12 +82,12 @@ class _Locks:
     @takes_by_name
     def locked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Any) -> Any:
         """See :func:`django_redislock.locked_get_or_set`; the lock is on the Redis of this alias."""
-        return get_or_set(self, self.lock_alias, key, default, wrong, options)
+        return locked_get_or_set(key, default, *wrong, using=self.lock_alias, **options)
 
     @takes_by_name
     async def alocked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Any) -> Any:
         """See locked_get_or_set()."""
-        return await aget_or_set(self, self.lock_alias, key, default, wrong, options)
+        return await alocked_get_or_set(key, default, *wrong, using=self.lock_alias, **options)
 
     def _lock_name(self, key: object, version: int | None) -> str:
         version = self.version if version is None else version

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -98,6 +98,7 @@ computations = PerProcess(_Computations)
 T = TypeVar("T")
 
 MISSING = object()
+OPTIONS = ["timeout", "version", "blocking_timeout", "using"]
 LOOK_EVERY = 1.0  # seconds between looks whether the one that computes is still there
 
 
@@ -145,8 +146,12 @@ def locked_get_or_set(
     everybody would compute it at once, which only the caller can tell to be harmless (``except LockUnavailable: return
     compute()``). Once computed, it is stored and returned, even if the lock was lost meanwhile or cannot be released.
     """
-    options = {"timeout": timeout, "version": version, "blocking_timeout": blocking_timeout, **unknown}
-    return get_or_set(caches[using], using, key, default, wrong, options, number="timeout")
+    if wrong or unknown:
+        refuse_arguments("locked_get_or_set()", wrong, unknown, OPTIONS, "timeout")
+    if iscoroutinefunction(default):
+        raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
+    steps = _lookup(using, key, default, timeout, version, blocking_timeout)
+    return run_blocking(steps, "Await alocked_get_or_set() instead")
 
 
 @overload
@@ -167,45 +172,16 @@ async def alocked_get_or_set(
     **unknown: NoReturn,
 ) -> Any:
     """See locked_get_or_set(). ``default`` may be a coroutine function as well; a plain one is called in a thread."""
-    options = {"timeout": timeout, "version": version, "blocking_timeout": blocking_timeout, **unknown}
-    return await aget_or_set(caches[using], using, key, default, wrong, options, number="timeout")
-
-
-def get_or_set(
-    cache: Any, alias: str, key: str, default: Any, wrong: Sequence[Any], options: Any, *, number: str = ""
-) -> Any:
-    """The same for the backend ``cache`` that belongs to ``alias``; ``number``: see refuse_arguments()."""
-    _check("locked_get_or_set()", wrong, options, number)
-    if iscoroutinefunction(default):
-        raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
-    return run_blocking(_lookup(cache, alias, key, default, **options), "Await alocked_get_or_set() instead")
-
-
-async def aget_or_set(
-    cache: Any, alias: str, key: str, default: Any, wrong: Sequence[Any], options: Any, *, number: str = ""
-) -> Any:
-    """See get_or_set()."""
-    _check("alocked_get_or_set()", wrong, options, number)
-    return await arun(_lookup(cache, alias, key, default, **options))
-
-
-def _check(what: str, wrong: Sequence[Any], options: dict[str, Any], number: str) -> None:
-    choices = ["timeout", "version", "blocking_timeout", *(["using"] if number else [])]
-    unknown = options.keys() - {*choices[:3]}
     if wrong or unknown:
-        refuse_arguments(what, wrong, unknown, choices, number)
+        refuse_arguments("alocked_get_or_set()", wrong, unknown, OPTIONS, "timeout")
+    return await arun(_lookup(using, key, default, timeout, version, blocking_timeout))
 
 
 def _lookup(
-    cache: Any,
-    alias: str,
-    key: str,
-    default: Any,
-    timeout: float | None = DEFAULT_TIMEOUT,
-    version: int | None = None,
-    blocking_timeout: Seconds | None = None,
+    alias: str, key: str, default: Any, timeout: float | None, version: int | None, blocking_timeout: Seconds | None
 ) -> Steps[Any]:
     """Read the value; where it is missing, compute it, or wait for whoever does."""
+    cache: Any = caches[alias]
 
     def get(otherwise: object = MISSING) -> Call:
         return Call(cache.get, (key, otherwise), {"version": version}, twin=cache.aget)
