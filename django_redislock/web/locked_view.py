@@ -88,14 +88,18 @@ def locked_view(
             )
         if iscoroutinefunction(view):
             refuse_fenced(view, checked, "locked_view")
-        # method_decorator decorates anew for each request, and other decorators may change the arguments
         signature = signature_of(view)
-        if _instance_of(view) is None and not hasattr(view, "__wrapped__"):
+        if not hasattr(view, "__wrapped__"):  # other decorators may change the arguments
             texts.check(view, signature, "request")
-        if _instance_of(_method_below(view)) is None and next(iter(signature.parameters), "") == "self":
+        # the method that method_decorator hands over, anew for each request; else the innermost function
+        below: Any = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
+        instance = _instance_of(below)
+        if instance is None and next(iter(signature.parameters), "") == "self":
             return method_decorator(decorate)(view)  # type: ignore[return-value]
         warn_above_login(view)
-        return _LockedView(view, signature, texts, checked, locking, on_conflict).wrap()
+        # the dispatch() of an async class returns a coroutine, and is no coroutine function
+        is_async = getattr(below, "__name__", "") == "dispatch" and getattr(instance, "view_is_async", False)
+        return _LockedView(view, is_async, signature, texts, checked, locking, on_conflict).wrap()
 
     return decorate
 
@@ -105,6 +109,7 @@ class _LockedView:
     """A view, and how it is locked."""
 
     view: Callable[..., Any]
+    is_async: bool  # though it is no coroutine function
     signature: inspect.Signature
     texts: CallTexts
     options: Options
@@ -113,13 +118,13 @@ class _LockedView:
 
     def wrap(self) -> Callable[..., Any]:
         """The function that takes the place of the view."""
-        view, is_async = self.view, _is_async(self.view)
+        view = self.view
 
         @wraps(view)
         def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             locked = self._locks(request)
             aliases = to_open(request, wrapper)
-            if is_async:
+            if self.is_async:
                 refuse_fenced(view, self.options, "locked_view")
                 if aliases:  # as Django does, which our mark keeps from noticing
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
@@ -223,20 +228,6 @@ def _release(section: Acquisition, aliases: list[str]) -> Steps[None]:
             raise
     else:
         warn_of_release(lease.name, unclaimed=lease.unclaimed)
-
-
-def _is_async(view: Callable[..., Any]) -> bool:
-    """Whether this returns a coroutine though it is no coroutine function: ``dispatch()`` of an async class, say.
-
-    Which view the URL names does not matter: that one may be async, and run this one in a thread.
-    """
-    method = _method_below(view)
-    return getattr(method, "__name__", "") == "dispatch" and getattr(_instance_of(method), "view_is_async", False)
-
-
-def _method_below(view: Callable[..., Any]) -> Any:
-    """The method that ``method_decorator`` hands over, below other decorators; else the innermost function."""
-    return inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
 
 
 def _instance_of(view: object) -> Any:
