@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections import deque
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, NoReturn
 
 import django.core.cache.backends.locmem
 import django_redis.cache
 from django.core.cache import caches
-from django.core.cache.backends.base import DEFAULT_TIMEOUT, default_key_func
+from django.core.cache.backends.base import default_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
@@ -19,48 +16,8 @@ from django_redis.util import CacheKey
 
 from .base.display import refuse_arguments, takes_by_name
 from .base.names import fit_name
-from .base.times import Seconds
 from .cache_lock import CacheLock
-from .cached_values import CACHED, aget_or_set, get_or_set
-
-# the last locks that cache.lock() was asked for in this process: the server, the prefix of the cache, and the name
-_locked: deque[tuple[object, str, str]] = deque(maxlen=200)
-
-
-def _no_lock(method: Callable[..., Any], instead: str) -> Callable[..., Any]:
-    """``method``, which looks for a cache key, but warns if that is not there and is known as the name of a lock."""
-
-    @wraps(method)
-    def call(self: RedisCache, key: Any, version: Any = None, *args: Any, **options: Any) -> Any:
-        answer = method(self, key, version, *args, **options)
-        if answer is not None and not answer and self._known_as(self._lock_name(key, version)) in tuple(_locked):
-            warnings.warn(
-                f"cache.{method.__name__}({key!r}) does not see the lock of that name, which is no cache key: use "
-                f"{instead}.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return answer
-
-    return call
-
-
-def _not_ours(client: Any) -> Any:
-    """The redis-py client of a cache, as ``get_redis_connection()`` returns it, whose ``lock()`` warns."""
-    lock = client.lock
-
-    @wraps(lock)
-    def warned(*args: Any, **options: Any) -> Any:
-        warnings.warn(
-            "lock() of a redis-py client is redis-py's: its locks and those of cache.lock() do not exclude each other. "
-            "Use cache.lock(), or Lock(name, using=alias).",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return lock(*args, **options)
-
-    client.lock = warned
-    return client
+from .cached_values import alocked_get_or_set, locked_get_or_set
 
 
 class _Locks:
@@ -69,7 +26,6 @@ class _Locks:
     _server: Any
     _params: dict[str, Any]
     key_func: Callable[..., str]
-    key_prefix: str
     version: Any
 
     @cached_property
@@ -113,11 +69,8 @@ class _Locks:
         if unknown:
             choices = ["version", "timeout", "sleep", "blocking", "blocking_timeout", "thread_local"]
             refuse_arguments("cache.lock()", (), unknown, choices)
-        name = self._lock_name(key, version)
-        if self._known_as(name) not in tuple(_locked):
-            _locked.append(self._known_as(name))
         return CacheLock(
-            name,
+            self._lock_name(key, version),
             timeout=timeout,
             sleep=sleep,
             blocking=blocking,
@@ -127,43 +80,14 @@ class _Locks:
         )
 
     @takes_by_name
-    def locked_get_or_set(
-        self,
-        key: str,
-        default: Any,
-        *wrong: NoReturn,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-        blocking_timeout: Seconds | None = None,
-        **unknown: NoReturn,
-    ) -> Any:
+    def locked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Any) -> Any:
         """See :func:`django_redislock.locked_get_or_set`; the lock is on the Redis of this alias."""
-        if wrong or unknown:
-            refuse_arguments("locked_get_or_set()", wrong, unknown, CACHED, "")  # by position: a version or a timeout
-        return get_or_set(
-            self, self.lock_alias, key, default, timeout=timeout, version=version, blocking_timeout=blocking_timeout
-        )
+        return locked_get_or_set(key, default, *wrong, using=self.lock_alias, **options)
 
     @takes_by_name
-    async def alocked_get_or_set(
-        self,
-        key: str,
-        default: Any,
-        *wrong: NoReturn,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-        blocking_timeout: Seconds | None = None,
-        **unknown: NoReturn,
-    ) -> Any:
+    async def alocked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Any) -> Any:
         """See locked_get_or_set()."""
-        if wrong or unknown:
-            refuse_arguments("alocked_get_or_set()", wrong, unknown, CACHED, "")  # by position: a version or a timeout
-        return await aget_or_set(
-            self, self.lock_alias, key, default, timeout=timeout, version=version, blocking_timeout=blocking_timeout
-        )
-
-    def _known_as(self, name: str) -> tuple[object, str, str]:
-        return self._server, self.key_prefix, name
+        return await alocked_get_or_set(key, default, *wrong, using=self.lock_alias, **options)
 
     def _lock_name(self, key: object, version: int | None) -> str:
         version = self.version if version is None else version
@@ -186,16 +110,8 @@ class RedisCache(_Locks, django_redis.cache.RedisCache):  # type: ignore[misc]
     def client(self) -> Any:
         """django-redis's, with our ``lock()``."""
         if self._client is None:
-            client = super().client
-            connect = client.connect
-            client.lock = self.lock
-            client.connect = lambda *args, **options: _not_ours(connect(*args, **options))
+            super().client.lock = self.lock
         return self._client
-
-    has_key: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.has_key, "cache.lock(key).locked()")
-    ttl: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.ttl, "get_lock(name, using=alias)")
-    pttl: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.pttl, "get_lock(name, using=alias)")
-    delete: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.delete, "force_release(name, using=alias)")
 
 
 class LocMemCache(_Locks, django.core.cache.backends.locmem.LocMemCache):

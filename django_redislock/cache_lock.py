@@ -10,17 +10,18 @@ import math
 import secrets
 import threading
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from types import SimpleNamespace
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn
 
 import redis.exceptions
 
 from .base.display import Secret, SecretBytes, refuse_arguments, shown, takes_by_name
 from .base.names import check_name
-from .base.steps import Steps, run
+from .base.steps import run
 from .base.times import LONGEST, seconds, ttl_seconds
 from .engine import Acquisition, ExitMethod, WithBlock, block_of, release, release_by_token, renew, renew_by_token
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
@@ -56,9 +57,6 @@ def bears(token: bytes, stored: str) -> bool:
 
 def _digest(given: bytes) -> str:
     return urlsafe_b64encode(sha256(given).digest()).decode()[:DIGEST]
-
-
-T = TypeVar("T")
 
 
 class CacheLockUnavailable(LockUnavailable, redis.exceptions.ConnectionError):
@@ -98,13 +96,12 @@ class CacheLock:
 
     * Without a ``timeout``, redis-py's lock stays for ever when its process dies. Ours has the TTL of the settings and
       is renewed while its thread lives (``thread_local=False``: while this object lives), at most for ``MAX_HOLD``.
-    * A lock is no cache key: ``cache.has_key("x")``, ``ttl``, ``delete`` and ``keys`` do not see it. ``has_key``,
-      ``ttl``, ``pttl`` and ``delete`` warn where the key is missing and this process has used ``cache.lock("x")``
-      lately. ``locked()``, ``get_lock()`` and ``force_release()`` stand for them.
+    * A lock is no cache key: ``cache.has_key("x")``, ``ttl``, ``delete`` and ``keys`` do not see it. ``locked()``,
+      ``get_lock()`` and ``force_release()`` stand for them.
     * ``name`` is the lock's name, not a Redis key with prefix and version.
     * ``cache.client.lock()`` is this lock too. That of a redis-py client (``get_redis_connection().lock()``) stays
-      redis-py's, excludes none of ours, and warns. ``lock_class`` and ``raise_on_release_error`` are arguments of that
-      one alone; the end of our ``with`` block always raises what ``release()`` raises.
+      redis-py's, and excludes none of ours. ``lock_class`` and ``raise_on_release_error`` are arguments of that one
+      alone; the end of our ``with`` block always raises what ``release()`` raises.
     * Waiters are woken, first come, first served; a ``blocking_timeout`` shorter than ``sleep`` is kept to.
     * A thread that holds the lock without a ``timeout`` and waits for it again without end gets a LockError, not a
       deadlock.
@@ -144,10 +141,10 @@ class CacheLock:
         self.local: Any = _PerThread() if thread_local else SimpleNamespace(token=None, held=None)
         # wrong arguments are an error here, not at the first acquire
         check_name(name)
-        self._made: tuple[object, object, Options] | None = None  # options, and for which attributes
         self._options()
         _patience(blocking_timeout)
-        _ask(lambda: get_store(using))
+        with _as_redis_has_it():
+            get_store(using)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -172,12 +169,9 @@ class CacheLock:
             )
         given = None if token is None else encode_token(token)
         del token  # error reports show local variables
-        if blocking is None:
-            blocking = self.blocking
-        if blocking_timeout is None:
-            blocking_timeout = self.blocking_timeout
-        ours = None if given is None else make_token(given)
-        return self._acquire(bool(blocking), blocking_timeout, given, ours) is None
+        blocking = self.blocking if blocking is None else blocking
+        blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        return self._acquire(blocking, blocking_timeout, given) is None
 
     def release(self) -> None:
         """Release the lock to the next waiter. LockError: not locked here. LockNotOwnedError: it has expired."""
@@ -185,12 +179,17 @@ class CacheLock:
         held = self._held(token)
         self.local.token = self.local.held = None
         try:
-            if held is not None:
+            with _as_redis_has_it():
+                if held is None:
+                    if not run(release_by_token(self._partition(), self.name, partial(bears, token))):
+                        raise self._not_owned("release")
                 # as with redis-py: whoever bears the token may release, whoever has extended the lock since
-                if held.held.lost or not held.release_at_once(BEARER):
-                    _run(self._give_back(held))
-            elif not _run(release_by_token(self._partition(), self.name, partial(bears, token))):
-                raise self._not_owned("release")
+                elif held.held.lost or not held.release_at_once(BEARER):
+                    lease = held.held
+                    if not lease.lost:
+                        run(release(lease, held, bearer=True, tried=held.first_release()))
+                    elif not run(release_by_token(lease.partition, lease.name, lease.token.__eq__)):
+                        raise lease.lost_error()  # unless another bearer has extended it in time
         except LockUnavailable:
             self.local.token, self.local.held = bytes(token), held  # so that it can be tried again
             raise
@@ -213,8 +212,8 @@ class CacheLock:
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
-        held, _ = _run(read_holder(self._partition(), self.name))
-        return held
+        with _as_redis_has_it():
+            return run(read_holder(self._partition(), self.name))[0]
 
     def owned(self) -> bool:
         """Whether it is held by this lock: by this thread, or with ``thread_local=False`` by this object."""
@@ -222,10 +221,11 @@ class CacheLock:
             token = self._token("own")
         except LockError:
             return False
-        return _run(find_held(self._partition(), self.name, partial(bears, token))) is not None
+        with _as_redis_has_it():
+            return run(find_held(self._partition(), self.name, partial(bears, token))) is not None
 
     def __enter__(self) -> CacheLock:
-        refusal = self._acquire(bool(self.blocking), self.blocking_timeout, None, None, block_of(self))
+        refusal = self._acquire(self.blocking, self.blocking_timeout, None, block_of(self))
         if refusal is not None:
             own = ": this thread or task holds it already." if refusal.outcome == "own" else ""
             raise refusal.in_words(f"Unable to acquire lock within the time specified{own}")
@@ -236,45 +236,37 @@ class CacheLock:
     # -- how it is done ---------------------------------------------------------------------------------------------
 
     def _partition(self) -> Partition:
-        return _ask(lambda: get_partition(self.using, self.name))
+        return get_partition(self.using, self.name)
 
     def _options(self) -> Options:
         """Those of the next acquisition, as the attributes say now."""
-        made, timeout, using = self._made, self.timeout, self.using
-        if made is None or made[0] is not timeout or made[1] is not using:
-            ttl = _lease(timeout, "timeout") if timeout else None
-            self._made = made = timeout, using, Options(ttl=ttl, auto_renew=ttl is None, using=using)
-        return made[2]
+        ttl = _lease(self.timeout, "timeout") if self.timeout else None
+        return Options(ttl=ttl, auto_renew=ttl is None, using=self.using)
 
     def _acquire(
-        self,
-        blocking: bool,
-        timeout: float | None,
-        given: SecretBytes | None,
-        ours: str | None,
-        block: WithBlock | None = None,
+        self, blocking: bool, timeout: float | None, given: SecretBytes | None, block: WithBlock | None = None
     ) -> LockNotAcquired | None:
-        """Why it failed, if it did. ``given``: the token as the caller knows it; ``ours``: as Redis does."""
-        section = _ask(lambda: Acquisition(self.name, self._options(), token=ours))
-        try:
-            if block is not None:
-                block.enter(section)
-            refusal = section.acquire(section.deadline(bool(blocking), _patience(timeout)))
-            if refusal is not None:
-                return refusal
-            if not self.thread_local:
-                section.keep_for(self)
-            if not self.thread_local or self.timeout:
-                # it ends by itself or in another thread, so whoever waits for it in this one may wait
-                section.disown()
-            self.local.held = section
-            self.local.token = section.held.token.encode() if given is None else bytes(given)
-            return None
-        except BaseException as error:
-            section.undo()
-            if isinstance(error, LockUnavailable):
-                raise _as_redis_has_it(error) from error
-            raise
+        """Why it failed, if it did. ``given``: the token as the caller knows it."""
+        ours = None if given is None else make_token(given)
+        with _as_redis_has_it():
+            section = Acquisition(self.name, self._options(), token=ours)
+            try:
+                if block is not None:
+                    block.enter(section)
+                refusal = section.acquire(section.deadline(bool(blocking), _patience(timeout)))
+                if refusal is not None:
+                    return refusal
+                if not self.thread_local:
+                    section.keep_for(self)
+                if not self.thread_local or self.timeout:
+                    # it ends by itself or in another thread, so whoever waits for it in this one may wait
+                    section.disown()
+                self.local.held = section
+                self.local.token = section.held.token.encode() if given is None else bytes(given)
+                return None
+            except BaseException:
+                section.undo()
+                raise
 
     def _renew(self, verb: str, how: str, left: float | None) -> Literal[True]:
         token = self._token(verb)
@@ -282,11 +274,12 @@ class CacheLock:
             raise LockError(f"Cannot {verb} a lock with no timeout", self.name)
         left = _lease(self.timeout, "timeout") if left is None else left
         held = self._held(token)
-        if held is not None and not held.held.lost:
-            _run(renew(held.held, how, left))
-        elif not _run(renew_by_token(self._partition(), self.name, partial(bears, token), how, left)):
-            # None: another process has acquired it, and gave us the token
-            raise self._not_owned(verb) if held is None else held.held.lost_error()
+        with _as_redis_has_it():
+            if held is not None and not held.held.lost:
+                run(renew(held.held, how, left))
+            elif not run(renew_by_token(self._partition(), self.name, partial(bears, token), how, left)):
+                # None: another process has acquired it, and gave us the token
+                raise self._not_owned(verb) if held is None else held.held.lost_error()
         return True
 
     def _token(self, verb: str) -> SecretBytes:
@@ -300,30 +293,16 @@ class CacheLock:
         held: Acquisition | None = self.local.held
         return held if held is not None and bears(token, held.held.token) else None
 
-    def _give_back(self, held: Acquisition) -> Steps[None]:
-        lease = held.held
-        if not lease.lost:
-            yield from release(lease, held, bearer=True, tried=held.first_release())
-        elif not (yield from release_by_token(lease.partition, lease.name, lease.token.__eq__)):
-            raise lease.lost_error()  # unless another bearer has extended it in time
-
     def _not_owned(self, verb: str) -> LockNotOwned:
         return LockNotOwned(f"Cannot {verb} a lock that's no longer owned", self.name)
 
 
-def _run(steps: Steps[T]) -> T:
-    return _ask(lambda: run(steps))
-
-
-def _ask(call: Callable[[], T]) -> T:
+@contextmanager
+def _as_redis_has_it() -> Iterator[None]:
     try:
-        return call()
+        yield
     except LockUnavailable as error:
-        raise _as_redis_has_it(error) from error
-
-
-def _as_redis_has_it(error: LockUnavailable) -> CacheLockUnavailable:
-    return CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left)
+        raise CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left) from error
 
 
 def _lease(value: float, what: str, check: Callable[[object, str], float] = ttl_seconds) -> float:

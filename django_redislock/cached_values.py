@@ -7,11 +7,9 @@ the next.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from logging import WARNING
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -19,14 +17,12 @@ from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .base.display import refuse_arguments, takes_by_name
-from .base.log import log_event
 from .base.names import fit_name, quote
 from .base.processes import PerProcess
 from .base.steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
 from .engine import Acquisition, Frame, holds, release_quietly
-from .engine.held import Runner, running_task, runs, served_loop
 from .engine.waiters import Park, Waiter, lone_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .options import Options, check_timeout
@@ -42,31 +38,30 @@ class Computation:
     It carries no value: each reads its own from the cache, since no two should share a mutable object.
     """
 
-    def __init__(self, leader: Runner, frame: Frame) -> None:
-        self.leader = weakref.ref(leader)
-        self.loop = loop_here()  # for which it is computed
-        self.section: Acquisition | None = None  # once it asks for the lock
+    def __init__(self, section: Acquisition, frame: Frame) -> None:
+        self.section = section
+        self._frame = weakref.ref(frame)  # whoever is interrupted does not come to the end
         self.ended: bool = False
         self.trouble: LockUnavailable | None = None  # by which it ended
-        self.waiters: dict[Waiter, None] = {}
-        self._frame = weakref.ref(frame)  # whoever is interrupted does not come to the end
+        self.waiters: set[Waiter] = set()
 
     @property
     def goes_on(self) -> bool:
         """Whether it may still come to its end, so that nobody else should compute."""
-        lease = None if self.section is None else self.section.lease
-        over = lease is not None and (lease.lost or lease.closed)
-        return self._frame() is not None and (leader := self.leader()) is not None and runs(leader) and not over
+        lease = self.section.lease
+        return self._frame() is not None and not self.section.orphaned and not (lease is not None and lease.lost)
 
-    def end(self, trouble: LockUnavailable | None) -> None:
-        self.trouble, self.ended = trouble, True
-        for waiter in list(self.waiters):
-            waiter.wake()
-
-
-def loop_here() -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs in this thread, or for which it runs sync code."""
-    return asyncio._get_running_loop() or served_loop()
+    def wait(self, deadline: Deadline) -> Steps[bool]:
+        """Whether it has ended in time. Also False if it never will."""
+        waiter = lone_waiter((yield DrivingLoop()))
+        self.waiters.add(waiter)
+        try:
+            # who ends it says so first, and wakes those who wait then
+            while not self.ended and self.goes_on and not deadline.passed:
+                yield Park(waiter, min(deadline.left(), LOOK_EVERY))
+            return self.ended
+        finally:
+            self.waiters.discard(waiter)
 
 
 class _Computations:
@@ -76,22 +71,25 @@ class _Computations:
         self._mutex = threading.RLock()  # a finalizer may run on this thread and compute as well
         self._under_way: dict[tuple[str | None, str], Computation] = {}
 
-    def join(self, key: tuple[str | None, str], frame: Frame) -> tuple[Computation, bool]:
-        """The computation of this value, and whether the caller has to do it."""
-        leader = running_task() or threading.current_thread()
+    def join(self, name: str, options: Options, frame: Frame) -> tuple[Computation, bool]:
+        """The computation of this value, and whether the caller, whose ``frame`` this is, has to do it."""
         with self._mutex:
-            known = self._under_way.get(key)
-            # a finalizer may want the value for which its own thread is about to ask
-            if known is not None and known.goes_on and known.leader() is not leader:
+            known = self._under_way.get((options.using, name))
+            if known is not None and known.goes_on:
                 return known, False
-            self._under_way[key] = made = Computation(leader, frame)
+            made = Computation(Acquisition(name, options), frame)
+            made.section.undo_after(frame)
+            self._under_way[options.using, name] = made
             return made, True
 
-    def end(self, key: tuple[str | None, str], computation: Computation, trouble: LockUnavailable | None) -> None:
+    def end(self, computation: Computation, trouble: LockUnavailable | None) -> None:
+        key = (computation.section.options.using, computation.section.name)
         with self._mutex:
             if self._under_way.get(key) is computation:
                 del self._under_way[key]
-        computation.end(trouble)
+        computation.trouble, computation.ended = trouble, True
+        for waiter in list(computation.waiters):
+            waiter.wake()
 
 
 computations = PerProcess(_Computations)
@@ -100,7 +98,7 @@ computations = PerProcess(_Computations)
 T = TypeVar("T")
 
 MISSING = object()
-CACHED = ["timeout", "version", "blocking_timeout"]  # what is given by name
+OPTIONS = ["timeout", "version", "blocking_timeout", "using"]
 LOOK_EVERY = 1.0  # seconds between looks whether the one that computes is still there
 
 
@@ -141,18 +139,19 @@ def locked_get_or_set(
 
     A value that is there costs one ``get``. What ``default`` raises propagates to its caller, and the next one who
     waits tries. A value that the cache does not keep (``timeout=0``, DummyCache) is computed by each caller in turn.
-    Sync code below ``sync_to_async`` waits for a coroutine of the same event loop for a second, then computes by
-    itself: the coroutine may be waiting for that very thread. Two computations that ask for each other's values wait
-    for each other: give a ``blocking_timeout``.
+    Two computations that ask for each other's values wait for each other: give a ``blocking_timeout``. So does sync
+    code below ``sync_to_async`` while a coroutine that computes the same value needs that very thread.
 
     Raises LockUnavailable when the value is missing and the Redis server used for locks cannot be reached: then
     everybody would compute it at once, which only the caller can tell to be harmless (``except LockUnavailable: return
     compute()``). Once computed, it is stored and returned, even if the lock was lost meanwhile or cannot be released.
     """
     if wrong or unknown:
-        refuse_arguments("locked_get_or_set()", wrong, unknown, [*CACHED, "using"], "timeout")
-    options = {"timeout": timeout, "version": version, "blocking_timeout": blocking_timeout}
-    return get_or_set(caches[using], using, key, default, **options)
+        refuse_arguments("locked_get_or_set()", wrong, unknown, OPTIONS, "timeout")
+    if iscoroutinefunction(default):
+        raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
+    steps = _lookup(using, key, default, timeout, version, blocking_timeout)
+    return run_blocking(steps, "Await alocked_get_or_set() instead")
 
 
 @overload
@@ -174,154 +173,68 @@ async def alocked_get_or_set(
 ) -> Any:
     """See locked_get_or_set(). ``default`` may be a coroutine function as well; a plain one is called in a thread."""
     if wrong or unknown:
-        refuse_arguments("alocked_get_or_set()", wrong, unknown, [*CACHED, "using"], "timeout")
-    options = {"timeout": timeout, "version": version, "blocking_timeout": blocking_timeout}
-    return await aget_or_set(caches[using], using, key, default, **options)
+        refuse_arguments("alocked_get_or_set()", wrong, unknown, OPTIONS, "timeout")
+    return await arun(_lookup(using, key, default, timeout, version, blocking_timeout))
 
 
-def get_or_set(cache: Any, alias: str, key: str, default: Any, **options: Any) -> Any:
-    """The same for the backend ``cache`` that belongs to ``alias``."""
-    if iscoroutinefunction(default):
-        raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
-    lookup = _Lookup(cache, alias, key, default, **options)
-    return run_blocking(lookup.get(), "Await alocked_get_or_set() instead")
+def _lookup(
+    alias: str, key: str, default: Any, timeout: float | None, version: int | None, blocking_timeout: Seconds | None
+) -> Steps[Any]:
+    """Read the value; where it is missing, compute it, or wait for whoever does."""
+    cache: Any = caches[alias]
 
+    def get(otherwise: object = MISSING) -> Call:
+        return Call(cache.get, (key, otherwise), {"version": version}, twin=cache.aget)
 
-async def aget_or_set(cache: Any, alias: str, key: str, default: Any, **options: Any) -> Any:
-    """See get_or_set()."""
-    lookup = _Lookup(cache, alias, key, default, **options)
-    return await arun(lookup.get())
+    def keep(value: Any) -> Steps[Any]:
+        """Store it, unless somebody did without a lock (Django's own ``set()``, say); return what is stored."""
+        if (yield Call(cache.add, (key, value), {"timeout": timeout, "version": version}, twin=cache.aadd)):
+            return value
+        return (yield get(value))
 
-
-class _Lookup:
-    """One value that somebody wants."""
-
-    def __init__(
-        self,
-        cache: Any,
-        alias: str,
-        key: str,
-        default: Any,
-        *,
-        timeout: float | None,
-        version: int | None,
-        blocking_timeout: Seconds | None,
-    ) -> None:
-        self.cache = cache
-        self.key = key
-        self.default = default
-        self.timeout = timeout
-        self.version = version
-        self.blocking_timeout = check_timeout(blocking_timeout)
-        # our own backend knows its alias, and has its locks there too
-        self.lock_alias: str | None = getattr(cache, "lock_alias", None)
-        self.alias = self.lock_alias or alias
-
-    def get(self) -> Steps[Any]:
-        value = yield self._get(MISSING)
+    patience = check_timeout(blocking_timeout)
+    value = yield get()
+    if value is not MISSING:
+        return value
+    if not callable(default):
+        return (yield from keep(default))
+    lock_alias: str | None = getattr(cache, "lock_alias", None)  # our own backend has its locks where its values are
+    name = fit_name(f"get_or_set:{quote(lock_alias or alias)}:{cache.make_key(key, version=version)}")
+    if holds(get_partition(lock_alias, name), name) is not None:
+        text = f"Could not compute the value of the cache key {key!r}: what computes it asks for that very value."
+        raise LockError(text, name)
+    not_in_time = f"Could not get the value of the cache key {key!r} in time: it is being computed elsewhere."
+    begun, deadline = monotonic(), Deadline.after(conf().BLOCKING_TIMEOUT if patience is None else patience)
+    frame, options = Frame(), Options(auto_renew=True, using=lock_alias)
+    while True:
+        computation, leads = computations.get().join(name, options, frame)
+        if leads:
+            break
+        ended = yield from computation.wait(deadline)
+        if not ended and deadline.passed:
+            outcome = "timeout" if deadline.waits else "busy"
+            raise LockNotAcquired(not_in_time, name, outcome=outcome, waited=monotonic() - begun)
+        value = yield get()
         if value is not MISSING:
             return value
-        if not callable(self.default):
-            return (yield from self._keep(self.default))
-        name = fit_name(f"get_or_set:{quote(self.alias)}:{self.cache.make_key(self.key, version=self.version)}")
-        patience = conf().BLOCKING_TIMEOUT if self.blocking_timeout is None else self.blocking_timeout
-        begun, deadline = monotonic(), Deadline.after(patience)
-        options = Options(auto_renew=True, using=self.lock_alias)
-        frame = Frame()
-        # a default that asks for its own value does not wait for itself: the lock raises the error
-        computation: Computation | None = None
-        while holds(get_partition(self.lock_alias, name), name) is None:
-            computation, leads = computations.get().join((self.lock_alias, name), frame)
-            if leads:
-                break
-            ended = yield from self._wait_for(computation, deadline)
-            if not ended and deadline.passed:
-                outcome = "timeout" if deadline.waits else "busy"
-                raise LockNotAcquired(self._not_in_time, name, outcome=outcome, waited=monotonic() - begun)
-            value = yield self._get(MISSING)
-            if value is not MISSING:
-                return value
-            if not ended and computation.goes_on:
-                return (yield from self._compute())
-            if ended and computation.trouble is not None:
-                raise LockUnavailable(str(computation.trouble), name) from computation.trouble
-        section = Acquisition(name, options)
-        section.undo_after(frame)
-        if computation is not None:
-            computation.section = section
-        trouble: LockUnavailable | None = None
-        try:
-            try:
-                refusal = yield from section.obtain(deadline)
-            except LockError as error:
-                if type(error) is not LockError:
-                    raise
-                raise LockError(self._asks_itself, name) from None
-            if refusal is not None:
-                text = self._asks_itself if computation is None else self._not_in_time
-                raise refusal.in_words(text, waited=monotonic() - begun)
-            value = yield self._get(MISSING)
-            if value is MISSING:
-                value = yield from self._compute()
-            yield from release_quietly(section)  # the value is there
-            return value
-        except BaseException as error:
-            if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses
-                trouble = error
-            yield from section.fail(error)
-            raise
-        finally:
-            if computation is not None:
-                computations.get().end((self.lock_alias, name), computation, trouble)
-
-    def _wait_for(self, computation: Computation, deadline: Deadline) -> Steps[bool]:
-        """Whether the computation has ended in time. Also False if it never will, or may be waiting for us."""
-        waiter = lone_waiter((yield DrivingLoop()))
-        computation.waiters[waiter] = None
-        try:
-            while True:
-                needed = _may_be_needed_by(computation)
-                # who ends it says so first, and wakes those who wait then
-                if not computation.ended:
-                    yield Park(waiter, min(deadline.left(), LOOK_EVERY))
-                if computation.ended:
-                    return True
-                if deadline.passed or not computation.goes_on:
-                    return False
-                if needed:
-                    log_event(WARNING, "computed-twice", key=self.key)
-                    return False
-        finally:
-            computation.waiters.pop(waiter, None)
-
-    def _get(self, otherwise: object) -> Call:
-        return Call(self.cache.get, (self.key, otherwise), {"version": self.version}, twin=self.cache.aget)
-
-    def _keep(self, value: Any) -> Steps[Any]:
-        """Store it, unless somebody did without a lock (Django's own ``set()``, say); return what is stored."""
-        options = {"timeout": self.timeout, "version": self.version}
-        if (yield Call(self.cache.add, (self.key, value), options, twin=self.cache.aadd)):
-            return value
-        return (yield self._get(value))
-
-    def _compute(self) -> Steps[Any]:
-        value = yield Call(self.default) if iscoroutinefunction(self.default) else CallOut(self.default)
-        return (yield from self._keep(value))
-
-    @property
-    def _not_in_time(self) -> str:
-        return f"Could not get the value of the cache key {self.key!r} in time: it is being computed elsewhere."
-
-    @property
-    def _asks_itself(self) -> str:
-        return f"Could not compute the value of the cache key {self.key!r}: what computes it asks for that very value."
-
-
-def _may_be_needed_by(computation: Computation) -> bool:
-    """Whether this thread runs sync code for the event loop of that computation, which may need the thread itself."""
-    loop = computation.loop
-    if loop is None or asyncio._get_running_loop() is not None:
-        return False
-    # all that shows asyncio.to_thread()
-    threads = getattr(getattr(loop, "_default_executor", None), "_threads", ())
-    return served_loop() is loop or threading.current_thread() in threads
+        if computation.trouble is not None:
+            raise LockUnavailable(str(computation.trouble), name) from computation.trouble
+    section = computation.section
+    trouble: LockUnavailable | None = None
+    try:
+        refusal = yield from section.obtain(deadline)
+        if refusal is not None:
+            raise refusal.in_words(not_in_time, waited=monotonic() - begun)
+        value = yield get()
+        if value is MISSING:
+            value = yield Call(default) if iscoroutinefunction(default) else CallOut(default)
+            value = yield from keep(value)
+        yield from release_quietly(section)  # the value is there
+        return value
+    except BaseException as error:
+        if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses
+            trouble = error
+        yield from section.fail(error)
+        raise
+    finally:
+        computations.get().end(computation, trouble)

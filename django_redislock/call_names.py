@@ -6,12 +6,12 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from functools import partial, update_wrapper
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from .base.display import shown
-from .base.name_templates import NameTemplate, Template
+from .base.name_templates import Template
 from .base.names import check_name, check_token
 
 if sys.version_info >= (3, 14):  # pragma: no cover
@@ -23,15 +23,6 @@ else:
     _LENIENT: Any = {}
 
 Name = str | Callable[..., str]
-W = TypeVar("W", bound=Callable[..., Any])
-
-
-class Texts(NamedTuple):
-    """Those of one call."""
-
-    name: str
-    note: str
-    token: str | None
 
 
 class CallTexts:
@@ -43,9 +34,11 @@ class CallTexts:
     def __init__(self, name: Name | None, note: str = "", token: str | None = None) -> None:
         if not isinstance(name, str) and not callable(name):
             raise TypeError(f"A lock's name must be a str or a callable, not {shown(name)}.")
-        self._name: NameTemplate | Callable[..., str] = NameTemplate(name) if isinstance(name, str) else name
+        self._name = Template(name, "lock name", quoted=True) if isinstance(name, str) else name
         self._note = Template(note, "note")
         self._token = None if token is None else Template(token, "token")
+        if isinstance(self._name, Template) and not self._name.fields:
+            check_name(self._name.fill({}))
         if self._token is not None and not self._token.fields:
             check_token(self._token.fill({}))
         texts = (self._name, self._note, self._token)
@@ -60,21 +53,29 @@ class CallTexts:
     def fill(
         self,
         function: Callable[..., Any],
-        signature: inspect.Signature | None,
+        signature: inspect.Signature,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         trouble: str = "it was called without",
         **more: Any,
-    ) -> Texts:
-        """The texts for one call of ``function``; ``more`` are values for the templates beside its arguments.
+    ) -> tuple[str, str, str | None]:
+        """Name, note and token for one call of ``function``; ``more``: values for them beside its arguments.
 
         ``trouble``: what ValueError says before the name of a field that is none of them.
         """
-        values = {**_arguments(function, signature, args, kwargs), **more} if self._templates else {}
+        values: dict[str, Any] = {}
+        if self._templates:
+            try:
+                values = _arguments(signature, args, kwargs)
+            except TypeError as error:
+                if not more:
+                    raise TypeError(f"{_called(function)}() {error}") from None
+                values = dict(kwargs)  # of a view, whose arguments a decorator in between may change
+            values.update(more)
         self._refuse_missing(values.keys(), trouble)
-        name = self._name.fill(values) if isinstance(self._name, NameTemplate) else self._name(*args, **kwargs)
+        name = self._name.fill(values) if isinstance(self._name, Template) else self._name(*args, **kwargs)
         token = None if self._token is None else check_token(self._token.fill(values))
-        return Texts(check_name(name), self._note.fill(values), token)
+        return check_name(name), self._note.fill(values), token
 
     def _refuse_missing(self, available: Collection[str], trouble: str) -> None:
         for text in self._templates:
@@ -92,19 +93,9 @@ def template_of(name: Name | None) -> str:
     return f"{getattr(name, '__module__', '')}.{getattr(name, '__qualname__', type(name).__name__)}"
 
 
-def _arguments(
-    function: Callable[..., Any],
-    signature: inspect.Signature | None,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Mapping[str, Any]:
+def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by their names, defaults included, ``**kwargs`` flattened."""
-    if signature is None:
-        return kwargs
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{_called(function)}() {error}") from None
+    bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     values = dict(bound.arguments)
     for parameter in signature.parameters.values():
@@ -149,41 +140,15 @@ def check_function(function: Callable[..., Any], decorator: str) -> inspect.Sign
         raise TypeError(f"{decorator} cannot decorate {function!r}: {error}. Decorate a function around it.") from None
 
 
-def signature_of(function: Callable[..., Any], **options: Any) -> inspect.Signature:
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """``inspect.signature()``, whatever the annotations name.
 
     ``method_decorator`` hands over a bound method that claims the signature of its function, ``self`` included; this
     returns the bound method's.
     """
-    inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial) or hasattr(each, "__signature__"))
+    inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial))
     bound = isinstance(inner, partial) and hasattr(inner, "__wrapped__")
-    return inspect.signature(inner.func if bound else function, **_LENIENT, **options)
-
-
-def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
-    """``functools.wraps``, also for tools that do not follow ``__wrapped__``, such as Celery's check at ``delay()``.
-
-    A decorator between them may change the arguments, so where there is one, it is not looked through.
-    """
-
-    def dress(wrapper: W) -> W:
-        update_wrapper(wrapper, function)
-        if not hasattr(function, "__wrapped__"):
-            try:
-                signature = signature_of(function, eval_str=True)
-            except Exception:  # the code of the annotations; they may name what is defined later
-                signature = signature_of(function)
-            if [*signature.parameters] != ["args", "kwargs"]:  # method_decorator copies what it finds on such a dummy
-                wrapper.__signature__ = signature  # type: ignore[attr-defined]
-        return wrapper
-
-    return dress
-
-
-def repeats_signature(function: Any) -> bool:
-    """Whether ``functools.wraps`` has copied ``__signature__`` from below, whose arguments may be others."""
-    signature = getattr(function, "__signature__", None)
-    return signature is not None and signature is getattr(getattr(function, "__wrapped__", None), "__signature__", None)
+    return inspect.signature(inner.func if bound else function, **_LENIENT)
 
 
 def refuse_generators(function: Callable[..., Any], decorator: str) -> None:
@@ -192,24 +157,18 @@ def refuse_generators(function: Callable[..., Any], decorator: str) -> None:
         raise _runs_late(function, decorator)
 
 
-_BODIES: dict[type, str] = {GeneratorType: "gi_code", CoroutineType: "cr_code", AsyncGeneratorType: "ag_code"}
-
-
-def refuse_body(function: Callable[..., Any], result: object, decorator: str) -> None:
+def refuse_body(function: Callable[..., Any], result: Any, decorator: str) -> None:
     """Raise TypeError where the body of the function has not run: it is a generator or a coroutine after all.
 
     A decorator in between, or an object that is called, hides that until it is called.
     """
-    attribute = _BODIES.get(type(result))
-    if attribute is not None and getattr(result, attribute) is _code_of(function):
-        if isinstance(result, CoroutineType):
-            result.close()  # else Python warns that nobody has awaited it
-        raise _runs_late(function, decorator)
-
-
-def _code_of(function: Any) -> object:
-    inner = inspect.unwrap(function)
-    return getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    if type(result) in (GeneratorType, CoroutineType, AsyncGeneratorType):  # not isinstance(): it may be lazy
+        inner: Any = inspect.unwrap(function)
+        code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+        if code in [getattr(result, f"{kind}_code", function) for kind in ("gi", "cr", "ag")]:
+            if inspect.iscoroutine(result):
+                result.close()  # else Python warns that nobody has awaited it
+            raise _runs_late(function, decorator)
 
 
 def _runs_late(function: Callable[..., Any], decorator: str) -> TypeError:

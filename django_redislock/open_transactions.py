@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Collection
 from typing import Any
 
-from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
 
 from .base.log import warn
 from .conf import conf
@@ -26,32 +24,19 @@ def is_manual(connection: BaseDatabaseWrapper) -> bool:
     return connection.connection is not None and not connection.in_atomic_block and not connection.autocommit
 
 
-# whether this process has ever used a database
-_connected = settings.configured and any(connections.all(initialized_only=True))
-
-
-def _on_connection(**kwargs: Any) -> None:
-    global _connected
-    _connected = True
-
-
-connection_created.connect(_on_connection, dispatch_uid="django_redislock.open_transactions")
-
-
 def open_aliases() -> list[str]:
     """The aliases on which this thread has a transaction open. Does not connect."""
-    opened = connections.all(initialized_only=True) if _connected else []
+    opened = connections.all(initialized_only=True)
     return [connection.alias for connection in opened if in_atomic_block(connection) or is_manual(connection)]
 
 
 def warn_unclaimed(name: str) -> None:
     """Warn that the lock ``name`` is fenced, and that no database was ever told."""
-    text = (
+    warn(
         f"The lock {name!r} is fenced, and was released without having been claimed: what was written under it can "
         f"overwrite what a younger holder wrote. Use locked_atomic() or locked_view(), or call claim() first in "
         f"each transaction."
     )
-    warn(text)
 
 
 def warn_of_release(name: str, *, unclaimed: bool = False, claimed: Collection[str] = ()) -> None:

@@ -33,7 +33,7 @@ from django_redislock.base.processes import PerProcess
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run
 from django_redislock.base.times import NEVER
 from django_redislock.cache_lock import CacheLock
-from django_redislock.cached_values import Computation, _Lookup, computations
+from django_redislock.cached_values import computations
 from django_redislock.conf import conf
 from django_redislock.engine import Frame, Lease, Section, acquisition, draw_new_fence, held
 from django_redislock.engine import lease as _reasons
@@ -45,6 +45,7 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.engine.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.waiters import Park, TaskWaiter
 from django_redislock.inspection.listing import read_page
+from django_redislock.options import Options
 from django_redislock.store import calls, calls_once
 from django_redislock.store import records as _keys
 from django_redislock.store import scripts as _scripts
@@ -747,10 +748,9 @@ def waiting_for_values() -> int:
 def joins_at_the_end(asynchronous: bool) -> bool:
     """Wait for a computation that ends just before; whether it is noticed."""
     frame = Frame()
-    computation = Computation(threading.current_thread(), frame)
-    computation.end(None)
-    lookup = _Lookup(None, "ours", "x", 1, timeout=None, version=None, blocking_timeout=None)
-    steps = lookup._wait_for(computation, NEVER)
+    computation, _ = computations.get().join("x", Options(), frame)
+    computations.get().end(computation, None)
+    steps = computation.wait(NEVER)
     return (asyncio.run(arun(steps)) if asynchronous else run(steps)) and not computation.waiters
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .display import shown
 from .log import warn
-from .names import MAX_NAME_BYTES, capped_name, check_name, lock_digest, quote
+from .names import MAX_NAME_BYTES, capped_name, lock_digest, quote
 
 DIGEST = "digest"  # the format that stands for lock_digest()
 _FIELD = re.compile(r"[^\W\d]\w*(\.\w+|\[[^]]+\])*")
@@ -36,11 +36,10 @@ class _Formatter(string.Formatter):
     def __init__(self, finish: Callable[[str], str]) -> None:
         self._finish = finish
 
-    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return kwargs[str(key)]
-
     def format_field(self, value: Any, format_spec: str) -> str:
-        if inspect.isroutine(value) or _has_no_text(type(value)):
+        kind = type(value)
+        plain = all(getattr(kind, way) is getattr(object, way) for way in ("__str__", "__repr__", "__format__"))
+        if plain or inspect.isroutine(value):
             raise TypeError(
                 f"{shown(value)} has no text of its own, only its address, which differs from process to process. "
                 f"Use one of its attributes; for the result of a call, give a function instead of the template"
@@ -49,32 +48,27 @@ class _Formatter(string.Formatter):
         return self._finish(text)
 
 
-def _has_no_text(kind: type) -> bool:
-    return all(getattr(kind, way) is getattr(object, way) for way in ("__str__", "__repr__", "__format__"))
-
-
 class Template:
     """A text with fields, such as ``"{order.pk} by {user}"``, filled by :meth:`fill`.
 
-    ``noun`` is what the text is, for errors. Raises ``ValueError`` at once for a template that can never be filled, and
-    for one whose values could choose its length or reach what is private.
+    ``noun`` is what the text is, for errors. ``quoted``: as by :func:`lock_name`, values are quoted, and what is too
+    long is cut. Raises ``ValueError`` at once for a template that can never be filled, and for one whose values could
+    choose its length or reach what is private.
     """
 
-    _formatter = _Formatter(str)
-
-    def __init__(self, template: str, noun: str) -> None:
+    def __init__(self, template: str, noun: str, *, quoted: bool = False) -> None:
         if not isinstance(template, str):
             raise TypeError(f"A {noun} must be a str, not {shown(template)}.")
         self.template = template
         self.noun = noun
+        self.quoted = quoted
         try:
-            fields = [field for field in self._formatter.parse(template) if field[1] is not None]
+            parsed = list(string.Formatter().parse(template))
         except ValueError as error:
             raise ValueError(f"The {noun} {template!r} is not a valid template: {error}.") from None
         self.fields: frozenset[str] = frozenset(
-            self._check_field(name or "", spec or "", how) for _, name, spec, how in fields
+            self._check_field(name, spec or "", how) for _, name, spec, how in parsed if name is not None
         )
-        self._plain = None if fields else self._formatter.vformat(template, (), {})
 
     def _check_field(self, field: str, spec: str, conversion: str | None) -> str:
         """The name of the value that the field shows."""
@@ -95,29 +89,11 @@ class Template:
 
     def fill(self, values: Mapping[str, Any]) -> str:
         """The text. A field that ``values`` lacks raises ``ValueError``, which lists their names."""
-        if self._plain is not None:
-            return self._plain
         try:
-            return self._formatter.vformat(self.template, (), values)
+            text = _Formatter(quote if self.quoted else str).vformat(self.template, (), values)
         except (KeyError, AttributeError, IndexError, TypeError, ValueError) as error:
             raise ValueError(
                 f"Cannot fill the {self.noun} {self.template!r}: {type(error).__name__}: {error}. "
                 f"Available values: {', '.join(sorted(values)) or 'none'}."
             ) from error
-
-
-class NameTemplate(Template):
-    """A lock's name with fields, such as ``"order:{pk}"`` or ``"user:{request.user.pk}"``.
-
-    Values are quoted, and a name that is too long is cut, as by :func:`lock_name`.
-    """
-
-    _formatter = _Formatter(quote)
-
-    def __init__(self, template: str) -> None:
-        super().__init__(template, "lock name")
-        if self._plain is not None:
-            check_name(self._plain)
-
-    def fill(self, values: Mapping[str, Any]) -> str:
-        return self._plain if self._plain is not None else capped_name(super().fill(values))
+        return capped_name(text) if self.quoted and self.fields else text

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from ..base.steps import run
 from ..engine import Lease, draw_new_fence
 from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import in_atomic_block, is_manual
-from .table import MARK, MARK_NAME, TABLE, bounded, fences, holder_of, insert, reads_the_past, remedy, write_fence
+from .table import MARK, MARK_NAME, TABLE, bounded, digest_of, fences, insert, reads_the_past, remedy, write_fence
 
 # SQLSTATE, and numbers of errors of MySQL and MariaDB
 MISSING = {"42P01", 1146}
@@ -76,7 +76,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
                 f"set the isolation level to READ COMMITTED."
             )
         # whoever adopts a lock that was detached goes on with its token, and with its fence
-        met = write_fence(connection, lease.name, lease.fence, holder_of(lease.token), within)
+        met = write_fence(connection, lease.name, lease.fence, digest_of(lease.token), within)
     except DatabaseError as error:
         if explained := _explained(error, lease, alias):
             raise explained from error
@@ -155,16 +155,11 @@ def begin(
     for alias in beside:
         if alias in claiming:
             claim(lease, alias)
-
-    def claim_there(alias: str) -> None:
-        if alias in claiming:
-            claim(lease, alias, first=True)
-
     tries, raised = 0, False
     while True:
         tries += 1
         try:
-            return open_together(aliases, durable, claim_there)
+            return open_together(aliases, lease, claiming, durable=durable)
         except Overtaken as refusal:
             if raised:
                 raise
@@ -179,9 +174,9 @@ def begin(
 
 
 def open_together(
-    aliases: Sequence[str], durable: bool = False, begun: Callable[[str], object] = lambda alias: None
+    aliases: Sequence[str], lease: Lease | None = None, claiming: Sequence[str] = (), *, durable: bool = False
 ) -> ExitStack:
-    """Open the transactions; ``begun`` is told of each before the next one. If it raises, all are rolled back.
+    """Open the transactions, and claim the lock where it is to be claimed. If that raises, all are rolled back.
 
     Their callbacks of ``on_commit()`` run when all have committed. (Where Django nests transactions, one that raises
     comes between two COMMITs, and rolls back what is not committed yet.)
@@ -189,21 +184,19 @@ def open_together(
     with ExitStack() as opened:
         for alias in aliases:
             opened.enter_context(transaction.atomic(using=alias, durable=durable))
-            begun(alias)
+            if lease is not None and alias in claiming:
+                claim(lease, alias, first=True)
         opened.callback(_leave_callbacks_to_the_last, [connections[alias] for alias in aliases])
         return opened.pop_all()
 
 
 def _leave_callbacks_to_the_last(opened: list[BaseDatabaseWrapper]) -> None:
-    for connection in opened[1:]:
-        if _will_commit(connection) and _will_commit(opened[0]):
+    # not in a test case, after set_rollback(), or with autocommit off
+    commit = [one for one in opened if one.commit_on_exit and not (one.savepoint_ids or one.needs_rollback)]
+    if commit and commit[0] is opened[0]:
+        for connection in commit[1:]:
             opened[0].run_on_commit[:0] = connection.run_on_commit
             connection.run_on_commit = []
-
-
-def _will_commit(connection: BaseDatabaseWrapper) -> bool:
-    """False in a test case, after ``set_rollback()``, and with autocommit off."""
-    return connection.commit_on_exit and not (connection.savepoint_ids or connection.needs_rollback)
 
 
 BATCH = 1000  # rows that are deleted in one transaction
@@ -230,19 +223,17 @@ def prune(older_than: timedelta, *, using: str = "default", dry_run: bool = Fals
     if dry_run:
         count = old.count()
         return Pruned(count, rows.count() - count)
-    deleted = tries = 0
+    deleted, count, tries = 0, BATCH, 0
     insert(connections[using], MARK, MARK_NAME, 0)
-    while True:
+    while count == BATCH:
         try:
             count = _prune_batch(old, using)
+            deleted += count
         except DatabaseError as error:  # somebody has claimed one of the names since the transaction began
             tries += 1
             if tries == TRIES or not is_conflict(error):
                 raise
-        else:
-            deleted += count
-            if count < BATCH:
-                return Pruned(deleted, rows.count())
+    return Pruned(deleted, rows.count())
 
 
 def _prune_batch(old: QuerySet[Any], using: str) -> int:

@@ -37,14 +37,12 @@ RAISE_WITHIN = (
 SHARE = {"postgresql": "FOR SHARE", "mysql": "LOCK IN SHARE MODE"}  # SQLite has one writer at a time
 
 
-def key_of(name: str) -> str:
-    """The key of a lock's row. A digest: collations take names for the same that differ in case or accents."""
-    return sha256(name.encode()).hexdigest()
+def digest_of(text: str) -> str:
+    """The key of the row of a lock's name, since collations take names for the same that differ in case or accents.
 
-
-def holder_of(token: str) -> str:
-    """Who has written a fence. A digest: whoever reads the token may release the lock."""
-    return sha256(token.encode()).hexdigest()
+    And who has written a fence, of the token: whoever reads that may release the lock.
+    """
+    return sha256(text.encode()).hexdigest()
 
 
 def fences() -> Any:
@@ -78,7 +76,7 @@ def write_fence(
     transaction that has the row; None: for as long as the database lets it.
     """
     fences()  # before the database is asked: without the app, it lacks the table, and migrate would not create it
-    key = key_of(name)
+    key = digest_of(name)
     if _raise(connection, key, fence, holder, within):
         return None
     # no row yet, or a refusal. Locking reads: they see what is there now, where a snapshot does not
@@ -107,7 +105,7 @@ def reads_the_past(connection: BaseDatabaseWrapper, name: str, within: float | N
     """
     if connection.vendor != "mysql" or getattr(connection, "isolation_level", None) == "read committed":
         return False
-    row = fences().using(connection.alias).filter(key=key_of(name)).values_list("fence", flat=True)
+    row = fences().using(connection.alias).filter(key=digest_of(name)).values_list("fence", flat=True)
     with bounded(connection, within):
         today = list(row.select_for_update())  # first: without a snapshot yet, the next line takes one
     return today != list(row)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from inspect import Signature
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -22,12 +20,11 @@ from ..call_names import (
     refuse_body,
     refuse_tasks,
     template_of,
-    wraps,
 )
 from ..engine import Acquisition
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
-from ..options import LockOptions, Options, mark_locked, read_options, refuse_fenced
+from ..options import LockOptions, mark_locked, read_options, refuse_fenced
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -88,52 +85,37 @@ def locked(
             refuse_fenced(function, checked, "locked")
         texts = known or CallTexts(_name_of(function), checked.note, token)
         texts.check(function, signature)
-        return _LockedFunction(function, signature, texts, checked, least).wrap()
+
+        def guarded(args: Any, kwargs: Any) -> Steps[Any]:
+            name, note, filled = texts.fill(function, signature, args, kwargs)
+            section = Acquisition(name, checked.with_note(note), token=filled)
+            section.at_least = least
+
+            def claiming() -> Any:
+                """Call the function; where transactions are open, claim the lock before, if it is fenced."""
+                with begin([], section.held, beside=open_aliases(), required=bool(checked.fenced)):
+                    result = function(*args, **kwargs)
+                    refuse_body(function, result, "locked")
+                    return result
+
+            result = yield from section.around(Call(claiming, twin=partial(function, *args, **kwargs)))
+            if section.held.closed:  # else an outer section still holds it
+                warn_of_release(name, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
+            return result
+
+        @wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return run_blocking(guarded(args, kwargs), "Decorate a coroutine function")
+
+        @wraps(function)
+        async def awrapper(*args: Any, **kwargs: Any) -> Any:
+            return await arun(guarded(args, kwargs))
+
+        result: Any = awrapper if iscoroutinefunction(function) else wrapper
+        mark_locked(result, checked)
+        return result  # type: ignore[no-any-return]
 
     return decorate
-
-
-@dataclass(frozen=True)
-class _LockedFunction:
-    """A function, and how it is locked."""
-
-    function: Callable[..., Any]
-    signature: Signature
-    texts: CallTexts
-    options: Options
-    at_least: float
-
-    def wrap(self) -> Callable[..., Any]:
-        """The function that takes the place of the decorated one."""
-
-        @wraps(self.function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return run_blocking(self._guarded(args, kwargs), "Decorate a coroutine function")
-
-        @wraps(self.function)
-        async def awrapper(*args: Any, **kwargs: Any) -> Any:
-            return await arun(self._guarded(args, kwargs))
-
-        result = awrapper if iscoroutinefunction(self.function) else wrapper
-        mark_locked(result, self.options)
-        return result
-
-    def _guarded(self, args: Any, kwargs: Any) -> Steps[Any]:
-        name, note, token = self.texts.fill(self.function, self.signature, args, kwargs)
-        section = Acquisition(name, self.options.with_note(note), token=token)
-        section.at_least = self.at_least
-
-        def claiming() -> Any:
-            """Call the function; where transactions are open, claim the lock before, if it is fenced."""
-            with begin([], section.held, beside=open_aliases(), required=bool(self.options.fenced)):
-                result = self.function(*args, **kwargs)
-                refuse_body(self.function, result, "locked")
-                return result
-
-        result = yield from section.around(Call(claiming, twin=partial(self.function, *args, **kwargs)))
-        if section.held.closed:  # else an outer section still holds it
-            warn_of_release(name, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
-        return result
 
 
 def _name_of(function: Any) -> str:

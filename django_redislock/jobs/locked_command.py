@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 
 from ..base.display import did_you_mean, duration, printable, shown
-from ..base.name_templates import NameTemplate
+from ..base.name_templates import Template
 from ..base.names import lock_name
 from ..base.steps import refuse_event_loop, run
 from ..base.times import Seconds, seconds
@@ -82,8 +82,14 @@ class LockedCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         refuse_event_loop()
         template = self.lock_name
-        name = _default_name(type(self)) if template is None else NameTemplate(template).fill(options)
-        self._check_options()
+        if template is None:  # app:command, wherever the class was subclassed from
+            module = type(self).__module__
+            app = apps.get_containing_app_config(module)
+            name = lock_name(app.label if app else module.partition(".")[0], module.rpartition(".")[2])
+        else:
+            name = Template(template, "lock name", quoted=True).fill(options)
+        if (status := self.lock_busy_status) not in range(256):
+            raise ValueError(f"lock_busy_status must be an exit status from 0 to 255, not {shown(status)}.")
         timeout = self.lock_blocking_timeout
         if not timeout and choose_waiting(self.lock_options):
             timeout = None
@@ -109,25 +115,9 @@ class LockedCommand(BaseCommand):
                 ended = end
         raise ended
 
-    def _check_options(self) -> None:
-        what, options, status = type(self).__qualname__, self.lock_options, self.lock_busy_status
-        if not isinstance(options, Mapping):
-            raise TypeError(f"{what}.lock_options must be a dict of options of Lock, not {shown(options)}.")
-        if "name" in options:
-            raise TypeError(f"{what}.lock_options names the lock: give lock_name = {shown(options['name'])}.")
-        if not isinstance(status, int) or isinstance(status, bool) or not 0 <= status <= 255:
-            raise ValueError(f"{what}.lock_busy_status must be an exit status from 0 to 255, not {shown(status)}.")
-
 
 _OWN = ' This thread or task holds it already. Pass lock_options = {"reentrant": True} to acquire it again.'
 _ATTRIBUTES = [name for name in LockedCommand.__annotations__ if name.startswith("lock_")]
-
-
-def _default_name(command: type[BaseCommand]) -> str:
-    """``label:name`` for the module ``shop.management.commands.nightly``, wherever the class was subclassed from."""
-    module = command.__module__
-    app = apps.get_containing_app_config(module)
-    return lock_name(app.label if app else module.partition(".")[0], module.rpartition(".")[2])
 
 
 @contextmanager
@@ -150,16 +140,14 @@ def status_kept(command: BaseCommand) -> Iterator[None]:
         yield
     except CommandError:
         if getattr(command, "_called_from_command_line", False):
-            command.stderr.write = _forgiving(command.stderr.write)  # type: ignore[method-assign]
+            write = command.stderr.write
+
+            def written_if_possible(*args: Any, **options: Any) -> None:
+                with suppress(AttributeError, OSError):  # the stream is closed; the disk is full
+                    write(*args, **options)
+
+            command.stderr.write = written_if_possible  # type: ignore[method-assign]
         raise
-
-
-def _forgiving(write: Callable[..., None]) -> Callable[..., None]:
-    def written_if_possible(*args: Any, **options: Any) -> None:
-        with suppress(AttributeError, OSError):  # the stream is closed; the disk is full
-            write(*args, **options)
-
-    return written_if_possible
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
@@ -15,8 +16,8 @@ from ..base.display import Secret, takes_by_name
 from ..base.name_templates import has_fields
 from ..base.names import check_name
 from ..base.steps import refuse_event_loop
-from ..call_names import CallTexts, Name, check_function, given_name, refuse_body, template_of, wraps
-from ..engine import ExitMethod, Lease, WithBlock, block_of
+from ..call_names import CallTexts, Name, check_function, given_name, refuse_body, template_of
+from ..engine import ExitMethod, WithBlock, block_of
 from ..exceptions import LockLost
 from ..fencing import begin
 from ..lock import Lock
@@ -108,16 +109,6 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
 
     __exit__: ExitMethod = ExitMethod(_leave)
 
-    if not TYPE_CHECKING:  # pragma: no branch (type checkers say so themselves)
-
-        def __aenter__(self):
-            raise TypeError(
-                "locked_atomic has no async with: Django's transactions are for sync code. Put the block into a "
-                "function and call it through sync_to_async."
-            )
-
-        __aexit__ = __aenter__  # async with looks for both
-
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         signature = check_function(function, "locked_atomic")
         if iscoroutinefunction(function):
@@ -143,36 +134,28 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
     def _block(self, name: str, token: str | None, options: LockOptions) -> Iterator[Lock]:
         refuse_event_loop()
         for alias in self._aliases:
-            _refuse_open(name, alias)
+            connection = connections[alias]
+            if in_atomic_block(connection):
+                trouble = "is inside an open atomic block"
+            elif not connection.in_atomic_block and not connection.get_autocommit():
+                trouble = "has autocommit off"
+            else:
+                continue
+            raise RuntimeError(
+                f"locked_atomic({name!r}) must begin the transaction itself, but the database {alias!r} {trouble}: "
+                f"that would commit after the lock is released. For a view under ATOMIC_REQUESTS use locked_view, "
+                f"which holds the lock until COMMIT, or mark it with non_atomic_requests; else move locked_atomic "
+                f"outside of the transaction."
+            )
         valid = False
         try:
             with Lock(name, token=token, **options) as lock:
-                lease = _lease_of(lock)
-                with begin(self._aliases, lease, durable=True):
+                section = lock._own()
+                assert section is not None
+                with begin(self._aliases, section.held, durable=True):
                     yield lock
                     lock.check()
-                valid = lease.binds(self._aliases)
+                valid = section.held.binds(self._aliases)
         except LockLost:
             if not valid:
                 raise
-
-
-def _lease_of(lock: Lock) -> Lease:
-    section = lock._own()
-    assert section is not None
-    return section.held
-
-
-def _refuse_open(name: str, alias: str) -> None:
-    connection = connections[alias]
-    if in_atomic_block(connection):
-        trouble = "is inside an open atomic block"
-    elif not connection.in_atomic_block and not connection.get_autocommit():
-        trouble = "has autocommit off"
-    else:
-        return
-    raise RuntimeError(
-        f"locked_atomic({name!r}) must begin the transaction itself, but the database {alias!r} {trouble}: that would "
-        f"commit after the lock is released. For a view under ATOMIC_REQUESTS use locked_view, which holds the lock "
-        f"until COMMIT, or mark it with non_atomic_requests; else move locked_atomic outside of the transaction."
-    )

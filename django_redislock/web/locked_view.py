@@ -5,36 +5,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from logging import ERROR
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
-from ..base.display import takes_by_name
-from ..base.log import log_event
+from ..base.display import shown, takes_by_name
 from ..base.steps import Call, Evaluate, Steps, arun, run_blocking
-from ..call_names import (
-    CallTexts,
-    Name,
-    given_name,
-    refuse_generators,
-    repeats_signature,
-    signature_of,
-    template_of,
-    wraps,
-)
-from ..conf import conf
+from ..call_names import CallTexts, Name, given_name, refuse_generators, signature_of, template_of
 from ..engine import Acquisition, Frame, Lease, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
 from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options, refuse_fenced
-from .requests import check_methods, describe_request, warn_above_login
-from .responses import OnConflict, check_on_conflict, conflict, note_held, unavailable
-from .transactions import LateRelease, OpenedHere, excluded_by, instance_of, to_open
+from .requests import OnConflict, check_methods, conflict, describe_request, note_held, unavailable, warn_above_login
+from .transactions import LateRelease, OpenedHere, to_open
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -89,7 +76,8 @@ def locked_view(
     checked = read_options(options, "locked_view()", beside=beside, wrong=wrong)
     texts = CallTexts(given, checked.note, token)
     locking = check_methods(methods)
-    check_on_conflict(on_conflict)
+    if on_conflict is not None and not callable(on_conflict):
+        raise TypeError(f"on_conflict must be a callable (request, info), not {shown(on_conflict)}.")
 
     def decorate(view: Callable[P, R]) -> Callable[P, R]:
         refuse_generators(view, "locked_view")
@@ -100,14 +88,18 @@ def locked_view(
             )
         if iscoroutinefunction(view):
             refuse_fenced(view, checked, "locked_view")
-        # method_decorator decorates anew for each request
-        if instance_of(view) is None and not repeats_signature(view):
-            # as it is called: a decorator in between may change the arguments
-            texts.check(view, signature_of(view, follow_wrapped=False), "request")
-        if instance_of(_method_below(view)) is None and next(iter(signature_of(view).parameters), "") == "self":
+        signature = signature_of(view)
+        if not hasattr(view, "__wrapped__"):  # other decorators may change the arguments
+            texts.check(view, signature, "request")
+        # the method that method_decorator hands over, anew for each request; else the innermost function
+        below: Any = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
+        instance = _instance_of(below)
+        if instance is None and next(iter(signature.parameters), "") == "self":
             return method_decorator(decorate)(view)  # type: ignore[return-value]
         warn_above_login(view)
-        return _LockedView(view, texts, checked, locking, on_conflict).wrap()
+        # the dispatch() of an async class returns a coroutine, and is no coroutine function
+        is_async = getattr(below, "__name__", "") == "dispatch" and getattr(instance, "view_is_async", False)
+        return _LockedView(view, is_async, signature, texts, checked, locking, on_conflict).wrap()
 
     return decorate
 
@@ -117,6 +109,8 @@ class _LockedView:
     """A view, and how it is locked."""
 
     view: Callable[..., Any]
+    is_async: bool  # though it is no coroutine function
+    signature: inspect.Signature
     texts: CallTexts
     options: Options
     locking: frozenset[str] | None  # HTTP methods; None: all but OPTIONS
@@ -124,13 +118,13 @@ class _LockedView:
 
     def wrap(self) -> Callable[..., Any]:
         """The function that takes the place of the view."""
-        view, is_async = self.view, _is_async(self.view)
+        view = self.view
 
         @wraps(view)
         def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             locked = self._locks(request)
-            aliases = to_open(request, wrapper, view)
-            if is_async:
+            aliases = to_open(request, wrapper)
+            if self.is_async:
                 refuse_fenced(view, self.options, "locked_view")
                 if aliases:  # as Django does, which our mark keeps from noticing
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
@@ -151,7 +145,7 @@ class _LockedView:
         mark_locked(awrapper, self.options)
         if iscoroutinefunction(view):
             return awrapper
-        wrapper._non_atomic_requests = OpenedHere(excluded_by(view))  # type: ignore[attr-defined]
+        wrapper._non_atomic_requests = OpenedHere(view)  # type: ignore[attr-defined]
         return wrapper
 
     def _locks(self, request: HttpRequest) -> bool:
@@ -166,17 +160,16 @@ class _LockedView:
         self, request: HttpRequest, args: Any, kwargs: Any, aliases: list[str] | None, begun: list[str]
     ) -> Steps[Any]:
         """``aliases``: on which to open transactions; None for an async view."""
-        view = self.view
-        signature = _signature(view, request, *args, **kwargs)
+        view, match = self.view, request.resolver_match
+        trouble = "it was called without" if match is None else f"this URL (route {match.view_name!r}) has no"
         made, note, token = yield Evaluate(
-            lambda: self.texts.fill(view, signature, (request, *args), kwargs, _no_value(request), request=request)
+            lambda: self.texts.fill(view, self.signature, (request, *args), kwargs, trouble, request=request)
         )
-        options = self.options.with_note(note)
         purpose = yield Evaluate(lambda: describe_request(request))
         try:
-            section = Acquisition(made, options, token=token, purpose=purpose)
+            section = Acquisition(made, self.options.with_note(note), token=token, purpose=purpose)
         except LockUnavailable as error:  # a cluster that was never reached has not said where this lock is
-            return (yield from _unavailable(request, made, purpose, error))
+            return (yield from unavailable(request, made, purpose, error))
         frame = Frame()
         section.undo_after(frame)
         try:
@@ -184,7 +177,7 @@ class _LockedView:
                 refusal = yield from section.obtain()
             except LockUnavailable as error:
                 section.undo()
-                return (yield from _unavailable(request, made, purpose, error))
+                return (yield from unavailable(request, made, purpose, error))
             if refusal is not None:
                 return (yield from conflict(request, section, refusal, self.on_conflict))
             function = view if aliases is None else partial(self._in_transactions, section.held, aliases, begun)
@@ -196,7 +189,7 @@ class _LockedView:
                     warn_unclaimed(section.name)
                 LateRelease(section, request, response, begun)
             else:
-                yield from self._release(section, aliases or [])
+                yield from _release(section, aliases or [])
             return response
         except BaseException as error:
             if begun and section.lease is not None:  # whoever catches it may still commit
@@ -224,55 +217,19 @@ class _LockedView:
                 raise lease.lost_error()
             return response
 
-    @staticmethod
-    def _release(section: Acquisition, aliases: list[str]) -> Steps[None]:
-        lease = section.held
-        try:
-            if (yield from release_surely(section, request=section.purpose)):
-                note_held(lease)
-        except LockLost:
-            if not lease.binds(aliases):
-                raise
-        else:
-            warn_of_release(lease.name, unclaimed=lease.unclaimed)
 
-
-def _unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnavailable) -> Steps[Any]:
-    status = conf().VIEW_UNAVAILABLE_STATUS
-    if status is None:
-        raise error
-    log_event(ERROR, "unavailable", name=name, request=purpose, error=error)
-    return (yield Evaluate(lambda: unavailable(request, status)))
-
-
-def _no_value(request: HttpRequest) -> str:
-    """What to say before the name of a field that a call of the view has no value for."""
-    match = request.resolver_match
-    return "it was called without" if match is None else f"this URL (route {match.view_name!r}) has no"
-
-
-def _signature(view: Callable[..., Any], /, *args: Any, **kwargs: Any) -> inspect.Signature | None:
-    """The signature for the names of positional arguments, and the defaults of those that the URL leaves out.
-
-    None where the URL's arguments do not fit, since a decorator in between changes them.
-    """
-    signature = signature_of(view)
+def _release(section: Acquisition, aliases: list[str]) -> Steps[None]:
+    lease = section.held
     try:
-        signature.bind(*args, **kwargs)
-    except TypeError:
-        return None
-    return signature
+        if (yield from release_surely(section, request=section.purpose)):
+            note_held(lease)
+    except LockLost:
+        if not lease.binds(aliases):
+            raise
+    else:
+        warn_of_release(lease.name, unclaimed=lease.unclaimed)
 
 
-def _is_async(view: Callable[..., Any]) -> bool:
-    """Whether this returns a coroutine though it is no coroutine function: ``dispatch()`` of an async class, say.
-
-    Which view the URL names does not matter: that one may be async, and run this one in a thread.
-    """
-    method = _method_below(view)
-    return getattr(method, "__name__", "") == "dispatch" and getattr(instance_of(method), "view_is_async", False)
-
-
-def _method_below(view: Callable[..., Any]) -> Any:
-    """The method that ``method_decorator`` hands over, below other decorators; else the innermost function."""
-    return inspect.unwrap(view, stop=lambda each: instance_of(each) is not None)
+def _instance_of(view: object) -> Any:
+    """The instance of a class-based view whose method ``method_decorator`` hands over."""
+    return getattr(getattr(view, "func", view), "__self__", None)

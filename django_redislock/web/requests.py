@@ -1,20 +1,36 @@
-"""What a locked view reads of a request and of its user: the methods that lock, who is shown as the owner, and whether
-the user is checked before the view is locked (else strangers can lock, and are told what is busy).
+"""What a locked view reads of a request, and what it responds to those that cannot acquire the lock.
+
+It reads the method, who is shown as the owner, and whether the user is checked before the view is locked (else
+strangers can lock, and are told what is busy).
 """
 
 from __future__ import annotations
 
-import warnings
+from collections import deque
 from collections.abc import Callable, Iterable
+from logging import ERROR
+from math import ceil
+from statistics import median
 from typing import Any
 
 from django.core.exceptions import SynchronousOnlyOperation
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template import TemplateDoesNotExist
+from django.template.loader import get_template
+from django.utils.cache import patch_vary_headers
 from django.utils.functional import LazyObject, empty
+from django.utils.translation import gettext, ngettext
 
 from ..base.display import shown
+from ..base.log import log_event, warn
 from ..base.names import quote
+from ..base.steps import CallOut, Evaluate, Steps
+from ..base.times import monotonic
 from ..conf import conf, import_function
+from ..engine import Acquisition, Lease
+from ..exceptions import LockNotAcquired, LockUnavailable
+from ..inspection import LockInfo
+from ..inspection.info import inspect
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
@@ -32,24 +48,21 @@ def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     return chosen
 
 
-def warn_above_login(view: Callable[..., Any]) -> None:
-    """Warn when ``view``, below a lock, checks the user itself, as far as this can be seen."""
-    if checks_user(view):
-        name = getattr(view, "__qualname__", repr(view))
-        text = (
-            f"locked_view locks {name} before the user is checked: anybody can lock these names, and a response with "
-            f"423 tells what is busy. Put locked_view below login_required, or on a method of the class."
-        )
-        warnings.warn(text, RuntimeWarning, stacklevel=3)  # where the view is decorated
+def warn_above_login(view: Any) -> None:
+    """Warn when ``view``, below a lock, checks the user itself, as far as this can be seen.
 
-
-def checks_user(view: Any) -> bool:
-    """Whether ``view`` has a decorator of ``django.contrib.auth``, or is the ``dispatch()`` of one of its mixins."""
-    if hasattr(view, "redirect_field_name"):  # set by the decorators, and copied by those above them
-        return True
+    It has a decorator of ``django.contrib.auth``, or is the ``dispatch()`` of one of its mixins.
+    """
     bound = getattr(view, "func", view)  # as method_decorator hands it over
     dispatch = getattr(getattr(view, "view_class", None), "dispatch", None) or getattr(bound, "__func__", None)
-    return getattr(dispatch, "__globals__", {}).get("__name__") == "django.contrib.auth.mixins"
+    module = getattr(dispatch, "__globals__", {}).get("__name__")
+    # the decorators set that attribute, and those above them copy it
+    if hasattr(view, "redirect_field_name") or module == "django.contrib.auth.mixins":
+        warn(
+            f"locked_view locks {getattr(view, '__qualname__', repr(view))} before the user is checked: anybody can "
+            f"lock these names, and a response with 423 tells what is busy. Put locked_view below login_required, or "
+            f"on a method of the class."
+        )
 
 
 def describe_request(request: HttpRequest) -> str:
@@ -85,3 +98,86 @@ def _user_pk(request: Any) -> object:
         if pk is not None:
             return pk
     return None
+
+
+OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
+
+# in the order in which a client without a preference gets them
+MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
+
+
+RECENT = 9
+_held_for: dict[str, deque[float]] = {}  # by template: the seconds of the latest views of this process
+
+
+def note_held(lease: Lease) -> None:
+    """Remember for how long a view has held its lock, which it releases now."""
+    _held_for.setdefault(lease.template, deque(maxlen=RECENT)).append(monotonic() - lease.since)
+
+
+def _usually_held_for(template: str) -> int:
+    """Whole seconds: the median of the latest ones, not above VIEW_MAX_RETRY_AFTER; 1 where nothing is known."""
+    usual = median(_held_for.get(template, [1.0]))
+    return min(max(1, ceil(usual)), conf().VIEW_MAX_RETRY_AFTER)
+
+
+def conflict(
+    request: HttpRequest, section: Acquisition, refusal: LockNotAcquired, on_conflict: OnConflict | None
+) -> Steps[HttpResponseBase]:
+    """The response to a request that did not acquire its lock."""
+    settings = conf()
+    respond = on_conflict or (import_function("VIEW_ON_CONFLICT") if settings.VIEW_ON_CONFLICT else None)
+    if respond is not None:
+        holder: LockInfo | None = None
+        try:
+            holder = yield from inspect(section.partition, section.name)
+        except LockUnavailable:
+            pass  # that it is busy is known
+        return (yield CallOut(lambda: respond(request, holder)))  # type: ignore[no-any-return]
+    suspended = refusal.outcome == "suspended"  # then its end is known
+    wait = max(1, ceil(refusal.busy_for or 0)) if suspended else _usually_held_for(section.options.template)
+    text = ngettext(
+        "Somebody else is working on this. Please try again in %(wait)d second.",
+        "Somebody else is working on this. Please try again in %(wait)d seconds.",
+        wait,
+    ) % {"wait": wait}
+    if refusal.outcome == "own":
+        text = gettext("This request holds the lock itself. It could acquire it again with reentrant=True.")
+    return (yield Evaluate(lambda: refuse(request, settings.VIEW_STATUS, text, wait)))  # type: ignore[no-any-return]
+
+
+def unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnavailable) -> Steps[HttpResponse]:
+    """The response while Redis cannot be reached, or (without VIEW_UNAVAILABLE_STATUS) the error."""
+    status = conf().VIEW_UNAVAILABLE_STATUS
+    if status is None:
+        raise error
+    log_event(ERROR, "unavailable", name=name, request=purpose, error=error)
+    text = gettext("This is not available at the moment. Please try again.")
+    return (yield Evaluate(lambda: refuse(request, status, text, 1)))  # type: ignore[no-any-return]
+
+
+def refuse(request: HttpRequest, status: int, text: str, retry_after: int) -> HttpResponse:
+    """A short response in the form that the client prefers; the site's own template where it has one."""
+    kind, facts = _preferred_type(request), {"detail": text, "retry_after": retry_after}
+    response = HttpResponse(text, status=status, content_type="text/plain; charset=utf-8")
+    if kind == "application/json":
+        response = JsonResponse(facts, status=status)
+    elif kind == "text/html":
+        try:
+            template = get_template(f"{status}.html")
+        except TemplateDoesNotExist:
+            pass
+        else:
+            response = HttpResponse(template.render(facts, request), status=status)
+    response.headers["Retry-After"] = str(retry_after)
+    patch_vary_headers(response, ["Accept"])
+    return response
+
+
+def _preferred_type(request: HttpRequest) -> str:
+    preferred = request.get_preferred_type(MEDIA_TYPES)
+    if preferred is not None:
+        return preferred
+    # "application/vnd.api+json; version=2" matches no media type of ours, yet its client reads JSON
+    subtypes = [accepted.sub_type for accepted in request.accepted_types]
+    return "application/json" if any(s == "json" or s.endswith("+json") for s in subtypes) else "text/plain"

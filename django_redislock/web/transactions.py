@@ -5,11 +5,11 @@ begin none), and the lock is released after COMMIT, or at the end of a stream.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
@@ -17,57 +17,42 @@ from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 from ..base.steps import Steps, arun, run
 from ..engine import Acquisition, Frame, hide, release_quietly, under
 from ..open_transactions import in_atomic_block
-from .responses import note_held
-
-
-def to_open(request: HttpRequest, *views: object) -> list[str]:
-    """The aliases on which Django's handler would have begun a transaction without our mark."""
-    match = request.resolver_match
-    places = (*views, match and match.func, *map(instance_of, views))
-    excluded = frozenset[str]().union(*map(excluded_by, places))
-    return [
-        alias
-        for alias, options in connections.settings.items()
-        if options["ATOMIC_REQUESTS"] and alias not in excluded and not in_atomic_block(connections[alias])
-    ]
+from .requests import note_held
 
 
 class OpenedHere:
     """Tells Django's handler to open no transaction for a view, since that is done inside the lock.
 
-    It takes the place of the aliases that ``@non_atomic_requests`` excludes, and remembers those really excluded.
+    It takes the place of the aliases that ``@non_atomic_requests`` excludes, and remembers those.
     """
 
-    def __init__(self, excluded: Iterable[str]) -> None:
-        self.excluded: frozenset[str] = frozenset(excluded)
+    def __init__(self, view: object) -> None:
+        below = getattr(view, "_non_atomic_requests", ())
+        self.excluded: frozenset[str] = below.excluded if isinstance(below, OpenedHere) else frozenset(below)
 
     def __contains__(self, alias: object) -> bool:
         return True
 
-    def add(self, alias: str) -> None:
-        """Exclude ``alias``: ``non_atomic_requests`` is above ``locked_view``.
-
-        Decorators and ``as_view()`` copy the reference to this object from view to view, and what is excluded for one
-        must not be for another. So the view that is meant, which Django does not pass on, gets a mark of its own.
-        """
-        view = sys._getframe(1).f_locals.get("view")
-        instance = instance_of(view)
-        if view is None:  # not Django's decorator
-            self.excluded |= {alias}
-        elif instance is None:
-            view._non_atomic_requests = OpenedHere({*self.excluded, alias})
-        else:  # method_decorator binds the method anew for each request
-            instance._non_atomic_requests = OpenedHere({*excluded_by(instance), alias})
+    def add(self, alias: str) -> NoReturn:
+        # decorators and as_view() copy the reference to this object, so it is not known which view is meant
+        raise RuntimeError("Put non_atomic_requests below locked_view, which begins the transactions.")
 
 
-def excluded_by(view: object) -> frozenset[str]:
-    excluded = getattr(view, "_non_atomic_requests", ())
-    return excluded.excluded if isinstance(excluded, OpenedHere) else frozenset(excluded)
+def to_open(request: HttpRequest, view: Any) -> list[str]:
+    """The aliases on which Django's handler would have begun a transaction without our mark.
 
-
-def instance_of(view: object) -> Any:
-    """The instance of a class-based view whose method ``method_decorator`` hands over."""
-    return getattr(getattr(view, "func", view), "__self__", None)
+    ``view``: of ours. The URL names it, or one around it: if Django found no mark there, it has begun them all.
+    """
+    match, ours = request.resolver_match, view._non_atomic_requests
+    mark = getattr(match.func, "_non_atomic_requests", None) if match else ours
+    return [
+        alias
+        for alias, options in connections.settings.items()
+        if options["ATOMIC_REQUESTS"]
+        and isinstance(mark, OpenedHere)
+        and alias not in ours.excluded | mark.excluded
+        and not in_atomic_block(connections[alias])
+    ]
 
 
 CONTENT = ""  # beside the aliases of databases
@@ -98,8 +83,9 @@ class LateRelease:
         if streams:
             response._resource_closers.append(partial(self.ended, CONTENT, keeper))
             if not isinstance(response, FileResponse):  # servers may send that without iterating over it
-                response.streaming_content = self._follow(response, keeper)
-        if streams:
+                follow: Any = self._aiterate if response.is_async else self._iterate
+                # not response.streaming_content, which hides the iterator that has to be closed
+                response.streaming_content = follow(response._iterator, keeper)
             hide(section)
         if atomic == begun:
             section.keep_for(keeper, undo=True)
@@ -113,47 +99,30 @@ class LateRelease:
         if not self._open:
             self.release()
 
-    async def aended(self, part: str, keeper: object) -> None:
-        """See ended(); not in the background."""
-        self._open.discard(part)
-        if not self._open and self._is_due():
-            await arun(self._release())
-
     def release(self) -> None:
         """Release the lock, unless that is done. In the background where an event loop runs."""
-        if self._is_due():
-            if asyncio._get_running_loop() is not None:
-                self._section.undo()
-            else:
-                run(self._release())
-
-    def _is_due(self) -> bool:
-        """Whether nobody has come here before. The caller releases, even what is being released in the background."""
-        return self._once.acquire(blocking=False)
+        if asyncio._get_running_loop() is None:
+            run(self._release())
+        elif self._once.acquire(blocking=False):
+            self._section.undo()
 
     def _release(self) -> Steps[None]:
-        note_held(self._section.held)
-        return release_quietly(self._section, request=self._section.purpose)
+        # the first to come releases, even what is being released in the background
+        if self._once.acquire(blocking=False):
+            note_held(self._section.held)
+            yield from release_quietly(self._section, request=self._section.purpose)
 
-    def _follow(self, response: Any, keeper: object) -> Iterator[Any] | AsyncIterator[Any]:
-        # not response.streaming_content, which hides the iterator that has to be closed
-        content = response._iterator
-        return self._aiterate(content, keeper) if response.is_async else self._iterate(content, keeper)
-
-    def _iterate(self, content: Iterator[Any], keeper: object) -> Iterator[Any]:
-        try:
-            try:
-                while True:
-                    with under(self._section):
-                        part = next(content, self)
-                    if part is self:
-                        return
-                    yield part
-            finally:
-                if hasattr(content, "close"):
-                    content.close()  # its cleanup still runs under the lock
-        finally:
-            self.ended(CONTENT, keeper)
+    def _iterate(self, content: Any, keeper: object) -> Iterator[Any]:
+        with ExitStack() as stack:
+            stack.callback(self.ended, CONTENT, keeper)
+            if hasattr(content, "close"):
+                stack.callback(content.close)  # its cleanup still runs under the lock
+            while True:
+                with under(self._section):
+                    part = next(content, self)
+                if part is self:
+                    return
+                yield part
 
     async def _aiterate(self, content: AsyncIterator[Any], keeper: object) -> AsyncIterator[Any]:
         try:
@@ -172,7 +141,9 @@ class LateRelease:
             self.ended(CONTENT, keeper)  # in the background: nobody waits for more
             raise
         finally:
-            await self.aended(CONTENT, keeper)
+            self._open.discard(CONTENT)
+            if not self._open:
+                await arun(self._release())
 
 
 def _after_close(request: HttpRequest, callback: Callable[[], None]) -> None:

@@ -157,42 +157,12 @@ def test_any_key_can_be_locked(use: Use, key: object) -> None:
         assert not lock_of("default", "other", version=version).locked()
 
 
-def test_the_lock_of_a_redis_py_client_excludes_none_of_ours_and_warns(use: Use) -> None:
+def test_the_lock_of_a_redis_py_client_excludes_none_of_ours(use: Use) -> None:
     use()
-    with pytest.warns(RuntimeWarning, match="do not exclude each other") as warned:
-        theirs = django_redis.get_redis_connection("default").lock("x", timeout=5)
-    assert warned[0].filename == __file__
+    theirs = django_redis.get_redis_connection("default").lock("x", timeout=5)
     assert isinstance(theirs, redis.lock.Lock)
     assert theirs.acquire()
     assert lock_of("default", "x", timeout=5).acquire(blocking=False)
-
-
-@pytest.mark.parametrize(
-    ("method", "nothing", "instead"),
-    [("has_key", False, "locked"), ("ttl", 0, "get_lock"), ("pttl", 0, "get_lock"), ("delete", False, "force_release")],
-)
-def test_who_looks_for_a_lock_as_a_cache_key_is_warned(method: str, nothing: object, instead: str, use: Use) -> None:
-    use()
-    look = getattr(caches["default"], method)
-    for version in (None, 2):
-        assert lock_of("default", f"lock of {method}", version=version, timeout=60).acquire()
-        with pytest.warns(RuntimeWarning, match=rf"cache\.{method}\('lock of .*{instead}") as warned:
-            assert look(f"lock of {method}", version) == nothing
-        assert warned[0].filename == __file__
-    look("no lock at all")
-    for timeout in (60, None):
-        cache.set(f"lock of {method}", 1, timeout)
-        look(f"lock of {method}")  # a cache key of that name is another thing
-
-
-def test_a_process_remembers_only_so_many_names(use: Use) -> None:
-    use(there={"KEY_PREFIX": "there"})
-    lock_of("there", "elsewhere")
-    for number in range(300):
-        lock_of("default", f"many {number}")
-    assert not any(cache.has_key(key) for key in ("elsewhere", "many 0"))
-    with pytest.warns(RuntimeWarning):
-        assert "many 299" not in cache
 
 
 def on_fakeredis(backend: str) -> Alias:

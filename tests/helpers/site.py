@@ -249,12 +249,10 @@ LOCKED_LATE = {  # Django began the transaction before the lock
     "in-a-block": atomic(function),
 }
 EXCLUDED = {
-    "excluded-above": non_atomic_requests(lock(respond)),
     "excluded-below": lock(non_atomic_requests(lambda request, pk: respond(request, pk))),
-    "excluded-above-two": non_atomic_requests(outer(lock(respond))),
-    "excluded-above-class": decorated(Page, non_atomic_requests, lock).as_view(),
+    "excluded-below-two": outer(lock(non_atomic_requests(lambda request, pk: respond(request, pk)))),
+    "excluded-below-class": decorated(Page, lock, non_atomic_requests).as_view(),
     "excluded-method": decorated(decorated(Page, lock, name="get"), non_atomic_requests).as_view(),
-    "excluded-as-view": non_atomic_requests(decorated(Page, lock).as_view()),
 }
 STREAMS = {"stream": stream, "async-stream": async_stream}
 ASYNC = {

@@ -103,23 +103,16 @@ def test_an_interrupted_view_rolls_back_and_a_refused_one_does_not_begin(atomic:
     assert (get(view).status_code, commits.seen) == (423, [])
 
 
-def test_a_view_is_excluded_for_one_database_and_no_other_view_is(both: Both, commits: Commits, web: Web) -> None:
+def test_a_view_is_excluded_for_one_database_below_the_lock(both: Both, commits: Commits, web: Web) -> None:
     for name in site.EXCLUDED:
         commits.seen.clear()
         assert web.get(f"/{name}/1/").body.startswith(b"account:1"), name
         ((alias, before, after),) = commits.seen
         assert (alias, "account:1" in before, before) == ("second", True, after), name
         assert held() == [], name
-    excluded = site.decorated(site.OnDispatch, transaction.non_atomic_requests)
-    for each, expected in [(excluded, {"second"}), (site.OnDispatch, {"second", "default"}), (excluded, {"second"})]:
-        commits.seen.clear()
-        each.as_view()(RequestFactory().get("/"), pk=1)
-        assert {alias for alias, *_ in commits.seen} == expected
-    commits.seen.clear()
-    without_django: Any = locked_view("account")(lambda request: HttpResponse(site.work(request)))
-    for alias in ("default", "second"):
-        without_django._non_atomic_requests.add(alias)
-    assert (get(without_django).content, commits.seen) == (b"account", [])
+    for above in (site.function, site.OnDispatch.as_view()):
+        with pytest.raises(RuntimeError, match=r"^Put non_atomic_requests below locked_view"):
+            transaction.non_atomic_requests(above)
 
 
 async def ask_all(port: int, path: str, requests: int = REQUESTS) -> Counter[int]:
