@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..base.steps import Call, Pause, Step, Steps
@@ -106,9 +106,6 @@ def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
 
 
-Resume = Callable[[Any], Step]
-
-
 def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
     """The results of several steps that only read, each with a partition of its own.
 
@@ -117,37 +114,29 @@ def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
     if len(several) == 1:
         return [(yield from several[0])]
     results: dict[int, T] = {}
-    waiting: dict[int, Step] = {}
-
-    def resume(i: int, how: Resume, value: Any) -> None:
-        waiting.pop(i, None)
-        try:
-            waiting[i] = how(value)
-        except StopIteration as end:
-            results[i] = end.value
-
+    outcomes: dict[int, Any] = dict.fromkeys(range(len(several)))
     try:
-        for i, steps in enumerate(several):
-            resume(i, steps.send, None)
-        while waiting:
-            # each waits for Redis, or pauses after trouble with it
-            pauses = {i: request.seconds for i, request in waiting.items() if isinstance(request, Pause)}
-            asking = {i: request for i, request in waiting.items() if isinstance(request, Execute)}
-            if pauses:
-                yield Pause(max(pauses.values()))
-            for i in pauses:
-                resume(i, several[i].send, None)
-            for i, outcome in (yield from _ask(asking)).items():
-                resume(i, several[i].throw if isinstance(outcome, Exception) else several[i].send, outcome)
+        while outcomes:
+            requests: dict[int, Step] = {}
+            for i, outcome in outcomes.items():
+                try:
+                    resume = several[i].throw if isinstance(outcome, Exception) else several[i].send
+                    requests[i] = resume(outcome)
+                except StopIteration as end:
+                    results[i] = end.value
+            outcomes = yield from _perform(requests)
     finally:
         for steps in several:
             steps.close()
     return [results[i] for i in range(len(several))]
 
 
-def _ask(asking: dict[int, Execute]) -> Steps[dict[int, Any]]:
-    """The outcomes of these requests: answers and node, or a connection error."""
-    outcomes: dict[int, Any] = {}
+def _perform(requests: dict[int, Step]) -> Steps[dict[int, Any]]:
+    """The outcomes: answers and node, or a connection error; None of the pauses that follow trouble."""
+    asking = {i: request for i, request in requests.items() if isinstance(request, Execute)}
+    outcomes: dict[int, Any] = dict.fromkeys(requests.keys() - asking.keys())
+    if outcomes:
+        yield Pause(max(request.seconds for request in requests.values() if isinstance(request, Pause)))
     groups: dict[tuple[LockStore, Node], list[int]] = defaultdict(list)
     for i, request in asking.items():
         store = request.partition.store
@@ -160,7 +149,7 @@ def _ask(asking: dict[int, Execute]) -> Steps[dict[int, Any]]:
     for (store, node), group in groups.items():
         commands = [command for i in group for command in asking[i].commands]
         try:
-            read, _ = yield Call(store.exchange, (node, commands), twin=store.aexchange)
+            read, _ = yield Call(store.threads.exchange, (node, commands), twin=store.aexchange)
         except CONNECTION_ERRORS as error:
             outcomes |= dict.fromkeys(group, error)
         else:
