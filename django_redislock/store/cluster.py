@@ -247,14 +247,11 @@ class Cluster(LockStore):
             self._doubt(node)
         if not isinstance(error, MovedError):
             return False
-        address = self._remap(error, node)
+        host = error.host or str(node.origin.keywords["host"])  # "" means the host that was asked
+        address = host, int(error.port)
+        if self.origin.remap is not None:
+            address = self.origin.remap(address)
         with self._known:
             self._node_by_tag[partition.tag] = self._node_at(*address)
         self._forget_the_gone()
         return True
-
-    def _remap(self, error: Any, node: Node) -> tuple[str, int]:
-        host = error.host or str(node.origin.keywords["host"])  # "" means the host that was asked
-        remap = self.origin.remap
-        found: tuple[str, int] = (host, int(error.port)) if remap is None else remap((host, int(error.port)))
-        return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from redis.backoff import EqualJitterBackoff
@@ -28,18 +29,14 @@ _ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
 BACKOFF = EqualJitterBackoff(cap=0.25, base=0.02)
 
 
+@dataclass(slots=True)
 class Execute:
     """Sends commands in one write; its result is the list of answers (an error may be one of them) and the node."""
 
-    __slots__ = ("by", "commands", "partition", "urgency")
-
-    def __init__(
-        self, partition: Partition, commands: Sequence[Command], by: float | None = None, urgency: int = ENTERING
-    ) -> None:
-        self.partition: Partition = partition
-        self.commands: Sequence[Command] = commands
-        self.by: float | None = by
-        self.urgency: int = urgency
+    partition: Partition
+    commands: Sequence[Command]
+    by: float | None = None
+    urgency: int = ENTERING
 
     def run(self) -> tuple[list[Any], Node]:
         return self.partition.exchange(self.commands, self.by)
