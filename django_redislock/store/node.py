@@ -8,22 +8,15 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
-import redis.asyncio.connection
-import redis.asyncio.sentinel
-import redis.connection
-import redis.sentinel
 from django.core.exceptions import ImproperlyConfigured
 from redis.asyncio.connection import AbstractConnection
 
 from .aliases import Origin
 from .sentinels import LoopSentinels
 
-_COUNTERPARTS = (
-    (redis.connection, redis.asyncio.connection),
-    (redis.sentinel, redis.asyncio.sentinel),
-)
 # what is only for a pool of connections, or would have to be awaitable here
 _LEFT_BEHIND = {"connection_pool", "parser_class", "redis_connect_func"}
 
@@ -50,9 +43,8 @@ def _counterpart(origin: Origin) -> type[AbstractConnection]:
     """
     kind = origin.kind
     found = vars(kind).get("async_class")
-    for ours, theirs in _COUNTERPARTS:
-        if found is None and kind.__module__ == ours.__name__:
-            found = getattr(theirs, kind.__name__, None)
+    if found is None and kind.__module__ in ("redis.connection", "redis.sentinel"):
+        found = getattr(import_module(kind.__module__.replace(".", ".asyncio.")), kind.__name__, None)
     if isinstance(found, type) and issubclass(found, AbstractConnection):
         return found
     raise ImproperlyConfigured(
