@@ -10,8 +10,7 @@ import asyncio
 import concurrent.futures
 import math
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
 from zlib import crc32
 
 from redis.cluster import ClusterNode, NodesManager
@@ -27,7 +26,7 @@ from redis.exceptions import (
 
 from ..base.processes import try_start
 from ..base.times import monotonic
-from .aliases import Origin
+from .aliases import Address, Origin
 from .lock_store import LockStore, Partition
 from .node import Node
 from .wire import NotAsked
@@ -103,8 +102,8 @@ class Cluster(LockStore):
 
     def __init__(self, origin: Origin, key_prefix: str) -> None:
         super().__init__(origin, key_prefix)
-        self._manager: NodesManager | None = None
         self._nodes: dict[str, Node] = {}  # by address
+        self._met: list[Address] = []  # of all nodes, replicas among them
         self._slots = [key_slot(str(tag).encode()) for tag in range(TAGS)]
         self._since = 0.0  # when slots may have moved last (monotonic)
         self._read_at = -math.inf  # what we know is at least as recent as this (monotonic)
@@ -138,7 +137,13 @@ class Cluster(LockStore):
         with self._reading:
             question.begun = now = monotonic()
             try:
-                self._ask_manager(now)
+                manager = self._ask_nodes()
+                self._met = [(node.host, int(node.port)) for node in manager.nodes_cache.values()]
+                with self._known:
+                    self._node_by_tag |= self._read_nodes_by_tag(manager)
+                    for owner in self._node_by_tag.values():
+                        if owner.doubted_at < owner.answered_at < now:
+                            owner.doubted_at = 0.0  # C7: it had not been replaced when it answered
                 self._read_at = now
                 self._forget_the_gone()
             except RedisClusterException as error:
@@ -147,18 +152,27 @@ class Cluster(LockStore):
                 if self._question is question:
                     self._question = None
 
-    def _ask_manager(self, now: float) -> None:
-        if self._manager is None:
-            self._manager = self._make_manager()
-        else:
-            self._initialize(self._manager)
-        for each in self._manager.nodes_cache.values():
-            each.redis_connection.connection_pool.disconnect()  # not needed until the next question
-        with self._known:
-            self._node_by_tag |= self._read_nodes_by_tag(self._manager)
-            for owner in self._node_by_tag.values():
-                if owner.doubted_at < owner.answered_at < now:
-                    owner.doubted_at = 0.0  # C7: it had not been replaced when it answered
+    def _ask_nodes(self) -> NodesManager:
+        """Ask the nodes in doubt last: they may hang, or not know of a failover yet."""
+        doubted = {address for address, node in list(self._nodes.items()) if node.doubted_at}
+        try:
+            return self._ask_any([(host, port) for host, port in self._met if f"{host}:{port}" not in doubted])
+        except RedisClusterException:
+            # those in the settings, too: all that were met may have got new addresses since
+            return self._ask_any({*self.origin.startup, *self._met})
+
+    def _ask_any(self, addresses: Collection[Address]) -> NodesManager:
+        patience = min(self.timeout, ASKING_TAKES)
+        keywords = {key: value for key, value in self.origin.keywords.items() if key not in ("host", "port")}
+        keywords |= {"socket_timeout": patience, "socket_connect_timeout": patience}
+        return NodesManager(
+            startup_nodes=[ClusterNode(host, port) for host, port in addresses],
+            from_url=True,  # makes it accept any class of connections
+            connection_pool_class=ConnectionPool,
+            connection_class=self.origin.kind,
+            address_remap=self.origin.remap,
+            **keywords,
+        )
 
     def _read_nodes_by_tag(self, manager: NodesManager) -> dict[int, Node]:
         """The node of each tag. For a slot that nobody serves it is any node, whose answer will be CLUSTERDOWN.
@@ -172,18 +186,6 @@ class Cluster(LockStore):
         nodes = [owners.get(tag, some) for tag in range(TAGS)]
         return {tag: self._node_at(node.host, int(node.port)) for tag, node in enumerate(nodes)}
 
-    def _initialize(self, manager: NodesManager) -> None:
-        """Ask the nodes in doubt last: they may hang, or not know of a failover yet."""
-        doubted = {address for address, node in list(self._nodes.items()) if node.doubted_at}
-        met = manager.startup_nodes
-        manager.startup_nodes = {name: node for name, node in met.items() if name not in doubted}
-        try:
-            manager.initialize()
-        except RedisClusterException:
-            # redis-py forgets the nodes in the settings, though all others may have got new addresses since
-            manager.startup_nodes = {node.name: node for node in self._named()} | met
-            manager.initialize()
-
     def _forget_the_gone(self) -> None:
         """Forget the nodes that serve no tag: as nodes come and go, each would keep a connection or two."""
         with self._known:
@@ -192,24 +194,6 @@ class Cluster(LockStore):
         for node in gone:
             node.close()
             super().doubt(node)  # closes the unused connections to it
-
-    def _named(self) -> list[ClusterNode]:
-        return [ClusterNode(host, port) for host, port in self.origin.startup]
-
-    def _make_manager(self) -> NodesManager:
-        keywords: dict[str, Any] = {
-            key: value for key, value in self.origin.keywords.items() if key not in ("host", "port")
-        }
-        patience = min(self.timeout, ASKING_TAKES)
-        keywords |= {"socket_timeout": patience, "socket_connect_timeout": patience}
-        return NodesManager(
-            startup_nodes=self._named(),
-            from_url=True,  # makes it accept any class of connections
-            connection_pool_class=ConnectionPool,
-            connection_class=self.origin.kind,
-            address_remap=self.origin.remap,
-            **keywords,
-        )
 
     def _node_at(self, host: str, port: int) -> Node:
         address = f"{host}:{port}"
