@@ -12,7 +12,6 @@ from redis.backoff import EqualJitterBackoff
 from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.names import known_as
-from ..base.pace import Pace
 from ..base.steps import Pause, Steps
 from ..base.times import monotonic
 from ..conf import conf
@@ -121,8 +120,7 @@ def _persist(
 ) -> Steps[Reply]:
     """``several``: return all answers, errors among them; else return the first, or raise it if it is an error."""
     partition = request.partition
-    delay, repeated, give_up = 0.0, False, 0.0
-    pace: Pace | None = None
+    failures, delay, repeated, give_up = 0, 0.0, False, 0.0
     node: Node | None = None
     while True:
         sent = monotonic()
@@ -163,7 +161,7 @@ def _persist(
                 partition.store.doubt(node)
             trouble = error
         now = monotonic()
-        if pace is None:
+        if not failures:
             # a slot on its way to another node must not fail those who try once
             give_up = sent + conf().RETRY_FOR
             if until > sent or not isinstance(trouble, PASSING):
@@ -171,13 +169,13 @@ def _persist(
             else:
                 request.by = max(request.by or 0.0, give_up)
         # the first try may have met a connection that went stale in the pool
-        stale = pace is None and not isinstance(trouble, TimeoutError)
+        stale = not failures and not isinstance(trouble, TimeoutError)
         if now + delay > give_up and not stale:
             what = "refuses to serve" if isinstance(trouble, ResponseError) else "cannot be reached for"
             raise _unavailable(what, partition, name, _without_where(trouble), noun) from trouble
         yield Pause(delay)  # zero at first: one turn of the loop, in which it drops its connections
-        pace = pace or Pace(BACKOFF)
-        delay = pace.next()
+        failures += 1
+        delay = BACKOFF.compute(failures)
 
 
 def _unavailable(
