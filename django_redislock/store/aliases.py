@@ -174,15 +174,14 @@ def find_origin(alias: str) -> Origin:
         return _find_origin(alias)
     except LockUnavailable:
         raise
-    except ImproperlyConfigured as error:
-        if repr(alias) in str(error):
+    except (ImproperlyConfigured, *_UNUSABLE) as error:
+        trouble = str(error)
+        if not isinstance(error, ImproperlyConfigured):
+            trouble = f"{type(error).__name__}: {trouble}"
+        elif repr(alias) in trouble:
             raise
         # django-redis does not name the alias, for instance when it has no LOCATION
-        raise ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {error}") from error
-    except _UNUSABLE as error:
-        raise ImproperlyConfigured(
-            f"Cannot use the cache alias {alias!r} for locks: {type(error).__name__}: {error}"
-        ) from error
+        raise ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {trouble}") from error
 
 
 def _find_origin(alias: str) -> Origin:
@@ -256,14 +255,10 @@ def _check_clusterable(origin: Origin) -> None:
 
 def _startup_nodes(cache: Any, pool: Any) -> tuple[Address, ...]:
     """Host and port of each node that the alias names in its LOCATION."""
-    known = pool.connection_kwargs
-    own = known.get("host", "localhost"), int(known.get("port", 6379))
     # django-redis, Django's own
     named = getattr(getattr(cache, "client", None), "_server", None) or getattr(cache, "_servers", None) or ()
-    urls = [named] if isinstance(named, str) else named
-    parsed = [parse_url(url) for url in urls if isinstance(url, str) and "://" in url]
-    others = [(each.get("host", "localhost"), int(each.get("port", 6379))) for each in parsed]
-    return tuple(dict.fromkeys([own, *others]))
+    known = [pool.connection_kwargs, *map(parse_url, [named] if isinstance(named, str) else named)]
+    return tuple(dict.fromkeys((each.get("host", "localhost"), int(each.get("port", 6379))) for each in known))
 
 
 def database(alias: str) -> tuple[object, ...] | None:
