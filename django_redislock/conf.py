@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -24,10 +25,23 @@ def _first_match(patterns: Mapping[str, T], name: str, otherwise: T) -> T:
     return next((value for pattern, value in patterns.items() if fnmatchcase(name, pattern)), otherwise)
 
 
-def _text(value: object, what: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{what} must be a non-empty str, not {shown(value)}.")
-    return value
+_Reader = Callable[[Any, str], Any]  # checks the value of a setting, by its name, and returns what Conf keeps
+
+
+def _only(fits: Callable[[Any], bool], values: str, error: type[Exception] = ValueError) -> _Reader:
+    """The reader of values that fit (``values``, for people)."""
+
+    def check(value: object, what: str) -> object:
+        if not fits(value):
+            raise error(f"{what} must be {values}, not {shown(value)}.")
+        return value
+
+    return check
+
+
+_text = _only(lambda value: isinstance(value, str) and value != "", "a non-empty str", TypeError)
+_status = _only(lambda value: isinstance(value, int) and 400 <= value <= 599, "an HTTP status from 400 to 599")
+_reaction = _only(lambda value: value in ("warn", "error", "ignore"), "one of 'warn', 'error', 'ignore'")
 
 
 def check_flag(value: Any, what: str, *others: None) -> Any:
@@ -36,18 +50,6 @@ def check_flag(value: Any, what: str, *others: None) -> Any:
         choices = "True, False or None" if others else "True or False"
         raise TypeError(f"{what} must be {choices}, not {shown(value)}.")
     return value
-
-
-def _status(value: object, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 400 <= value <= 599:
-        raise ValueError(f"{what} must be an HTTP status from 400 to 599, not {shown(value)}.")
-    return value
-
-
-def _reaction(value: object, what: str) -> str:
-    if value not in ("warn", "error", "ignore"):
-        raise ValueError(f"{what} must be one of 'warn', 'error', 'ignore', not {shown(value)}.")
-    return str(value)
 
 
 def _seconds_or_0(value: object, what: str) -> float:
@@ -74,9 +76,6 @@ def check_count(value: object, what: str, least: int = 0) -> int:
     if value < least:
         raise ValueError(f"{what} must be {least} or more, not {shown(value)}.")
     return value
-
-
-_Reader = Callable[[Any, str], Any]  # checks the value of a setting, by its name, and returns what Conf keeps
 
 
 def _or_none(read: _Reader) -> _Reader:
@@ -178,19 +177,18 @@ def read(raw: object) -> Conf:
     return Conf(**values)
 
 
-# by the number of changes announced so far (override_settings): what was read before one is not kept after it
-_read_at: dict[int, Conf] = {}
-_changes = 0
+_changes = 0  # announced so far (override_settings): what was read before one is not kept after it
 _pinned: dict[str, Any] = {}
 
 
 def conf() -> Conf:
     """The settings in force; read once, and again after each ``setting_changed``."""
-    found = _read_at.get(_changes)
-    if found is None:
-        changes = _changes
-        found = _read_at[changes] = replace(read(getattr(settings, "REDISLOCK", {})), **_pinned)
-    return found
+    return _read_at(_changes)
+
+
+@lru_cache(maxsize=1)
+def _read_at(changes: int) -> Conf:
+    return replace(read(getattr(settings, "REDISLOCK", {})), **_pinned)
 
 
 @contextmanager
@@ -222,7 +220,6 @@ def import_function(setting: str) -> Callable[..., Any]:
 def _forget() -> None:
     global _changes
     _changes += 1
-    _read_at.clear()
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

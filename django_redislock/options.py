@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Literal, TypedDict, get_type_hints
 
@@ -52,61 +52,95 @@ class LockOptions(AcquireOptions, total=False):
     fence_timeout: Seconds | None
 
 
+def check_timeout(value: Seconds | None) -> float | None:
+    return None if value is None else seconds(value, "blocking_timeout", positive=False)
+
+
+def check_fenced(value: Any, what: str) -> bool | tuple[str, ...]:
+    """``value`` if it is True or False; one alias in ``DATABASES`` or several as a tuple."""
+    if isinstance(value, bool):
+        return value
+    aliases = check_databases(value, what, "True, False, ")
+    if unknown := [alias for alias in aliases if alias not in connections]:
+        raise ValueError(
+            f"{what} names {unknown[0]!r}, which is not in DATABASES. The aliases are: {', '.join(connections)}."
+        )
+    return aliases
+
+
+def check_databases(value: Any, what: str, others: str = "") -> tuple[str, ...]:
+    """One alias or several, as a tuple. They may be unknown yet."""
+    aliases = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()
+    if not aliases or not all(isinstance(alias, str) for alias in aliases):
+        raise TypeError(f"{what} must be {others}an alias in DATABASES or a list of aliases, not {shown(value)}.")
+    return aliases
+
+
+def check_note(note: str, what: str = "note") -> str:
+    """Return ``note`` when it can be one, else raise ``TypeError`` or ``ValueError``."""
+    try:
+        size = len(_check_text(note, what).encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"note must be encodable as UTF-8: {error}.") from None
+    if size > MAX_NOTE_BYTES:
+        raise ValueError(f"note must have at most {MAX_NOTE_BYTES} bytes, not {size}. It begins with {note[:80]!r}.")
+    return note
+
+
+def _check_text(value: str, what: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {shown(value)} ({type(value).__name__}).")
+    return value
+
+
+def _check_on_lost(value: Any, what: str) -> Any:
+    if value != "cancel" and (not callable(value) or iscoroutinefunction(value)):
+        raise TypeError(f"{what} must be a plain function, 'cancel' or None, not {shown(value)}.")
+    return value
+
+
+def _slow_wait(value: Any, what: str) -> Any:
+    return value if value is False else seconds(value, f"{what}, unless it is False,")
+
+
+def _option(default: Any, check: Callable[[Any, str], Any]) -> Any:
+    """The field of an option that ``check`` returns as it is kept, unless it is the default."""
+    return field(default=default, metadata={"check": check})
+
+
 @dataclass(slots=True, kw_only=True)
 class Options:
     """The same, checked: durations in seconds; None takes the setting."""
 
-    ttl: float | None = None
-    blocking: bool = True
-    blocking_timeout: float | None = None
-    auto_renew: bool | None = None
-    max_hold: float | None = None
-    reentrant: bool = False
-    adopt: bool = False
-    max_waiters: int | None = None
-    on_lost: Any = None
+    ttl: float | None = _option(None, ttl_seconds)
+    blocking: bool = _option(True, check_flag)
+    blocking_timeout: float | None = _option(None, lambda value, what: check_timeout(value))
+    auto_renew: bool | None = _option(None, lambda value, what: check_flag(value, what, None))
+    max_hold: float | None = _option(None, seconds)
+    reentrant: bool = _option(False, check_flag)
+    adopt: bool = _option(False, check_flag)
+    max_waiters: int | None = _option(None, check_count)
+    on_lost: Any = _option(None, _check_on_lost)  # noqa: RUF009
     using: str | None = None
     poll: bool | None = None
     backoff: AbstractBackoff | None = None
     attempts: int | None = None
-    replicas: int | None = None
-    slow_wait: float | None = None  # False: never
-    fenced: Any = None  # True, False or a tuple of aliases in DATABASES
-    fence_timeout: float | None = None
-    note: str = ""
-    purpose: str = ""
-    template: str = ""
+    replicas: int | None = _option(None, check_count)
+    slow_wait: float | None = _option(None, _slow_wait)  # False: never
+    # True, False or a tuple of aliases in DATABASES
+    fenced: Any = _option(None, check_fenced)  # noqa: RUF009
+    fence_timeout: float | None = _option(None, seconds)
+    note: str = _option("", check_note)
+    purpose: str = _option("", _check_text)
+    template: str = _option("", _check_text)
     # what the engine has made of them and of the settings, where that is the same for all names
     terms: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_flag(self.blocking, "blocking")
-        check_flag(self.reentrant, "reentrant")
-        check_flag(self.adopt, "adopt")
-        check_flag(self.auto_renew, "auto_renew", None)
-        if self.ttl is not None:
-            self.ttl = ttl_seconds(self.ttl, "ttl")
-        self.blocking_timeout = check_timeout(self.blocking_timeout)
-        if self.max_hold is not None:
-            self.max_hold = seconds(self.max_hold, "max_hold")
-        if self.max_waiters is not None:
-            check_count(self.max_waiters, "max_waiters")
-        if self.replicas is not None:
-            check_count(self.replicas, "replicas")
-        if self.slow_wait is not None and self.slow_wait is not False:
-            self.slow_wait = seconds(self.slow_wait, "slow_wait, unless it is False,")
-        if self.fenced is not None:
-            self.fenced = check_fenced(self.fenced)
-        if self.fence_timeout is not None:
-            self.fence_timeout = seconds(self.fence_timeout, "fence_timeout")
-        if self.on_lost is not None:
-            _check_on_lost(self.on_lost)
-        if self.note != "":
-            check_note(self.note)
-        if self.purpose != "":
-            _check_text(self.purpose, "purpose")
-        if self.template != "":
-            _check_text(self.template, "template")
+        for name, default, check in _CHECKED:
+            value = getattr(self, name)
+            if value is not default:
+                setattr(self, name, check(value, name))
         if self.poll is not None or self.backoff is not None or self.attempts is not None:
             _check_polling(self.poll, self.backoff, self.attempts)
 
@@ -172,35 +206,6 @@ def _names(known: type) -> frozenset[str]:
     return frozenset(get_type_hints(known))
 
 
-def check_timeout(value: Seconds | None) -> float | None:
-    return None if value is None else seconds(value, "blocking_timeout", positive=False)
-
-
-def check_fenced(value: Any) -> bool | tuple[str, ...]:
-    """``value`` if it is True or False; one alias in ``DATABASES`` or several as a tuple."""
-    if isinstance(value, bool):
-        return value
-    aliases = check_databases(value, "fenced", "True, False, ")
-    if unknown := [alias for alias in aliases if alias not in connections]:
-        raise ValueError(
-            f"fenced names {unknown[0]!r}, which is not in DATABASES. The aliases are: {', '.join(connections)}."
-        )
-    return aliases
-
-
-def check_databases(value: Any, what: str, others: str = "") -> tuple[str, ...]:
-    """One alias or several, as a tuple. They may be unknown yet."""
-    aliases = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()
-    if not aliases or not all(isinstance(alias, str) for alias in aliases):
-        raise TypeError(f"{what} must be {others}an alias in DATABASES or a list of aliases, not {shown(value)}.")
-    return aliases
-
-
-def _check_on_lost(value: Any) -> None:
-    if value != "cancel" and (not callable(value) or iscoroutinefunction(value)):
-        raise TypeError(f"on_lost must be a plain function, 'cancel' or None, not {shown(value)}.")
-
-
 def _check_polling(poll: bool | None, backoff: AbstractBackoff | None, attempts: int | None) -> None:
     """Check that all three fit together: only a waiter that polls has a pace and counts its tries."""
     check_flag(poll, "poll", None)
@@ -219,21 +224,6 @@ def _check_polling(poll: bool | None, backoff: AbstractBackoff | None, attempts:
         )
 
 
-def check_note(note: str) -> str:
-    """Return ``note`` when it can be one, else raise ``TypeError`` or ``ValueError``."""
-    try:
-        size = len(_check_text(note, "note").encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(f"note must be encodable as UTF-8: {error}.") from None
-    if size > MAX_NOTE_BYTES:
-        raise ValueError(f"note must have at most {MAX_NOTE_BYTES} bytes, not {size}. It begins with {note[:80]!r}.")
-    return note
-
-
-def _check_text(value: str, what: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{what} must be a str, not {shown(value)} ({type(value).__name__}).")
-    return value
-
+_CHECKED = [(each.name, each.default, each.metadata["check"]) for each in fields(Options) if each.metadata]
 
 DEFAULTS = Options()

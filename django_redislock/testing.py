@@ -252,7 +252,7 @@ def redis_away(using: str | None = None) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(pinned(RETRY_FOR=0.0))
-        stack.enter_context(patch.object(store, "exchange", refuse))
+        stack.enter_context(patch.object(store.threads, "exchange", refuse))
         stack.enter_context(patch.object(store, "aexchange", arefuse))
         for node in list(store.nodes):
             # renewals use a connection again only for the same timeout: the next ones need a new one

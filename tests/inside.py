@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import re
 import socket
 import threading
 import time
@@ -49,11 +50,9 @@ from django_redislock.options import Options
 from django_redislock.store import calls, calls_once
 from django_redislock.store import records as _keys
 from django_redislock.store import scripts as _scripts
-from django_redislock.store.cluster import tag_of
-from django_redislock.store.lock_store import LockStore
+from django_redislock.store.cluster import Question, tag_of
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.node import Node
-from django_redislock.store.question import Question
 from django_redislock.store.retry import Execute, call, try_once
 from django_redislock.store.stores import get_partition, get_store, make_store
 from django_redislock.store.thread_connections import ThreadConnections
@@ -209,14 +208,39 @@ def own_process(using: str | None = None) -> Process:
 def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> ExitStack:
     """From now on, or within the block, this process's scripts leave out these rules (by their names in the scripts),
     and read the time from these two keys: seconds and microseconds."""
+    text = _scripts._text
+    setattr(_scripts, "_text", lambda path: _leave_out(text(path), without))  # noqa: B010
     for script in list(_scripts._by_sha.values()):
-        script.load(without)
+        script.__init__(script.name, script.stored)  # type: ignore[misc]
         if clock is not None:
             script.source = script.source.replace("'TIME'", "'MGET', '{}', '{}'".format(*clock))
             script.register()
+    setattr(_scripts, "_text", text)  # noqa: B010
     back = ExitStack()
     back.callback(change_scripts)
     return back
+
+
+def _leave_out(text: str, without: Collection[str]) -> str:
+    """A script without the rules of these names: without ``--@name`` there is no such line, and an ``if ... then`` is
+    false. The names of all others may stay."""
+
+    def part(found: re.Match[str]) -> str:
+        name, rule, instead = found.groups("")
+        return instead if name in without else rule
+
+    def line(found: re.Match[str]) -> str:
+        rule, name = found.groups()
+        if name not in without:
+            return rule
+        condition = re.fullmatch(r"( *(?:else)?if ).* then", rule)
+        return f"{condition[1]}false then" if condition else ""
+
+    inner = r"((?:(?!--\[\[@).)*)"
+    found = 1
+    while found:  # the innermost first
+        text, found = re.subn(rf"--\[\[@(?!or\])([\w-]+)\]\]{inner}(?:--\[\[@or\]\]{inner})?--\[\[@\]\]", part, text)
+    return re.sub(r"(?m)^(.*?) *--@([\w-]+)$", line, text)
 
 
 def use_tokens_as_ids() -> None:
@@ -447,7 +471,7 @@ class Wire:
 
     def spoil(self, how: str) -> None:
         """Do something to the only unused connection: "unasked" (an answer that nobody asked for), or "closed"."""
-        ((connection, _),) = get_partition(self.using).node.idle
+        ((_, connection, _),) = get_partition(self.using).store.threads.idle
         if how == "unasked":
             connection.send_command("ECHO", "of somebody else")
             assert connection.can_read(30)
@@ -475,13 +499,13 @@ def unused_here(using: str | None = None) -> int:
     """How many unused connections this event loop has for commands; where none runs, all nodes together for threads."""
     store, loop = get_partition(using).store, asyncio._get_running_loop()
     if loop is None:
-        return sum(len(node.idle) for node in store.nodes)
+        return len(store.threads.idle)
     return len(idle(store._loops[loop])) if loop in store._loops else 0
 
 
 def connection_class(using: str | None = None, *, asynchronous: bool) -> type:
     node = get_partition(using).node
-    return type(node.maker.make(1.0)) if asynchronous else node.origin.kind
+    return type(node.for_loops.connection(1.0)) if asynchronous else node.origin.kind
 
 
 def listening_connection_class(using: str | None = None) -> type:
@@ -505,12 +529,11 @@ def loops_with_connections(using: str | None = None) -> int:
 def unused_by_turns(bound: int, *aliases: str) -> int:
     """How many connections there are after each of these was used once, as the nodes of one cluster, where there may
     be ``bound`` in all."""
-    nodes = [get_store(using).node_of(0) for using in aliases]
-    connections = ThreadConnections(bound - 1, nodes)  # one is about to be made
-    for node in nodes:
-        node.drop_idle()
-        node.idle.append((connections._connect(node, None), monotonic()))
-    return sum(len(node.idle) for node in nodes)
+    stores = [get_store(using) for using in aliases]
+    connections = ThreadConnections(bound - 1, stores[0].origin)  # one is about to be made
+    for node in [store.node_of(0) for store in stores]:
+        connections.idle.append((node, connections._connect(node, None), monotonic()))
+    return len(connections.idle)
 
 
 class AskedOnce:
@@ -537,11 +560,12 @@ def distrust(using: str | None = None) -> None:
 
 def surplus(stocks: Sequence[Any], bound: int, in_use: int) -> list[Any]:
     """Which of these unused connections are closed so that no more than ``bound`` remain with those in use."""
-    return list(_surplus(stocks, bound, [object()] * in_use, math.inf))
+    (stock,) = stocks
+    return list(_surplus(stock, bound, [object()] * in_use))
 
 
 def idle(connections: LoopConnections) -> list[Any]:
-    return [connection for idle in connections._idle.values() for connection, _ in idle]
+    return [connection for _, connection, _ in connections.idle]
 
 
 def _connections(loop: asyncio.AbstractEventLoop | None = None) -> LoopConnections:
@@ -778,9 +802,9 @@ def note_round_trips(patch: pytest.MonkeyPatch, before: Any = None, after: Any =
     commands. What ``after`` raises stands for the answer."""
 
     def told(look: Any) -> Any:
-        return look and (lambda store, node, commands, *more: look(_port_of(node), commands))
+        return look and (lambda threads, node, commands, *more: look(_port_of(node), commands))
 
-    _around(patch, LockStore, "exchange", told(before), told(after))
+    _around(patch, ThreadConnections, "exchange", told(before), told(after))
 
 
 def _port_of(node: Any) -> int:

@@ -17,14 +17,13 @@ from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..store import calls
 from ..store.calls import probe_command
-from ..store.cluster import OLDEST as OLDEST_OF_CLUSTERS
 from ..store.lock_store import LockStore, Partition
 from ..store.records import make_keys
 from ..store.stores import get_stores
 from ..store.wire import PASSING, Command, exchange
 
 PATIENCE = 2.0  # seconds to connect, and for each answer
-OLDEST, OLDEST_CLUSTER = (6, 2), (OLDEST_OF_CLUSTERS, 0)
+OLDEST, OLDEST_CLUSTER = (6, 2), (7, 0)
 _FACT = re.compile(r"^([a-z_]+):(.*?)\r?$", re.M)  # of an answer to INFO
 
 
@@ -82,8 +81,7 @@ def _use(partition: Partition) -> Iterator[CheckMessage]:
         trouble = str(error).partition(f"(cache alias {partition.alias!r}): ")[2].rstrip(".")
         yield _useless(partition, trouble) if _is_refusal(error.__cause__) else _unseen(partition.alias, error)
     finally:
-        for node in list(partition.store.nodes):
-            node.drop_idle()
+        partition.store.threads.drop_idle()
 
 
 def _use_lock(partition: Partition, name: str, by: float) -> Steps[None]:

@@ -15,7 +15,7 @@ from ..conf import Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
 from ..store.aliases import database, has_locks, lock_aliases
 from ..store.lock_store import LockStore
-from ..store.node import Maker
+from ..store.node import for_loops
 from ..store.stores import get_store
 
 SHORT = 1.0  # seconds
@@ -136,7 +136,7 @@ def _store(alias: str, known: Conf) -> Generator[CheckMessage, None, LockStore |
 
 def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
     try:
-        Maker(store.origin)
+        for_loops(store.origin)
     except ImproperlyConfigured as error:
         yield Warning(
             str(error),

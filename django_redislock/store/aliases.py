@@ -32,7 +32,7 @@ from ..base.names import check_prefix
 from ..base.processes import PerProcess
 from ..conf import conf
 from ..exceptions import LockUnavailable
-from .sentinels import Asking, Sentinels
+from .sentinels import Sentinels
 
 _servers: PerProcess[dict[str, Any]] = PerProcess(dict)
 
@@ -100,7 +100,7 @@ class Origin:
     alias: str
     key_prefix: str  # of the alias
     memory: bool
-    kind: type[Connection]
+    kind: type[Any]
     keywords: Mapping[str, Any]  # of a connection
     pool: Any  # the alias's own
     cache: Any  # keeps the pool alive
@@ -125,10 +125,6 @@ class Origin:
         """Host and port of a node of a cluster."""
         return f"{self.keywords.get('host')}:{self.keywords.get('port')}"
 
-    @property
-    def max_connections(self) -> int:
-        return int(self.pool.max_connections)
-
     def at(self, host: str, port: int) -> Origin:
         """The origin for one node of the cluster."""
         return replace(self, keywords={**self.keywords, "host": host, "port": port})
@@ -137,27 +133,25 @@ class Origin:
     def timeout(self) -> float:
         return float(self.keywords["socket_timeout"])
 
-    def connection(self, timeout: float | None) -> Connection:
+    def connection(self, timeout: float | None = None, **more: Any) -> Any:
         """A connection that takes at most ``timeout`` seconds to connect, and for each answer (None: the alias's own).
 
         Finding the master through sentinels may take as long again.
         """
-        if timeout is None:
-            return self.kind(**self.keywords, **self._asking(self.timeout))
-        longest = self.keywords["socket_connect_timeout"]
-        limits = {"socket_timeout": timeout, "socket_connect_timeout": min(longest, timeout)}
-        return self.kind(**{**self.keywords, **limits}, **self._asking(timeout))
+        if timeout is not None:
+            connecting = min(self.keywords["socket_connect_timeout"], timeout)
+            more = {"socket_timeout": timeout, "socket_connect_timeout": connecting, **more}
+        if self.sentinels is not None:
+            more |= {"connection_pool": self.sentinels.within(self.timeout if timeout is None else timeout)}
+        return self.kind(**{**self.keywords, **more})
 
-    def listening(self, timeout: float) -> Connection:
+    def listening(self, timeout: float) -> Any:
         """A connection to listen on, which notices a dead peer. Each read takes at most ``timeout`` seconds."""
-        keywords: dict[str, Any] = {**self.keywords, "socket_timeout": timeout, "health_check_interval": 0}
+        more: dict[str, Any] = {"socket_timeout": timeout, "health_check_interval": 0}
         if issubclass(self.kind, Connection) and not self.memory:
             options = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
-            keywords |= {"socket_keepalive": True, "socket_keepalive_options": options}
-        return self.kind(**keywords, **self._asking(self.timeout))
-
-    def _asking(self, seconds: float) -> dict[str, Any]:
-        return {} if self.sentinels is None else {"connection_pool": Asking(self.sentinels, seconds)}
+            more |= {"socket_keepalive": True, "socket_keepalive_options": options}
+        return self.connection(**more)
 
 
 def lock_aliases(first: str) -> list[str]:
@@ -180,15 +174,14 @@ def find_origin(alias: str) -> Origin:
         return _find_origin(alias)
     except LockUnavailable:
         raise
-    except ImproperlyConfigured as error:
-        if repr(alias) in str(error):
+    except (ImproperlyConfigured, *_UNUSABLE) as error:
+        trouble = str(error)
+        if not isinstance(error, ImproperlyConfigured):
+            trouble = f"{type(error).__name__}: {trouble}"
+        elif repr(alias) in trouble:
             raise
         # django-redis does not name the alias, for instance when it has no LOCATION
-        raise ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {error}") from error
-    except _UNUSABLE as error:
-        raise ImproperlyConfigured(
-            f"Cannot use the cache alias {alias!r} for locks: {type(error).__name__}: {error}"
-        ) from error
+        raise ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {trouble}") from error
 
 
 def _find_origin(alias: str) -> Origin:
@@ -216,7 +209,8 @@ def _find_origin(alias: str) -> Origin:
         origin = replace(origin, sentinels=Sentinels(pool.service_name, pool.sentinel_manager, ways))
     if manager is not None:
         return replace(origin, startup=tuple((node.host, int(node.port)) for node in manager.startup_nodes.values()))
-    _check_keywords(origin)
+    # find keywords that no connection accepts now, rather than at the first lock; nothing here connects
+    _ = origin.connection(), origin.timeout, origin.database
     if not memory and conf().is_cluster(alias):
         _check_clusterable(origin)
         return replace(origin, startup=_startup_nodes(cache, pool))
@@ -231,12 +225,6 @@ def _keywords_of(pool: Any) -> dict[str, Any]:
     if not keywords.get("socket_connect_timeout"):
         keywords["socket_connect_timeout"] = keywords["socket_timeout"]
     return {**keywords, "protocol": 2}
-
-
-def _check_keywords(origin: Origin) -> None:
-    """Find keywords that no connection accepts now, rather than at the first lock. Nothing here connects."""
-    origin.connection(None)
-    _ = origin.timeout, origin.database
 
 
 def _pool_of(client: Any) -> Any:
@@ -267,14 +255,10 @@ def _check_clusterable(origin: Origin) -> None:
 
 def _startup_nodes(cache: Any, pool: Any) -> tuple[Address, ...]:
     """Host and port of each node that the alias names in its LOCATION."""
-    known = pool.connection_kwargs
-    own = known.get("host", "localhost"), int(known.get("port", 6379))
     # django-redis, Django's own
     named = getattr(getattr(cache, "client", None), "_server", None) or getattr(cache, "_servers", None) or ()
-    urls = [named] if isinstance(named, str) else named
-    parsed = [parse_url(url) for url in urls if isinstance(url, str) and "://" in url]
-    others = [(each.get("host", "localhost"), int(each.get("port", 6379))) for each in parsed]
-    return tuple(dict.fromkeys([own, *others]))
+    known = [pool.connection_kwargs, *map(parse_url, [named] if isinstance(named, str) else named)]
+    return tuple(dict.fromkeys((each.get("host", "localhost"), int(each.get("port", 6379))) for each in known))
 
 
 def database(alias: str) -> tuple[object, ...] | None:

@@ -12,7 +12,6 @@ import math
 import secrets
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from redis.exceptions import ResponseError
 
@@ -23,9 +22,6 @@ from .records import Keys, pools_key
 from .retry import call
 from .scripts import Script
 
-# slots that carry no call: their key, and the number of the last call
-_free: WeakKeyDictionary[Partition, list[tuple[str, int]]] = WeakKeyDictionary()
-
 
 def call_once(
     partition: Partition, script: Script, keys: Sequence[str], args: Sequence[str], *, name: str, noun: str = "lock"
@@ -34,7 +30,7 @@ def call_once(
 
     A repetition is recognised for 60 s.
     """
-    free = _free.setdefault(partition, [])
+    free = partition.free_slots
     try:
         slot, last = free.pop()  # the one used last, so that few slots are in use
     except IndexError:

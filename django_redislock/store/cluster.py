@@ -6,12 +6,13 @@ between nodes: nothing here depends on where a slot is.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import math
 import threading
-from typing import Any
+from collections.abc import Callable, Collection
 from zlib import crc32
 
-from django.core.exceptions import ImproperlyConfigured
 from redis.cluster import ClusterNode, NodesManager
 from redis.connection import ConnectionPool
 from redis.crc import key_slot
@@ -21,18 +22,16 @@ from redis.exceptions import (
     MovedError,
     RedisClusterException,
     ResponseError,
-    SlotNotCoveredError,
 )
 
+from ..base.processes import try_start
 from ..base.times import monotonic
-from .aliases import Origin
+from .aliases import Address, Origin
 from .lock_store import LockStore, Partition
 from .node import Node
-from .question import Question
-from .wire import CONNECTION_ERRORS
+from .wire import NotAsked
 
 TAGS = 64  # never to be changed: one name in two slots is two locks
-OLDEST = 7
 ASKING_TAKES = 1.0  # seconds that a node may take to say where the slots are
 # seconds within which no replica takes over: once a master is seen to fail, a replica waits for at least half a second
 NO_FAILOVER_WITHIN = 0.5
@@ -43,8 +42,56 @@ def tag_of(text: str) -> int:
     return crc32(text.encode()) % TAGS
 
 
-def _clients(manager: NodesManager) -> list[Any]:
-    return [node.redis_connection for node in manager.nodes_cache.values()]
+class Question(threading.Thread):
+    """Calls ``ask`` with itself, and is done when that returns or raises; all who wait get its error.
+
+    ``begun`` is set by ``ask``: the answer is at least as recent as that (monotonic). It is a thread of its own, so it
+    goes on whatever happens to those who wait, and none of an event loop's executor: all of these may be waiting for a
+    lock that a task of this loop holds.
+    """
+
+    def __init__(self, ask: Callable[[Question], object]) -> None:
+        super().__init__(name="redislock-question", daemon=True)
+        self._ask = ask
+        self.begun: float = math.inf  # not yet
+        self._outcome: concurrent.futures.Future[BaseException | None] = concurrent.futures.Future()
+
+    def begin(self) -> None:
+        if not try_start(self):
+            self.run()
+
+    def run(self) -> None:
+        try:
+            self._ask(self)
+        except BaseException as error:
+            self._outcome.set_result(error)
+        else:
+            self._outcome.set_result(None)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the answer is still to come. False as well where begin() was interrupted."""
+        return self.is_alive() and not self._outcome.done()
+
+    def answer(self, by: float | None) -> None:
+        """Wait until it is done. Raises NotAsked at ``by`` (monotonic)."""
+        try:
+            error = self._outcome.result(_left(by))
+        except concurrent.futures.TimeoutError:
+            raise NotAsked("the cluster did not say in time where its slots are") from None
+        if isinstance(error, ConnectionError):
+            raise ConnectionError(str(error)) from error  # a new one for each who waits: it keeps its own traceback
+        if error is not None:
+            raise error
+
+    async def aanswer(self, by: float | None) -> None:
+        """The same in an event loop."""
+        await asyncio.wait([asyncio.wrap_future(self._outcome)], timeout=_left(by))
+        self.answer(-math.inf)
+
+
+def _left(by: float | None) -> float | None:
+    return None if by is None else max(0.0, by - monotonic())
 
 
 class Cluster(LockStore):
@@ -55,8 +102,8 @@ class Cluster(LockStore):
 
     def __init__(self, origin: Origin, key_prefix: str) -> None:
         super().__init__(origin, key_prefix)
-        self._manager: NodesManager | None = None
-        self._node_by_tag: dict[int, Node] = {}  # by tag
+        self._nodes: dict[str, Node] = {}  # by address
+        self._met: list[Address] = []  # of all nodes, replicas among them
         self._slots = [key_slot(str(tag).encode()) for tag in range(TAGS)]
         self._since = 0.0  # when slots may have moved last (monotonic)
         self._read_at = -math.inf  # what we know is at least as recent as this (monotonic)
@@ -77,9 +124,6 @@ class Cluster(LockStore):
             await self._ask(since).aanswer(by)
         return self._node_by_tag[tag]
 
-    def known_node(self, tag: int) -> Node | None:
-        return self._node_by_tag.get(tag)
-
     def _ask(self, since: float = 0.0) -> Question:
         """All who need the answer share one question, unless something has happened since it was asked."""
         with self._mutex:
@@ -93,7 +137,13 @@ class Cluster(LockStore):
         with self._reading:
             question.begun = now = monotonic()
             try:
-                self._ask_manager(now)
+                manager = self._ask_nodes()
+                self._met = [(node.host, int(node.port)) for node in manager.nodes_cache.values()]
+                with self._known:
+                    self._node_by_tag |= self._read_nodes_by_tag(manager)
+                    for owner in self._node_by_tag.values():
+                        if owner.doubted_at < owner.answered_at < now:
+                            owner.doubted_at = 0.0  # C7: it had not been replaced when it answered
                 self._read_at = now
                 self._forget_the_gone()
             except RedisClusterException as error:
@@ -102,81 +152,21 @@ class Cluster(LockStore):
                 if self._question is question:
                     self._question = None
 
-    def _ask_manager(self, now: float) -> None:
-        if self._manager is None:
-            manager = self._make_manager()
-            self._check_version(manager)
-            self._manager = manager
-        else:
-            self._initialize(self._manager)
-        for client in _clients(self._manager):
-            client.connection_pool.disconnect()  # not needed until the next question
-        with self._known:
-            self._node_by_tag |= self._read_nodes_by_tag(self._manager)
-            for owner in self._node_by_tag.values():
-                if owner.doubted_at < owner.answered_at < now:
-                    owner.doubted_at = 0.0  # C7: it had not been replaced when it answered
-
-    def _read_nodes_by_tag(self, manager: NodesManager) -> dict[int, Node]:
-        """The node of each tag. For a slot that nobody serves it is any node, whose answer will be CLUSTERDOWN.
-
-        Locks in other slots are not affected.
-        """
-        found: dict[int, Node] = {}
-        missing: SlotNotCoveredError | None = None
-        for tag, slot in enumerate(self._slots):
-            try:
-                node = manager.get_node_from_slot(slot)
-            except SlotNotCoveredError as error:
-                missing = error
-            else:
-                found[tag] = self._node_at(node.host, int(node.port))
-        if missing is None:
-            return found
-        if not found:
-            raise missing
-        return dict.fromkeys(range(TAGS), next(iter(found.values()))) | found
-
-    def _initialize(self, manager: NodesManager) -> None:
+    def _ask_nodes(self) -> NodesManager:
         """Ask the nodes in doubt last: they may hang, or not know of a failover yet."""
-        # redis-py forgets the nodes in the settings, though all others may have got new addresses since
-        met = manager.startup_nodes
-        known = {node.name: node for node in self._named()} | met
         doubted = {address for address, node in list(self._nodes.items()) if node.doubted_at}
-        failure: RedisClusterException | None = None
-        # nodes in the settings may be known under other names already, or have left the cluster
-        for names in (met.keys() - doubted, known.keys() - met.keys() - doubted, known.keys() & doubted):
-            if names:
-                manager.startup_nodes = {name: known[name] for name in names}
-                try:
-                    manager.initialize()
-                    return
-                except RedisClusterException as error:
-                    failure = error
-        manager.startup_nodes = known
-        assert failure is not None
-        raise failure
+        try:
+            return self._ask_any([(host, port) for host, port in self._met if f"{host}:{port}" not in doubted])
+        except RedisClusterException:
+            # those in the settings, too: all that were met may have got new addresses since
+            return self._ask_any({*self.origin.startup, *self._met})
 
-    def _forget_the_gone(self) -> None:
-        """Forget the nodes that serve no tag: as nodes come and go, each would keep a connection or two."""
-        with self._known:
-            owners = {node.origin.address for node in self._node_by_tag.values()}
-            gone = [self._nodes.pop(address) for address in self._nodes.keys() - owners]
-        for node in gone:
-            super().doubt(node)  # closes the connections of event loops
-            node.close()
-
-    def _named(self) -> list[ClusterNode]:
-        return [ClusterNode(host, port) for host, port in self.origin.startup]
-
-    def _make_manager(self) -> NodesManager:
-        keywords: dict[str, Any] = {
-            key: value for key, value in self.origin.keywords.items() if key not in ("host", "port")
-        }
+    def _ask_any(self, addresses: Collection[Address]) -> NodesManager:
         patience = min(self.timeout, ASKING_TAKES)
+        keywords = {key: value for key, value in self.origin.keywords.items() if key not in ("host", "port")}
         keywords |= {"socket_timeout": patience, "socket_connect_timeout": patience}
         return NodesManager(
-            startup_nodes=self._named(),
+            startup_nodes=[ClusterNode(host, port) for host, port in addresses],
             from_url=True,  # makes it accept any class of connections
             connection_pool_class=ConnectionPool,
             connection_class=self.origin.kind,
@@ -184,20 +174,26 @@ class Cluster(LockStore):
             **keywords,
         )
 
-    def _check_version(self, manager: NodesManager) -> None:
-        for client in _clients(manager):
-            try:
-                text = str(client.info("server")["redis_version"])
-            except ResponseError:
-                return  # the user may not ask; without sharded pub/sub, waiters poll
-            except CONNECTION_ERRORS:
-                continue  # this node is down: ask the next one
-            if int(text.split(".")[0]) < OLDEST:
-                raise ImproperlyConfigured(
-                    f"The Redis Cluster used for locks (cache alias {self.alias!r}) is version {text}; locks on a "
-                    f"cluster need Redis {OLDEST} or later, for sharded pub/sub."
-                )
-            return
+    def _read_nodes_by_tag(self, manager: NodesManager) -> dict[int, Node]:
+        """The node of each tag. For a slot that nobody serves it is any node, whose answer will be CLUSTERDOWN.
+
+        Locks in other slots are not affected.
+        """
+        owners = {tag: owner[0] for tag, slot in enumerate(self._slots) if (owner := manager.slots_cache.get(slot))}
+        if not owners:
+            raise ConnectionError("no node serves the slots of locks")
+        some = next(iter(owners.values()))
+        nodes = [owners.get(tag, some) for tag in range(TAGS)]
+        return {tag: self._node_at(node.host, int(node.port)) for tag, node in enumerate(nodes)}
+
+    def _forget_the_gone(self) -> None:
+        """Forget the nodes that serve no tag: as nodes come and go, each would keep a connection or two."""
+        with self._known:
+            owners = {node.origin.address for node in self._node_by_tag.values()}
+            gone = [self._nodes.pop(address) for address in self._nodes.keys() - owners]
+        for node in gone:
+            node.close()
+            super().doubt(node)  # closes the unused connections to it
 
     def _node_at(self, host: str, port: int) -> Node:
         address = f"{host}:{port}"
@@ -235,14 +231,11 @@ class Cluster(LockStore):
             self._doubt(node)
         if not isinstance(error, MovedError):
             return False
-        address = self._remap(error, node)
+        host = error.host or str(node.origin.keywords["host"])  # "" means the host that was asked
+        address = host, int(error.port)
+        if self.origin.remap is not None:
+            address = self.origin.remap(address)
         with self._known:
             self._node_by_tag[partition.tag] = self._node_at(*address)
         self._forget_the_gone()
         return True
-
-    def _remap(self, error: Any, node: Node) -> tuple[str, int]:
-        host = error.host or str(node.origin.keywords["host"])  # "" means the host that was asked
-        remap = self.origin.remap
-        found: tuple[str, int] = (host, int(error.port)) if remap is None else remap((host, int(error.port)))
-        return found

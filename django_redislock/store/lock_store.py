@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -48,9 +48,9 @@ class LockStore:
         self._on_close: list[Callable[[], object]] = []
         self.on_loop_end: list[Callable[[asyncio.AbstractEventLoop], object]] = []
         self.partitions: dict[int, Partition] = {}  # by tag; those that were needed so far
-        self.bound: int = min(origin.max_connections, conf().MAX_CONNECTIONS)
-        self._nodes: dict[str, Node] = {} if self.clustered else {"": Node(origin)}  # by address
-        self._thread_connections = ThreadConnections(self.bound, self._nodes.values())
+        self.bound: int = min(int(origin.pool.max_connections), conf().MAX_CONNECTIONS)
+        self._node_by_tag: dict[int, Node] = {} if self.clustered else {0: Node(origin)}  # as far as it is known
+        self.threads: ThreadConnections = ThreadConnections(self.bound, origin)
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
 
     # -- its locks --------------------------------------------------------------------------------------------------
@@ -66,31 +66,26 @@ class LockStore:
     # -- its nodes --------------------------------------------------------------------------------------------------
 
     @property
-    def nodes(self) -> Collection[Node]:
+    def nodes(self) -> set[Node]:
         """The nodes that this process knows."""
-        return self._nodes.values()
+        return {*self._node_by_tag.values()}
 
     def node_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
         """The node that runs the scripts on locks with this tag; the cluster is asked for it if necessary.
 
         Times are monotonic. ``by``: when to give up. ``since``: what is known from before does not count.
         """
-        return self._nodes[""]
+        return self._node_by_tag[tag]
 
     async def anode_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
         """See node_of()."""
-        return self._nodes[""]
-
-    def known_node(self, tag: int) -> Node | None:
-        """The same, as far as it is known, without asking."""
-        return self._nodes[""]
+        return self._node_by_tag[tag]
 
     def doubt(self, node: Node | None) -> None:
         """Make the next command connect anew (and ask Sentinel): the node was unreachable, or is no longer a master."""
-        if node is None:
-            return
-        node.drop_idle()
-        self._in_loops(lambda connections: connections.drop_idle(node))
+        if node is not None:
+            self.threads.drop_idle(node)
+            self._in_loops(lambda connections: connections.drop_idle(node))
 
     def doubts(self, node: Node, sent: float) -> bool:
         """C7: whether another node may have replaced this one, which has just answered what was ``sent`` then."""
@@ -105,38 +100,26 @@ class LockStore:
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
-    def exchange(self, node: Node, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], float]:
-        """Send ``commands`` to ``node`` in one write; return the answers, errors among them, and when it was sent.
-
-        Times are monotonic. ``by``: when to give up, if the timeouts are longer.
-        """
-        if by is not None and (self.memory or by - monotonic() >= self.timeout):
-            by = None
-        return self._thread_connections.exchange(node, commands, by)
-
     async def aexchange(
         self, node: Node, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], float]:
-        """See exchange(). ``urgency``: which waiting coroutines come first; see LEAVING."""
+        """See ThreadConnections.exchange(). ``urgency``: which waiting coroutines come first; see LEAVING."""
         if self.memory:  # in this process: there is nothing to wait for
-            return self.exchange(node, commands)
-        connections = await self._of_loop()
+            return self.threads.exchange(node, commands)
+        connections = self._loops.get(asyncio.get_running_loop()) or await self._begin_in_loop()
         return await connections.exchange(node, commands, by, urgency=urgency)
 
-    async def _of_loop(self) -> LoopConnections:
-        """The connections of the running event loop."""
+    async def _begin_in_loop(self) -> LoopConnections:
+        """Make the connections of the running event loop."""
         loop = asyncio.get_running_loop()
-        found = self._loops.get(loop)
-        if found is None:
-            for other in [known for known in list(self._loops) if known.is_closed()]:
-                self._loops.pop(other, None)
-            ends = getattr(loop, "_asyncgens_shutdown_called", False)
-            found = LoopConnections(self.bound)
-            found.closed = self.closed or ends
-            self._loops[loop] = found
-            if not ends:  # else the loop would not tell us when it ends
-                await found.open(lambda: self._forget(loop))
-        return found
+        for other in [known for known in list(self._loops) if known.is_closed()]:
+            self._loops.pop(other, None)
+        ends = getattr(loop, "_asyncgens_shutdown_called", False)
+        made = self._loops[loop] = LoopConnections(self.bound)
+        made.closed = self.closed or ends
+        if not ends:  # else the loop would not tell us when it ends
+            await made.open(lambda: self._forget(loop))
+        return made
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loops.pop(loop, None)
@@ -147,7 +130,7 @@ class LockStore:
 
     def trim(self) -> None:
         """Close the connections unused for a while, but keep one for threads and one for each event loop."""
-        self._thread_connections.trim()
+        self.threads.trim()
         self._in_loops(LoopConnections.trim)
 
     def when_closed(self, callback: Callable[[], object]) -> None:
@@ -161,7 +144,9 @@ class LockStore:
         self.closed = True
         for callback in self._on_close:
             callback()
-        self._thread_connections.close()
+        for node in self.nodes:
+            node.close()
+        self.threads.close()
         for connections in list(self._loops.values()):
             connections.closed = True
         self._in_loops(LoopConnections.drop_idle)
@@ -190,6 +175,8 @@ class Partition:
         # "!" marks a channel of sharded pub/sub, see queue.lua
         self.channel: str = f"{self.prefix}wake{'!' if store.clustered else ':'}{secrets.token_urlsafe(12)}"
         self.highest_fence = 0
+        # slots that carry no call (calls_once.py): their key, and the number of the last call
+        self.free_slots: list[tuple[str, int]] = []
         self.subscribed_at: Node | None = None  # the node to whose messages this process is subscribed
         # called when another node has answered
         self.on_other_node: Callable[[], object] = lambda: None
@@ -197,7 +184,7 @@ class Partition:
     @property
     def node_if_known(self) -> Node | None:
         """The node that runs the scripts, as far as it is known."""
-        return self.store.known_node(self.tag)
+        return self.store._node_by_tag.get(self.tag)
 
     @property
     def node(self) -> Node:
@@ -218,7 +205,7 @@ class Partition:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
         store = self.store
         node = store.node_of(self.tag, by)
-        answers, sent = store.exchange(node, commands, by)
+        answers, sent = store.threads.exchange(node, commands, by)
         if store.doubts(node, sent):
             _believe(node, store.node_of(self.tag, _confirmed_by(by), node.answered_at))
         if self.subscribed_at is not None:

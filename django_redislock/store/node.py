@@ -5,57 +5,35 @@ of an alias's connection class.
 from __future__ import annotations
 
 import inspect
-from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from importlib import import_module
 from typing import Any
 
-import redis.asyncio.connection
-import redis.asyncio.sentinel
-import redis.connection
-import redis.sentinel
 from django.core.exceptions import ImproperlyConfigured
 from redis.asyncio.connection import AbstractConnection
-from redis.connection import Connection
 
-from ..base.times import monotonic
 from .aliases import Origin
-from .sentinels import LoopAsking, Sentinels
+from .sentinels import LoopSentinels
 
-_COUNTERPARTS = (
-    (redis.connection, redis.asyncio.connection),
-    (redis.sentinel, redis.asyncio.sentinel),
-)
 # what is only for a pool of connections, or would have to be awaitable here
 _LEFT_BEHIND = {"connection_pool", "parser_class", "redis_connect_func"}
 
 
-class Maker:
-    """Makes connections for event loops from the connection class and keywords of an alias."""
-
-    def __init__(self, origin: Origin) -> None:
-        twin = _counterpart(origin)
-        self._class: Callable[..., HangsUp] = type(twin.__name__, (HangsUp, twin), {})
-        known = {name for base in twin.__mro__ for name in inspect.signature(base).parameters}
-        if unchecked := [key for key in origin.keywords if key.startswith("ssl_") and key not in known]:
-            raise ImproperlyConfigured(
-                f"{twin.__module__}.{twin.__qualname__} does not know {', '.join(unchecked)} of the cache alias "
-                f"{origin.alias!r}: coroutines cannot use its locks, since their TLS would be checked less."
-            )
-        self._keywords = {key: value for key, value in origin.keywords.items() if key in known - _LEFT_BEHIND}
-        # we limit the whole exchange instead of each write (which takes a task before Python 3.12) and each read
-        self.timeout: float = origin.timeout
-        self._keywords["socket_timeout"] = None
-        known_by = origin.sentinels
-        self._sentinels = known_by and Sentinels(known_by.name, known_by.manager, [*map(Maker, known_by.ways)])
-
-    def make(self, seconds: float) -> HangsUp:
-        """A connection. With Sentinel, it takes at most ``seconds`` to find the master."""
-        more = {} if self._sentinels is None else {"connection_pool": LoopAsking(self._sentinels, seconds)}
-        return self._class(**self._keywords, **more)
-
-    def connection(self, timeout: float) -> HangsUp:
-        """A connection that takes at most ``timeout`` seconds to connect, and for each answer."""
-        return self._class(**{**self._keywords, "socket_timeout": timeout, "socket_connect_timeout": timeout})
+def for_loops(origin: Origin) -> Origin:
+    """The same, with connections for event loops."""
+    twin = _counterpart(origin)
+    known = {name for base in twin.__mro__ for name in inspect.signature(base).parameters}
+    if unchecked := [key for key in origin.keywords if key.startswith("ssl_") and key not in known]:
+        raise ImproperlyConfigured(
+            f"{twin.__module__}.{twin.__qualname__} does not know {', '.join(unchecked)} of the cache alias "
+            f"{origin.alias!r}: coroutines cannot use its locks, since their TLS would be checked less."
+        )
+    keywords = {key: value for key, value in origin.keywords.items() if key in known - _LEFT_BEHIND}
+    by = origin.sentinels
+    sentinels = by and LoopSentinels(by.service_name, by.manager, [*map(for_loops, by.ways)])
+    return replace(origin, kind=type(twin.__name__, (HangsUp, twin), {}), keywords=keywords, sentinels=sentinels)
 
 
 def _counterpart(origin: Origin) -> type[AbstractConnection]:
@@ -65,9 +43,8 @@ def _counterpart(origin: Origin) -> type[AbstractConnection]:
     """
     kind = origin.kind
     found = vars(kind).get("async_class")
-    for ours, theirs in _COUNTERPARTS:
-        if found is None and kind.__module__ == ours.__name__:
-            found = getattr(theirs, kind.__name__, None)
+    if found is None and kind.__module__ in ("redis.connection", "redis.sentinel"):
+        found = getattr(import_module(kind.__module__.replace(".", ".asyncio.")), kind.__name__, None)
     if isinstance(found, type) and issubclass(found, AbstractConnection):
         return found
     raise ImproperlyConfigured(
@@ -110,29 +87,13 @@ class Node:
         self.id: str = ""
         self.doubted_at: float = 0.0
         self.answered_at: float = 0.0
-        # unused connections of threads, and since when (monotonic); see thread_connections.py
-        self.idle: deque[tuple[Connection, float]] = deque()
         self.closed: bool = False
         self.on_close: list[Callable[[], object]] = []
-        self._maker: Maker | None = None
 
-    @property
-    def maker(self) -> Maker:
-        """Makes the connections of event loops."""
-        if self._maker is None:
-            self._maker = Maker(self.origin)
-        return self._maker
-
-    def connect(self, by: float | None) -> Connection:
-        """Connect before ``by`` (monotonic). The connection then has the alias's own timeouts, for its next user."""
-        connection: Any = self.origin.connection(None if by is None else max(0.001, by - monotonic()))
-        # explicitly, as only connect() makes a Sentinel connection ask for its master
-        connection.connect()
-        if by is not None and not self.origin.memory:
-            connection.socket_timeout = self.origin.timeout
-            connection._sock.settimeout(self.origin.timeout)
-            connection._parser.on_connect(connection)  # the parser has a copy of them
-        return connection  # type: ignore[no-any-return]
+    @cached_property
+    def for_loops(self) -> Origin:
+        """How event loops reach it."""
+        return for_loops(self.origin)
 
     def close(self) -> None:
         """Keep no connections to it from now on."""
@@ -140,12 +101,3 @@ class Node:
         callbacks, self.on_close = self.on_close, []  # breaks a cycle: they refer to this node
         for callback in callbacks:
             callback()
-        self.drop_idle()
-
-    def drop_idle(self) -> None:
-        """Close the unused connections, so that the next command connects anew."""
-        try:
-            while True:
-                self.idle.pop()[0].disconnect()
-        except IndexError:
-            pass

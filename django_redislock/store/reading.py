@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..base.steps import Call, Pause, Step, Steps
@@ -47,20 +47,18 @@ def read_values(
             held, busy = keys[batch[0]].lock, keys[batch[0]].busy
             reads.append((batch, [("HMGET", held, *names), ("ZMSCORE", busy, *names)]))
     ends: list[Command] = [("PTTL", keys[i].lock) for i in plain] if lefts else []
-    commands: list[Command] = [("TIME",), *(command for _, some in reads for command in some), *ends]
-    answers = iter((yield from call_many(partition, [*commands, *(("ZCARD", key) for key in sizes)])))
-    checked = iter((yield from _checked(partition, commands, answers)))
-    us = _microseconds(*next(checked))
+    commands = [*(command for _, some in reads for command in some), *ends]
+    us, read = yield from read_all(partition, commands, sizes)
+    answers = iter(read)
     found: dict[int, Found] = {}
     for batch, some in reads:
-        values = next(checked)
-        scores: Sequence[bytes | None] = next(checked) if len(some) > 1 else ()
+        values = next(answers)
+        scores: Sequence[bytes | None] = next(answers) if len(some) > 1 else ()
         for position, i in enumerate(batch):
             found[i] = _of_member(values[position], scores[position], us) if scores else Found(values[position])
-    for i, left in zip(plain if lefts else (), checked, strict=False):
+    for i, left in zip(plain if lefts else (), answers, strict=False):
         found[i] = Found(found[i].value, math.inf if left == -1 else left / 1000)
-    counted = {key: count if isinstance(count, int) else 0 for key, count in zip(sizes, answers, strict=True)}
-    return us, [found[i] for i in range(len(keys))], counted
+    return us, [found[i] for i in range(len(keys))], dict(zip(sizes, answers, strict=True))
 
 
 def _of_member(value: bytes | None, score: Any, us: int) -> Found:
@@ -70,28 +68,19 @@ def _of_member(value: bytes | None, score: Any, us: int) -> Found:
     return Found(value, left) if left > 0 else Found(None)  # the value is still stored, but its lease is over
 
 
-def _checked(partition: Partition, commands: Sequence[Command], answers: Iterator[Any]) -> Steps[list[Any]]:
-    """The answers to these commands; LockUnavailable if one is an error (the user may not use MGET, for instance)."""
-    found = []
-    for command in commands:
-        answer = next(answers)
+def read_all(partition: Partition, reads: Sequence[Command], sizes: Sequence[str] = ()) -> Steps[tuple[int, list[Any]]]:
+    """The server's time (microseconds), and the answers to these commands; one round trip.
+
+    The sizes of these sorted sets follow, 0 where the key is of another type. Raises LockUnavailable if another answer
+    is an error (the user may not use MGET, for instance).
+    """
+    commands: list[Command] = [("TIME",), *reads]
+    answers = yield from call_many(partition, [*commands, *(("ZCARD", key) for key in sizes)])
+    for command, answer in zip(commands, answers, strict=False):
         if isinstance(answer, Exception):
             raise (yield from refusal(partition, [command], None, answer)) from answer
-        found.append(answer)
-    return found
-
-
-def read_all(partition: Partition, reads: Sequence[Command]) -> Steps[tuple[int, list[Any]]]:
-    """The server's time (microseconds), and the answers to these commands; one round trip."""
-    commands: list[Command] = [("TIME",), *reads]
-    answers = iter((yield from call_many(partition, commands)))
-    clock, *checked = yield from _checked(partition, commands, answers)
-    return _microseconds(*clock), checked
-
-
-def _microseconds(seconds: bytes, more: bytes) -> int:
-    """The answer to TIME."""
-    return int(seconds) * 1_000_000 + int(more)
+    (seconds, more), *others = answers
+    return int(seconds) * 1_000_000 + int(more), [0 if isinstance(each, Exception) else each for each in others]
 
 
 def read_index(partition: Partition) -> Steps[tuple[int, list[tuple[str, float]]]]:
@@ -106,9 +95,6 @@ def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
 
 
-Resume = Callable[[Any], Step]
-
-
 def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
     """The results of several steps that only read, each with a partition of its own.
 
@@ -117,37 +103,29 @@ def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
     if len(several) == 1:
         return [(yield from several[0])]
     results: dict[int, T] = {}
-    waiting: dict[int, Step] = {}
-
-    def resume(i: int, how: Resume, value: Any) -> None:
-        waiting.pop(i, None)
-        try:
-            waiting[i] = how(value)
-        except StopIteration as end:
-            results[i] = end.value
-
+    outcomes: dict[int, Any] = dict.fromkeys(range(len(several)))
     try:
-        for i, steps in enumerate(several):
-            resume(i, steps.send, None)
-        while waiting:
-            # each waits for Redis, or pauses after trouble with it
-            pauses = {i: request.seconds for i, request in waiting.items() if isinstance(request, Pause)}
-            asking = {i: request for i, request in waiting.items() if isinstance(request, Execute)}
-            if pauses:
-                yield Pause(max(pauses.values()))
-            for i in pauses:
-                resume(i, several[i].send, None)
-            for i, outcome in (yield from _ask(asking)).items():
-                resume(i, several[i].throw if isinstance(outcome, Exception) else several[i].send, outcome)
+        while outcomes:
+            requests: dict[int, Step] = {}
+            for i, outcome in outcomes.items():
+                try:
+                    resume = several[i].throw if isinstance(outcome, Exception) else several[i].send
+                    requests[i] = resume(outcome)
+                except StopIteration as end:
+                    results[i] = end.value
+            outcomes = yield from _perform(requests)
     finally:
         for steps in several:
             steps.close()
     return [results[i] for i in range(len(several))]
 
 
-def _ask(asking: dict[int, Execute]) -> Steps[dict[int, Any]]:
-    """The outcomes of these requests: answers and node, or a connection error."""
-    outcomes: dict[int, Any] = {}
+def _perform(requests: dict[int, Step]) -> Steps[dict[int, Any]]:
+    """The outcomes: answers and node, or a connection error; None of the pauses that follow trouble."""
+    asking = {i: request for i, request in requests.items() if isinstance(request, Execute)}
+    outcomes: dict[int, Any] = dict.fromkeys(requests.keys() - asking.keys())
+    if outcomes:
+        yield Pause(max(request.seconds for request in requests.values() if isinstance(request, Pause)))
     groups: dict[tuple[LockStore, Node], list[int]] = defaultdict(list)
     for i, request in asking.items():
         store = request.partition.store
@@ -160,7 +138,7 @@ def _ask(asking: dict[int, Execute]) -> Steps[dict[int, Any]]:
     for (store, node), group in groups.items():
         commands = [command for i in group for command in asking[i].commands]
         try:
-            read, _ = yield Call(store.exchange, (node, commands), twin=store.aexchange)
+            read, _ = yield Call(store.threads.exchange, (node, commands), twin=store.aexchange)
         except CONNECTION_ERRORS as error:
             outcomes |= dict.fromkeys(group, error)
         else:

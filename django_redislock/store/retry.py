@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.names import known_as
-from ..base.pace import Pace
 from ..base.steps import Pause, Steps
 from ..base.times import monotonic
 from ..conf import conf
@@ -28,18 +28,14 @@ _ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
 BACKOFF = EqualJitterBackoff(cap=0.25, base=0.02)
 
 
+@dataclass(slots=True)
 class Execute:
     """Sends commands in one write; its result is the list of answers (an error may be one of them) and the node."""
 
-    __slots__ = ("by", "commands", "partition", "urgency")
-
-    def __init__(
-        self, partition: Partition, commands: Sequence[Command], by: float | None = None, urgency: int = ENTERING
-    ) -> None:
-        self.partition: Partition = partition
-        self.commands: Sequence[Command] = commands
-        self.by: float | None = by
-        self.urgency: int = urgency
+    partition: Partition
+    commands: Sequence[Command]
+    by: float | None = None
+    urgency: int = ENTERING
 
     def run(self) -> tuple[list[Any], Node]:
         return self.partition.exchange(self.commands, self.by)
@@ -124,8 +120,7 @@ def _persist(
 ) -> Steps[Reply]:
     """``several``: return all answers, errors among them; else return the first, or raise it if it is an error."""
     partition = request.partition
-    delay, repeated, give_up = 0.0, False, 0.0
-    pace: Pace | None = None
+    failures, delay, repeated, give_up = 0, 0.0, False, 0.0
     node: Node | None = None
     while True:
         sent = monotonic()
@@ -166,7 +161,7 @@ def _persist(
                 partition.store.doubt(node)
             trouble = error
         now = monotonic()
-        if pace is None:
+        if not failures:
             # a slot on its way to another node must not fail those who try once
             give_up = sent + conf().RETRY_FOR
             if until > sent or not isinstance(trouble, PASSING):
@@ -174,13 +169,13 @@ def _persist(
             else:
                 request.by = max(request.by or 0.0, give_up)
         # the first try may have met a connection that went stale in the pool
-        stale = pace is None and not isinstance(trouble, TimeoutError)
+        stale = not failures and not isinstance(trouble, TimeoutError)
         if now + delay > give_up and not stale:
             what = "refuses to serve" if isinstance(trouble, ResponseError) else "cannot be reached for"
             raise _unavailable(what, partition, name, _without_where(trouble), noun) from trouble
         yield Pause(delay)  # zero at first: one turn of the loop, in which it drops its connections
-        pace = pace or Pace(BACKOFF)
-        delay = pace.next()
+        failures += 1
+        delay = BACKOFF.compute(failures)
 
 
 def _unavailable(

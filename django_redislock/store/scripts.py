@@ -8,14 +8,14 @@ pool (``member``). ``@lock`` in the header stands for the keys of either, and ``
 reads and writes them, ``lock_key`` or ``lock_member``; the script itself does not know which.
 
 Parts of a script that keep a rule of docs/protocol.rst have its name, so that tests can leave the rule out and see what
-breaks: ``--@name`` at the end of a line (without it there is no such line; an ``if ... then`` is false), or
-``--[[@name]]text--[[@or]]instead--[[@]]`` within one. Nothing of that is sent to Redis.
+breaks: ``--@name`` at the end of a line, or ``--[[@name]]text--[[@or]]instead--[[@]]`` within one. Nothing of that is
+sent to Redis.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
@@ -35,6 +35,9 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
 # what Redis says to a user without the right to it, or where it was renamed away
 _NO_EVALSHA = re.compile("(?i)(run the|unknown command) ['`]evalsha['`]")
 
+# the names of rules, and what stands there instead of a rule that is left out
+_MARKS = re.compile(r"--\[\[@or\]\].*?--\[\[@\]\]|--\[\[@[\w-]*\]\]| *--@[\w-]+$", re.M)
+
 _by_sha: dict[str, Script] = {}
 
 
@@ -44,11 +47,7 @@ class Script:
     def __init__(self, name: str, stored: str = "key") -> None:
         self.name = name
         self.stored = stored
-        self.load()
-
-    def load(self, without: Collection[str] = ()) -> None:
-        """Read its text, without the rules of these names."""
-        self.keys, self.args, self.source = assemble(self.name, self.stored, without)
+        self.keys, self.args, self.source = assemble(name, stored)
         self.register()
 
     def register(self) -> None:
@@ -78,7 +77,7 @@ def keys_of(command: Command) -> Sequence[str]:
     return command[3 : 3 + int(command[2])] if command[0] in ("EVALSHA", "EVAL") else command[1:2]
 
 
-def assemble(name: str, stored: str, without: Collection[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+def assemble(name: str, stored: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """The names of a script's keys and arguments, and its text."""
     text = _text(f"{name}.lua")
     keys = tuple(key for word in _header(text, "KEYS") for key in GROUPS[stored].get(word, (word,)))
@@ -90,7 +89,7 @@ def assemble(name: str, stored: str, without: Collection[str] = ()) -> tuple[tup
         return f"{array}[{names[array].index(word) + 1}]"
 
     try:
-        source = re.sub(r"\b(KEYS|ARGV)\.(\w+)", index, _leave_out(_include(text, stored, set()), without))
+        source = re.sub(r"\b(KEYS|ARGV)\.(\w+)", index, _MARKS.sub("", _include(text, stored, set())))
     except ValueError:
         raise ValueError(f"The script {name} ({stored}) uses a name that its header does not have") from None
     # without the remaining comments, which would be sent and hashed for nothing
@@ -113,27 +112,6 @@ def _include(text: str, stored: str, included: set[str]) -> str:
         return _include(_text(f"pieces/{name}.lua"), stored, included)
 
     return re.sub(r"(?m)^--#include (@?)(\w+)\n", piece, text)
-
-
-def _leave_out(text: str, without: Collection[str]) -> str:
-    """``text`` without the rules of these names, and without the names of all others."""
-
-    def part(found: re.Match[str]) -> str:
-        name, rule, instead = found.groups("")
-        return instead if name in without else rule
-
-    def line(found: re.Match[str]) -> str:
-        rule, name = found.groups()
-        if name not in without:
-            return rule
-        condition = re.fullmatch(r"( *(?:else)?if ).* then", rule)
-        return f"{condition[1]}false then" if condition else ""
-
-    inner = r"((?:(?!--\[\[@).)*)"
-    found = 1
-    while found:  # the innermost first
-        text, found = re.subn(rf"--\[\[@(?!or\])([\w-]+)\]\]{inner}(?:--\[\[@or\]\]{inner})?--\[\[@\]\]", part, text)
-    return re.sub(r"(?m)^(.*?) *--@([\w-]+)$", line, text)
 
 
 @cache

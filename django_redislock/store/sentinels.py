@@ -7,55 +7,73 @@ answered is asked first from then on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from redis._parsers.helpers import parse_sentinel_masters
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ResponseError
 from redis.sentinel import MasterNotFoundError
 
 from ..base.steps import Call, Steps, arun, run
-from .wire import CONNECTION_ERRORS, exchange
+from .wire import CONNECTION_ERRORS
 
 
 class Sentinels:
-    """The sentinels of an alias, in the order in which they are asked.
+    """The sentinels of an alias, in the order in which they are asked: what a connection takes for its pool.
 
-    ``ways`` make the connections to them: an Origin for each, or a Maker for event loops. ``manager`` is redis-py's.
+    ``ways``: an Origin for each. ``manager`` is redis-py's.
     """
 
-    def __init__(self, name: str, manager: Any, ways: Sequence[Any]) -> None:
-        self.name: str = name
-        self.manager: Any = manager
-        self.ways: Sequence[Any] = ways
+    is_master = True
+    check_connection = False
+    seconds = 0.0  # within which the master has to be found
 
-    def master(self, seconds: float) -> Steps[tuple[str, int]]:
-        """Host and port of the master, found within ``seconds``."""
-        share = seconds / (len(self.ways) + 1)  # one share is for connecting to the master
+    def __init__(self, service_name: str, manager: Any, ways: list[Any]) -> None:
+        self.service_name: str = service_name
+        self.manager: Any = manager
+        self.ways: list[Any] = ways
+
+    def within(self, seconds: float) -> Sentinels:
+        """The same, with so much time."""
+        hurried = copy(self)
+        hurried.seconds = seconds
+        return hurried
+
+    def get_master_address(self) -> Any:
+        """Host and port."""
+        return run(self._master())
+
+    def _master(self) -> Steps[tuple[str, int]]:
+        share = self.seconds / (len(self.ways) + 1)  # one share is for connecting to the master
         troubles: list[str] = []
-        for way in self.ways:
+        for way in list(self.ways):
             try:
                 answer = yield Call(_ask, (way, share), twin=_aask)
-                state = parse_sentinel_masters(answer).get(self.name)
-            except CONNECTION_ERRORS as error:
+            except (*CONNECTION_ERRORS, ResponseError) as error:
                 troubles.append(str(error))
                 continue
-            if state and self.manager.check_master_state(state, self.name):
-                self.ways = [way, *(other for other in self.ways if other is not way)]
+            state = parse_sentinel_masters(answer).get(self.service_name)
+            if state and self.manager.check_master_state(state, self.service_name):
+                self.ways.sort(key=lambda each: each is not way)
                 return getattr(self.manager, "_force_master_ip", None) or state["ip"], state["port"]
-        raise MasterNotFoundError(f"No sentinel knows the master {self.name!r}. {' '.join(troubles)}".rstrip())
+        raise MasterNotFoundError(f"No sentinel knows the master {self.service_name!r}. {' '.join(troubles)}".rstrip())
+
+
+class LoopSentinels(Sentinels):
+    """The same for the connections of an event loop."""
+
+    async def get_master_address(self) -> Any:
+        return await arun(self._master())
 
 
 def _ask(way: Any, seconds: float) -> Any:
     """What a sentinel knows of all masters that it watches."""
     connection = way.connection(seconds)
     try:
-        (answer,) = exchange(connection, [("SENTINEL", "MASTERS")])
+        connection.send_command("SENTINEL", "MASTERS")
+        return connection.read_response()
     finally:
         connection.disconnect()
-    if isinstance(answer, ResponseError):
-        raise ConnectionError(str(answer))
-    return answer
 
 
 async def _aask(way: Any, seconds: float) -> Any:
@@ -63,29 +81,5 @@ async def _aask(way: Any, seconds: float) -> Any:
     try:
         await connection.send_command("SENTINEL", "MASTERS")
         return await connection.read_response()
-    except ResponseError as error:
-        raise ConnectionError(str(error)) from error
     finally:
         connection.hang_up()
-
-
-class Asking:
-    """What a Sentinel connection takes for its pool."""
-
-    is_master = True
-    check_connection = False
-
-    def __init__(self, sentinels: Sentinels, seconds: float) -> None:
-        self.service_name: str = sentinels.name
-        self._sentinels = sentinels
-        self._seconds = seconds
-
-    def get_master_address(self) -> Any:
-        return run(self._sentinels.master(self._seconds))
-
-
-class LoopAsking(Asking):
-    """The same in an event loop."""
-
-    async def get_master_address(self) -> Any:
-        return await arun(self._sentinels.master(self._seconds))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -22,7 +21,6 @@ class _Stores:
         self.found: dict[_Key, LockStore] = {}
         # what was looked up under these settings, by what was given for the alias
         self.known: tuple[Conf | None, dict[str | None, LockStore]] = (None, {})
-        self.mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
 
 
 _stores = PerProcess(_Stores)
@@ -48,11 +46,9 @@ def get_store(using: str | None = None) -> LockStore:
     key = (alias, settings.KEY_PREFIX, settings.is_cluster(alias))
     found = stores.found.get(key)
     if found is None:
-        with stores.mutex:
-            found = stores.found.get(key)
-            if found is None:
-                found = stores.found.setdefault(key, make_store(alias, settings.KEY_PREFIX))
-                found.when_closed(lambda: _drop(key, found))
+        made = make_store(alias, settings.KEY_PREFIX)
+        found = stores.found.setdefault(key, made)  # another thread may have come first
+        made.when_closed(lambda: _drop(key, made))
     elif found.memory:
         check_allowed(found.alias)  # the setting may have changed
     known[using] = found
@@ -91,10 +87,9 @@ def get_stores(using: str | None = None) -> list[LockStore]:
 def _drop(key: _Key, closed: LockStore) -> None:
     """Stop giving out a closed store: nothing listens there."""
     stores = _stores.get()
-    with stores.mutex:
-        if stores.found.get(key) is closed:
-            del stores.found[key]
-            stores.known = None, {}  # after that, so that whoever looks it up anew finds no closed one
+    if stores.found.get(key) is closed:
+        stores.found.pop(key, None)
+        stores.known = None, {}  # after that, so that whoever looks it up anew finds no closed one
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

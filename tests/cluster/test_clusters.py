@@ -19,7 +19,6 @@ from django.core.management import call_command
 from django.http import HttpResponse
 from django.test import RequestFactory
 from redis.cluster import RedisCluster
-from redis.exceptions import ResponseError
 
 from django_redislock import (
     ConditionalValue,
@@ -386,23 +385,6 @@ def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable
     assert view(RequestFactory().get("/")).status_code == 503
     page = login(User.objects.create_superuser("jo")).get(LIST)
     assert "Could not read the locks from Redis" in page.text
-
-
-@pytest.mark.parametrize("found", ["6.2.14", redis.ConnectionError("down"), ResponseError("NOPERM")])
-def test_a_cluster_without_sharded_messages_is_refused_by_name_if_it_says_its_version(
-    found: Any, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def info(self: redis.Redis, section: str) -> dict[str, str]:
-        if isinstance(found, Exception):
-            raise found
-        return {"redis_version": found}
-
-    monkeypatch.setattr(redis.Redis, "info", info)
-    if isinstance(found, Exception):
-        use_all()
-    else:
-        with pytest.raises(ImproperlyConfigured, match=r"is version 6\.2\.14; locks on a cluster need"):
-            use_all()
 
 
 def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> None:
