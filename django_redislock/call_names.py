@@ -6,9 +6,9 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from functools import partial, update_wrapper
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any
+from typing import Any, TypeVar
 
 from .base.display import shown
 from .base.name_templates import Template
@@ -23,6 +23,7 @@ else:
     _LENIENT: Any = {}
 
 Name = str | Callable[..., str]
+W = TypeVar("W", bound=Callable[..., Any])
 
 
 class CallTexts:
@@ -140,15 +141,35 @@ def check_function(function: Callable[..., Any], decorator: str) -> inspect.Sign
         raise TypeError(f"{decorator} cannot decorate {function!r}: {error}. Decorate a function around it.") from None
 
 
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """``inspect.signature()``, whatever the annotations name.
+def signature_of(function: Callable[..., Any], **options: Any) -> inspect.Signature:
+    """Return ``inspect.signature()``, whatever the annotations name.
 
     ``method_decorator`` hands over a bound method that claims the signature of its function, ``self`` included; this
     returns the bound method's.
     """
-    inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial))
+    inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial) or hasattr(each, "__signature__"))
     bound = isinstance(inner, partial) and hasattr(inner, "__wrapped__")
-    return inspect.signature(inner.func if bound else function, **_LENIENT)
+    return inspect.signature(inner.func if bound else function, **_LENIENT, **options)
+
+
+def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
+    """Return ``functools.wraps``, also for tools that do not follow ``__wrapped__``, such as Celery at ``delay()``.
+
+    A decorator between them may change the arguments, so where there is one, it is not looked through.
+    """
+
+    def dress(wrapper: W) -> W:
+        update_wrapper(wrapper, function)
+        if not hasattr(function, "__wrapped__"):
+            try:
+                signature = signature_of(function, eval_str=True)
+            except Exception:  # the code of the annotations; they may name what is defined later
+                signature = signature_of(function)
+            if [*signature.parameters] != ["args", "kwargs"]:  # method_decorator copies what it finds on such a dummy
+                wrapper.__signature__ = signature  # type: ignore[attr-defined]
+        return wrapper
+
+    return dress
 
 
 def refuse_generators(function: Callable[..., Any], decorator: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -20,6 +20,7 @@ from ..call_names import (
     refuse_body,
     refuse_tasks,
     template_of,
+    wraps,
 )
 from ..engine import Acquisition
 from ..fencing import begin

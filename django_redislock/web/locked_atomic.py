@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
@@ -16,7 +15,7 @@ from ..base.display import Secret, takes_by_name
 from ..base.name_templates import has_fields
 from ..base.names import check_name
 from ..base.steps import refuse_event_loop
-from ..call_names import CallTexts, Name, check_function, given_name, refuse_body, template_of
+from ..call_names import CallTexts, Name, check_function, given_name, refuse_body, template_of, wraps
 from ..engine import ExitMethod, WithBlock, block_of
 from ..exceptions import LockLost
 from ..fencing import begin

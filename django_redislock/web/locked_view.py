@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
@@ -14,7 +14,7 @@ from django.utils.decorators import method_decorator
 
 from ..base.display import shown, takes_by_name
 from ..base.steps import Call, Evaluate, Steps, arun, run_blocking
-from ..call_names import CallTexts, Name, given_name, refuse_generators, signature_of, template_of
+from ..call_names import CallTexts, Name, given_name, refuse_generators, signature_of, template_of, wraps
 from ..engine import Acquisition, Frame, Lease, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
