@@ -32,7 +32,7 @@ from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .fencing import FencedQuerySet
 from .fencing.table import write_fence
 from .inspection.info import inspect
-from .inspection.listing import read_matching
+from .inspection.lists import read_matching
 from .lock import Lock
 from .signals import lock_acquired
 from .store import calls

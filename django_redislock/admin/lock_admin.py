@@ -4,7 +4,7 @@ which is to be read only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
@@ -26,12 +26,10 @@ from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..fencing import MARK
 from ..inspection import LockInfo, force_release, get_lock
-from ..inspection.listing import read_page
 from ..models import Fence, HeldLock
 from ..store.aliases import lock_aliases
-from ..store.reading import batches
 from ..store.stores import get_partition, get_stores
-from .changelist import AliasFilter, LockChangeList, record, using_of
+from .changelist import AliasFilter, LockChangeList, read_all, record, search
 from .fields import LockFields, more
 
 if TYPE_CHECKING:
@@ -153,10 +151,6 @@ class LockAdmin(LockFields, LockModelAdmin):
         text = gettext("Could not read the locks from Redis: %(error)s") % {"error": error}
         self.message_user(request, text, messages.ERROR, extra_tags="redislock-down")
 
-    def tell_too_many_words(self, request: HttpRequest, most: int) -> None:
-        text = gettext("Nothing was searched: give at most %(most)d words.") % {"most": most}
-        self.message_user(request, text, messages.ERROR)
-
     # -- force-release -----------------------------------------------------------------------------------------------
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
@@ -176,10 +170,14 @@ class LockAdmin(LockFields, LockModelAdmin):
     @admin.action(permissions=["delete"], description=_("Force-release selected locks"))
     def delete_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         """Ask first. ``queryset`` knows nothing of Redis: the names are in the request."""
-        keys = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
+        keys = dict.fromkeys(request.POST.getlist(helpers.ACTION_CHECKBOX_NAME))
         across = request.POST.get("select_across") == "1"
         try:
-            locks = self.found(request) if across else self.selected(keys)
+            if across:  # all that the list of this request shows, on whichever page
+                locks = list(map(HeldLock.of, search(read_all(request), request.GET.get("q", ""))))
+            else:
+                found = [self.get_object(request, key) for key in keys]
+                locks = [lock for lock in found if lock is not None and lock.info is not None]
         except LockUnavailable:
             return None  # the list says so
         if not all(self.has_delete_permission(request, lock) for lock in locks):
@@ -189,7 +187,7 @@ class LockAdmin(LockFields, LockModelAdmin):
             field = _fence_field(lock)
             highest[field] = max(lock.fence, highest.get(field, 0))
         if request.POST.get("post"):
-            gone = 0 if across else len(set(keys)) - len(locks)
+            gone = 0 if across else len(keys) - len(locks)
             fences = _fences(request) or highest
             self.release(request, locks, lambda lock: fences.get(_fence_field(lock), 0), gone)
             return None
@@ -207,24 +205,12 @@ class LockAdmin(LockFields, LockModelAdmin):
             "total": len(locks),
             "fences": highest,
             "across": across,
-            "keys": keys[:1] if across else [lock.key for lock in locks],
+            "keys": list(keys)[:1] if across else [lock.key for lock in locks],
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
         }
         request.current_app = self.admin_site.name
         ours = "admin/django_redislock/heldlock/delete_selected_confirmation.html"
         return TemplateResponse(request, self.delete_selected_confirmation_template or ours, context)
-
-    def found(self, request: HttpRequest) -> list[HeldLock]:
-        """All that the list of this request shows, on whichever page."""
-        words, using = request.GET.get("q", "").split(), using_of(request)
-        return [HeldLock.of(lock) for lock in read_page(words=words, using=using).locks]
-
-    def selected(self, keys: Iterable[str]) -> list[HeldLock]:
-        names: dict[str | None, set[str]] = {}
-        for lock in filter(_can_exist, (HeldLock(key=key) for key in keys)):
-            names.setdefault(lock.using, set()).add(lock.name)
-        pages = [read_page(names=of, using=using or conf().CACHE) for using, of in names.items()]
-        return [HeldLock.of(lock) for page in pages for lock in page.locks]
 
     def release(
         self, request: HttpRequest, locks: Collection[HeldLock], highest: Callable[[HeldLock], int], gone: int = 0
@@ -234,31 +220,27 @@ class LockAdmin(LockFields, LockModelAdmin):
         A lock that was acquired after the user saw the confirmation is spared: it has a higher fence than any had then
         of those that draw from the same numbers (``highest``). ``gone`` locks were free already.
         """
-        count, by = 0, f"{printable(request.user.get_username())} in the admin"
+        by = f"{printable(request.user.get_username())} in the admin"
+        outcomes: list[LockInfo | None] = []
         try:
-            for batch in batches(list(locks)):
-                released: list[LockInfo] = []
-                try:
-                    for lock in batch:
-                        info = force_release(lock.name, using=lock.using, by=by, fence=highest(lock))
-                        if info is not None:
-                            released.append(info)
-                finally:
-                    count += len(released)
-                    record(request.user.pk, released)
-            gone += len(locks) - count
+            for lock in locks:
+                info = force_release(lock.name, using=lock.using, by=by, fence=highest(lock))
+                outcomes.append(info)
         except LockUnavailable as error:
-            left = len(locks) - count
+            left = len(locks) - len(outcomes)
             text = ngettext(
                 "Redis stopped responding, %(count)d lock was not force-released: %(error)s",
                 "Redis stopped responding, %(count)d locks were not force-released: %(error)s",
                 left,
             )
             self.message_user(request, text % {"count": left, "error": error}, messages.ERROR)
-        if count:
+        finally:
+            released = [info for info in outcomes if info is not None]
+            record(request.user.pk, released)
+        if count := len(released):
             text = ngettext("%(count)d lock was force-released.", "%(count)d locks were force-released.", count)
             self.message_user(request, text % {"count": count}, messages.SUCCESS)
-        if gone:
+        if gone := gone + outcomes.count(None):
             text = ngettext(
                 "%(count)d lock was left alone: its holder had changed or was gone.",
                 "%(count)d locks were left alone: their holders had changed or were gone.",

@@ -14,7 +14,8 @@ from django.core.management.base import CommandError, CommandParser
 from ..base.display import printable
 from ..base.names import check_name
 from ..base.times import seconds, ttl_seconds
-from ..inspection import LockInfo, get_lock, list_locks
+from ..inspection import LockInfo, get_lock
+from ..inspection.lists import list_everywhere
 from ..pool import LockPool
 from ..store.lock_store import LockStore
 from ..store.stores import get_stores
@@ -144,8 +145,7 @@ def the_only(found: Mapping[str, T]) -> T:
 
 def matching(pattern: str, stores: Sequence[LockStore]) -> list[LockInfo]:
     """The held locks whose names match, wherever they are, by name."""
-    found = [lock for store in stores for lock in list_locks(pattern, using=store.alias)]
-    return sorted(found, key=lambda lock: lock.name)
+    return list_everywhere(pattern, stores[0].alias if len(stores) == 1 else None)
 
 
 def none_matches(pattern: str) -> str:

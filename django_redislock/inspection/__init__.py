@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from .info import LockInfo, LockStatus, SuspensionInfo, WaiterInfo, aget_lock, get_lock
-from .intervention import aforce_release, force_release
-from .listing import alist_locks, list_locks
-from .pools import PoolInfo, PoolSummary, alist_pools, list_pools
+from .info import (
+    LockInfo,
+    LockStatus,
+    SuspensionInfo,
+    WaiterInfo,
+    aforce_release,
+    aget_lock,
+    force_release,
+    get_lock,
+)
+from .lists import PoolInfo, PoolSummary, alist_locks, alist_pools, list_locks, list_pools
 
 __all__ = [
     "LockInfo",
