@@ -932,7 +932,7 @@ def redis_py_lock(name: str, **options: Any) -> Any:
 
 def guard_programs_by(shell: str, patch: pytest.MonkeyPatch) -> None:
     """The shell that ends a program of ``redislocks run`` whose command was killed."""
-    patch.setattr("django_redislock.cli.program.SHELL", shell)
+    patch.setattr("django_redislock.cli.run.SHELL", shell)
 
 
 def inherit(lock: Lock) -> None:

@@ -1,27 +1,33 @@
-"""How the command line of ``redislocks`` is read, and which locks it means."""
+"""How the command line of ``redislocks`` is read."""
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
+from collections.abc import Callable
+from copy import copy
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
+from django.db import DEFAULT_DB_ALIAS
 
-from ..base.display import printable
 from ..base.names import check_name
 from ..base.times import seconds, ttl_seconds
-from ..inspection import LockInfo, get_lock
-from ..inspection.lists import list_everywhere
+from ..jobs.locked_command import BUSY, LOST, UNAVAILABLE
 from ..pool import LockPool
-from ..store.lock_store import LockStore
-from ..store.stores import get_stores
-from .output import Output
+
+T = TypeVar("T")
 
 LONGEST = timedelta(days=36500)  # calendars begin somewhere
+STATUSES = (
+    f"Exit status: the program's own; 128 + n if signal n ended it; {BUSY} if somebody else holds the lock; {LOST} if "
+    f"the lock was lost while the program ran, which is then ended; {UNAVAILABLE} if Redis cannot be reached; 127 if "
+    f"there is no such program, 126 if it cannot be executed; 2 if the arguments or the settings are wrong."
+)
 
 
 class SubcommandParser(CommandParser):
@@ -43,124 +49,173 @@ class SubcommandParser(CommandParser):
         return parsed, rest
 
 
-def add_format(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
-    )
+def _valid(check: Callable[[str], T]) -> Callable[[str], T]:
+    """``check`` as argparse wants it, which shows the text of no other error than its own."""
+
+    def read(text: str) -> T:
+        try:
+            return check(text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return read
 
 
-def add_using(parser: CommandParser, default: str = "all that have locks") -> None:
-    parser.add_argument("--using", metavar="ALIAS", help=f"Alias in CACHES; by default {default}.")
-
-
-def name_of_lock(text: str) -> str:
-    try:
-        return check_name(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
-def name_of_pool(text: str) -> str:
-    try:
-        return LockPool(text).name
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
-def positive(text: str) -> float:
-    return _seconds(text, seconds)
-
-
-def ttl_of(text: str) -> float:
-    return _seconds(text, ttl_seconds)
-
-
-def not_negative(text: str) -> float:
-    return _seconds(text, partial(seconds, positive=False))
-
-
-def _seconds(text: str, check: Callable[[object, str], float]) -> float:
+def _seconds(check: Callable[[object, str], float], text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-    try:
-        return check(number, "it")
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+        raise ValueError(f"{text!r} is not a number of seconds") from None
+    return check(number, "it")
 
 
-def age(text: str) -> timedelta:
+def _age(text: str) -> timedelta:
     found = re.fullmatch(r"([1-9]\d{0,5})([dhm])", text)
     if found is None:
-        raise ArgumentTypeError(f"must be a time such as 30d, 12h or 90m, not {text!r}")
+        raise ValueError(f"must be a time such as 30d, 12h or 90m, not {text!r}")
     time = timedelta(**{{"d": "days", "h": "hours", "m": "minutes"}[found[2]]: int(found[1])})
     if time > LONGEST:
-        raise ArgumentTypeError(f"must be at most {LONGEST.days}d, not {text!r}")
+        raise ValueError(f"must be at most {LONGEST.days}d, not {text!r}")
     return time
 
 
-def exit_status(text: str) -> int:
+def _exit_status(text: str) -> int:
     if not text.isdecimal() or int(text) > 255:
-        raise ArgumentTypeError(f"an exit status must be a number from 0 to 255, not {text!r}")
+        raise ValueError(f"an exit status must be a number from 0 to 255, not {text!r}")
     return int(text)
 
 
-T = TypeVar("T")
+def system_user() -> str:
+    """The name of the user as whom this process runs, by the system and not by the environment; else the number."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in many containers
+        return str(os.getuid())
 
 
-def find_stores(output: Output, using: str | None) -> list[LockStore]:
-    """That of ``using``; None: those of all aliases that have locks."""
-    stores = get_stores(using)
-    for store in stores:
-        warn_of_memory(output, store)
-    return stores
+def add_arguments(parser: CommandParser) -> None:
+    """Add the subcommands. Django's own options may stand after each of them, too."""
+    base = [action for action in parser._actions if action.dest != "help"]
+    subparsers = parser.add_subparsers(
+        dest="subcommand", metavar="SUBCOMMAND", required=True, parser_class=SubcommandParser
+    )
 
+    def subcommand(name: str, help: str, *, format: bool = False, using: str = "all that have locks") -> Any:
+        """``using``: which aliases it means by default."""
+        added = subparsers.add_parser(name, help=help, description=help, formatter_class=parser.formatter_class)
+        for action in base:
+            again = copy(action)
+            again.default = SUPPRESS
+            added._add_action(again)
+        if format:
+            added.add_argument(
+                "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
+            )
+        if using:
+            added.add_argument("--using", metavar="ALIAS", help=f"Alias in CACHES; by default {using}.")
+        return added
 
-def other_aliases(using: str | None) -> str:
-    """What to say behind the error of one alias of several."""
-    return "" if using or len(get_stores(None)) == 1 else " (With --using, only one alias is asked.)"
+    lock_name, not_negative = _valid(check_name), _valid(partial(_seconds, partial(seconds, positive=False)))
 
+    add = subcommand(
+        "list",
+        "List the held locks: who holds them, for how long, how much lease is left, and how many wait.",
+        format=True,
+    ).add_argument
+    add("pattern", metavar="PATTERN", nargs="?", default="*", help="Shell-style pattern of names, e.g. 'order:*'.")
+    add(
+        "--watch",
+        metavar="SECONDS",
+        nargs="?",
+        type=_valid(partial(_seconds, seconds)),
+        const=2.0,
+        help="Repeat every SECONDS (default 2) until interrupted. JSON: one line each time.",
+    )
 
-def warn_of_memory(output: Output, store: LockStore) -> None:
-    if store.memory:
-        output.warn(
-            f"The cache alias {store.alias!r} is not Redis: its locks live in the memory of each process, and this one "
-            f"sees and guards only its own."
-        )
+    add = subcommand(
+        "show", "Show one lock: its holder, and its queue in order. Exits 1 if it is free.", format=True
+    ).add_argument
+    add("name", metavar="NAME", type=lock_name, help="The lock to show.")
 
+    add = subcommand(
+        "pool",
+        "Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members. "
+        "Without a name: all pools that have members.",
+        format=True,
+    ).add_argument
+    pool_name = _valid(lambda text: LockPool(text).name)
+    add("name", metavar="NAME", nargs="?", type=pool_name, help="The pool to show; without it, all are listed.")
 
-def find_held(names: Iterable[str], stores: Sequence[LockStore]) -> list[LockInfo]:
-    """The locks of these names that are held, wherever they are."""
-    found = [get_lock(name, using=store.alias) for name in names for store in stores]
-    return [lock for lock in found if lock is not None]
+    add = subcommand(
+        "clear",
+        "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
+    ).add_argument
+    add("names", metavar="NAME", nargs="*", type=lock_name, help="A lock to force-release.")
+    add("--match", metavar="PATTERN", help="All held locks whose names match, e.g. 'order:*'.")
+    add("--all", action="store_true", help="All held locks.")
+    add("--dry-run", action="store_true", help="Only show what would be force-released.")
+    add("--noinput", "--no-input", action="store_false", dest="interactive", help="Do not ask for confirmation.")
+    add(
+        "--user",
+        metavar="USERNAME",
+        help="The site's user under whom the admin's history records this (default: the one with the name of the "
+        f"system's user, {system_user()}).".replace("%", "%%"),
+    )
 
+    add = subcommand("fences", "Delete old fences that the database keeps of claimed locks.", using="").add_argument
+    add("action", choices=["prune"], help="prune: delete the rows of names not claimed for long.")
+    add(
+        "--older-than",
+        metavar="AGE",
+        type=_valid(_age),
+        required=True,
+        help="Time since the latest claim, such as 30d, 12h or 90m.",
+    )
+    add("--dry-run", action="store_true", help="Only say how many rows would be deleted.")
+    add(
+        "--database",
+        metavar="ALIAS",
+        default=DEFAULT_DB_ALIAS,
+        help=f"Alias in DATABASES; by default {DEFAULT_DB_ALIAS!r}.",
+    )
 
-def the_only(found: Mapping[str, T]) -> T:
-    """What there is under one alias; CommandError if there are several."""
-    if len(found) > 1:
-        raise CommandError(f"Found in several cache aliases ({', '.join(found)}): give --using.", returncode=2)
-    return next(iter(found.values()))
-
-
-def matching(pattern: str, stores: Sequence[LockStore]) -> list[LockInfo]:
-    """The held locks whose names match, wherever they are, by name."""
-    return list_everywhere(pattern, stores[0].alias if len(stores) == 1 else None)
-
-
-def none_matches(pattern: str) -> str:
-    return "No locks are held." if pattern == "*" else f"No held lock matches {printable(pattern) or repr(pattern)}."
-
-
-def label(lock: LockInfo, several: bool) -> str:
-    """The lock's name, with its alias where there are several."""
-    return f"{printable(lock.name)} ({printable(lock.alias)})" if several else printable(lock.name)
-
-
-def not_held(names: Iterable[str]) -> list[str]:
-    """What to say of locks that nobody holds."""
-    free = [printable(name) for name in names]
-    lines = [f"Not held: {', '.join(free)}"] if free else []
-    if any(character in name for name in free for character in "*?["):
-        lines.append("NAME is not a pattern: use list PATTERN, or clear --match PATTERN.")
-    return lines
+    run = subcommand(
+        "run",
+        "Run a program under a lock and exit with its status. The lock is renewed while the program runs.",
+        using="the one in REDISLOCK['CACHE']",
+    )
+    run.takes_program, run.epilog = True, STATUSES
+    run.usage = "%(prog)s [OPTIONS] NAME -- PROGRAM [ARGUMENT ...]"
+    add = run.add_argument
+    add("name", metavar="NAME", type=lock_name, help="The lock to acquire.")
+    add(
+        "--ttl",
+        metavar="SECONDS",
+        type=_valid(partial(_seconds, ttl_seconds)),
+        help="Seconds until Redis frees the lock if this process is killed (kill -9).",
+    )
+    wait = "Wait at most this long for a busy lock (default 0)."
+    add("--blocking-timeout", metavar="SECONDS", type=not_negative, default=0.0, help=wait)
+    add(
+        "--at-least",
+        metavar="SECONDS",
+        type=not_negative,
+        default=0.0,
+        help="Hold the lock at least this long, even if the program ends sooner. Choose more than the clock skew "
+        "between the machines that start it at the same minute.",
+    )
+    add(
+        "--kill-after",
+        metavar="SECONDS",
+        type=not_negative,
+        default=10.0,
+        help="Seconds between SIGTERM and SIGKILL for a program whose lock is lost (default 10).",
+    )
+    add(
+        "-E",
+        "--conflict-exit-code",
+        metavar="STATUS",
+        type=_valid(_exit_status),
+        default=BUSY,
+        help=f"Exit status if the lock is busy (default {BUSY}).",
+    )

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import signal
 import sys
-from argparse import SUPPRESS, Action
-from collections.abc import Sequence
-from copy import copy
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_redislock import LockUnavailable
-from django_redislock.cli import clear, fences, pool, run, show
-from django_redislock.cli import list_locks as listing
-from django_redislock.cli.arguments import SubcommandParser, other_aliases
+from django_redislock.cli.arguments import add_arguments
+from django_redislock.cli.clear import clear, prune_fences
+from django_redislock.cli.looking import show_list, show_lock, show_pool
 from django_redislock.cli.output import Output
+from django_redislock.cli.run import run_program
 from django_redislock.jobs.locked_command import UNAVAILABLE, quiet_when_busy, status_kept
+from django_redislock.store.stores import get_stores
 
-# each has HELP, add_arguments(parser), and handle(output, **options)
-SUBCOMMANDS: dict[str, ModuleType] = {
-    "list": listing,
-    "show": show,
-    "pool": pool,
+SUBCOMMANDS: dict[str, Callable[..., None]] = {
+    "list": show_list,
+    "show": show_lock,
+    "pool": show_pool,
     "clear": clear,
-    "fences": fences,
-    "run": run,
+    "fences": prune_fences,
+    "run": run_program,
 }
 
 
@@ -36,16 +34,7 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        base = list(parser._actions)
-        subparsers = parser.add_subparsers(
-            dest="subcommand", metavar="SUBCOMMAND", required=True, parser_class=SubcommandParser
-        )
-        for name, module in SUBCOMMANDS.items():
-            subparser = subparsers.add_parser(
-                name, help=module.HELP, description=module.HELP, formatter_class=parser.formatter_class
-            )
-            module.add_arguments(subparser)
-            _repeat(base, subparser)
+        add_arguments(parser)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         with status_kept(self):
@@ -55,9 +44,10 @@ class Command(BaseCommand):
         output = Output(self)
         try:
             with quiet_when_busy(self, options["verbosity"]):
-                SUBCOMMANDS[subcommand].handle(output, **options)
+                SUBCOMMANDS[subcommand](output, **options)
         except LockUnavailable as error:
-            text = f"{error}{other_aliases(options.get('using'))}"
+            more = not options.get("using") and len(get_stores()) > 1
+            text = f"{error}{' (With --using, only one alias is asked.)' * more}"
             raise CommandError(text, returncode=UNAVAILABLE) from error  # 1 says that nobody holds a lock
         except ImproperlyConfigured as error:  # an alias that is unknown, say
             raise CommandError(str(error), returncode=2) from error
@@ -65,12 +55,3 @@ class Command(BaseCommand):
             if not output.from_shell:
                 raise
             sys.exit(128 + signal.SIGINT)
-
-
-def _repeat(actions: Sequence[Action], parser: CommandParser) -> None:
-    """Accept Django's own options after the subcommand too, not only before it."""
-    for action in actions:
-        if action.dest != "help":
-            again = copy(action)
-            again.default = SUPPRESS
-            parser._add_action(again)
