@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.conf import settings
@@ -29,8 +29,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """``settings.REDISLOCK`` can be read and makes sense, and its alias can hold locks."""
     if found := list(_wrong(getattr(settings, "REDISLOCK", {}))):
         return found
-    known = conf()
-    return [*_functions(known), *_times(known), *_aliases(known)]
+    return [*_functions(conf()), *_times(conf()), *_aliases(conf())]
 
 
 def _wrong(raw: object) -> Iterator[CheckMessage]:
@@ -98,40 +97,50 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         return
     stores: dict[object, list[str]] = {}
     for alias in lock_aliases(known.CACHE):
-        store = yield from _store(alias, known)
-        if store is not None:
-            stores.setdefault(store.identity, []).append(alias)
-            if store.memory:
-                yield from _memory(alias)
-            else:
-                yield from _coroutines(store)
-                yield from _shared(alias, known)
-    yield from _apart(list(stores.values()))
+        try:
+            store = _get_store(alias)
+        except LockUnavailable:
+            continue  # it is there, and away; the check of the server says so
+        except ValueError as error:
+            yield _wrong_prefix(error)
+            continue
+        except ImproperlyConfigured as error:
+            yield Error(
+                str(error),
+                hint="Give this alias a Redis (one server, Sentinels, or a cluster), name another one in "
+                "REDISLOCK['CACHE'], or use django-redis's own BACKEND (with redis-py's locks).",
+                id="django_redislock.E003",
+            )
+            continue
+        stores.setdefault(store.identity, []).append(alias)
+        if not store.memory:
+            yield from _coroutines(store)
+            yield from _shared(alias, known)
+        elif not settings.DEBUG:
+            yield Warning(
+                f"The cache alias {alias!r} is not Redis: its locks live in the memory of one process and guard that "
+                f"process only.",
+                hint="Name a Redis alias of CACHES in REDISLOCK['CACHE'], or silence this if there is only one "
+                "process.",
+                id="django_redislock.W001",
+            )
+    if len(stores) > 1:
+        groups = "; ".join(" and ".join(map(repr, aliases)) for aliases in stores.values())
+        yield Info(
+            f"Locks of the same name exclude each other only within one of these groups of cache aliases: {groups}. "
+            f"Lock('x') is on {known.CACHE!r} (REDISLOCK['CACHE']), cache.lock('x') on the alias of that cache.",
+            hint="Use Lock('x', using=alias) where it must exclude cache.lock('x'), or name the alias of that cache in "
+            "REDISLOCK['CACHE'].",
+            id="django_redislock.I002",
+        )
 
 
-def _store(alias: str, known: Conf) -> Generator[CheckMessage, None, LockStore | None]:
-    """Return the Redis of an alias that has locks, or tell what is wrong with it."""
+def _get_store(alias: str) -> LockStore:
+    """The store of an alias that has locks; ValueError if its keys cannot begin as they do."""
     entry = caches.settings[alias]
-    try:
-        prefix = entry.get("KEY_PREFIX", "") if isinstance(entry, Mapping) else ""
-        check_prefix(str(prefix), f"The KEY_PREFIX of the cache alias {alias!r}")
-    except ValueError as error:
-        yield _wrong_prefix(error)
-        return None
-    hint = (
-        "Fix this alias, or name another one of CACHES with a Redis (one server, Sentinels, or a cluster) in "
-        "REDISLOCK['CACHE']."
-        if alias == known.CACHE
-        else "Give this alias a Redis (one server, Sentinels, or a cluster), or django-redis's own BACKEND (with "
-        "redis-py's locks)."
-    )
-    try:
-        return get_store(alias)
-    except LockUnavailable:
-        pass  # it is there, and away; the check of the server says so
-    except ImproperlyConfigured as error:
-        yield Error(str(error), hint=hint, id="django_redislock.E003")
-    return None
+    prefix = entry.get("KEY_PREFIX", "") if isinstance(entry, Mapping) else ""
+    check_prefix(str(prefix), f"The KEY_PREFIX of the cache alias {alias!r}")
+    return get_store(alias)
 
 
 def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
@@ -144,31 +153,6 @@ def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
             "these locks.",
             id="django_redislock.W007",
         )
-
-
-def _memory(alias: str) -> Iterator[CheckMessage]:
-    if not settings.DEBUG:
-        yield Warning(
-            f"The cache alias {alias!r} is not Redis: its locks live in the memory of one process and guard that "
-            f"process only.",
-            hint="Name a Redis alias of CACHES in REDISLOCK['CACHE'], or silence this if there is only one process.",
-            id="django_redislock.W001",
-        )
-
-
-def _apart(stores: list[list[str]]) -> Iterator[CheckMessage]:
-    """Which locks exclude each other, where they are in several stores; first that of REDISLOCK['CACHE']."""
-    if len(stores) < 2:
-        return
-    first = stores[0][0]
-    groups = "; ".join(" and ".join(map(repr, aliases)) for aliases in stores)
-    yield Info(
-        f"Locks of the same name exclude each other only within one of these groups of cache aliases: {groups}. "
-        f"Lock('x') is on {first!r} (REDISLOCK['CACHE']), cache.lock('x') on the alias of that cache.",
-        hint="Use Lock('x', using=alias) where it must exclude cache.lock('x'), or name the alias of that cache in "
-        "REDISLOCK['CACHE'].",
-        id="django_redislock.I002",
-    )
 
 
 def _shared(alias: str, known: Conf) -> Iterator[CheckMessage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from types import FunctionType
+from inspect import getmembers, isfunction
 from typing import Any
 
 from django.core.checks import CheckMessage, Warning
@@ -63,7 +63,7 @@ def _locks(view: object) -> Iterator[Options]:
         if (options := options_of(layer)) is not None:
             yield options
         cls = getattr(layer, "view_class", None) or getattr(layer, "cls", None)  # Django's, and REST framework's
-        for method in _methods(cls) if isinstance(cls, type) else ():
+        for _, method in getmembers(cls, isfunction) if isinstance(cls, type) else ():
             yield from filter(None, map(options_of, _layers(method)))
 
 
@@ -74,8 +74,3 @@ def _layers(view: Any) -> Iterator[object]:
             return
         yield view
         view = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
-
-
-def _methods(cls: type) -> list[object]:
-    attributes = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
-    return [value for value in attributes.values() if isinstance(value, FunctionType)]
