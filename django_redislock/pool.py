@@ -16,8 +16,7 @@ from .base.steps import Steps, arun, run_blocking
 from .base.times import Seconds, monotonic
 from .engine import Acquisition, Lease, holds, twin
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
-from .inspection import LockStatus
-from .inspection.info import resume, suspend
+from .inspection.info import LockStatus, resume, suspend
 from .inspection.lists import PoolInfo, count_states, inspect_pool, read_items, read_keys
 from .lock import Lock
 from .options import AcquireOptions, LockOptions, read_options

@@ -32,8 +32,7 @@ from .engine.runtime import runtime
 from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .fencing import FencedQuerySet
 from .fencing.table import write_fence
-from .inspection import LockInfo
-from .inspection.info import inspect
+from .inspection.info import LockInfo, inspect
 from .inspection.lists import read_matching
 from .lock import Lock
 from .signals import lock_acquired

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..base.display import duration, printable
 from ..exceptions import LockUnavailable
-from ..inspection import LockInfo
+from ..inspection.info import LockInfo
 from ..inspection.lists import list_everywhere
 from ..models import HeldLock
 from ..store.stores import get_stores

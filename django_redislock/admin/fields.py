@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..base.display import duration, printable
 from ..base.names import split_member
-from ..inspection import LockInfo, LockStatus, SuspensionInfo, WaiterInfo
+from ..inspection.info import LockInfo, LockStatus, SuspensionInfo, WaiterInfo
 from ..models import HeldLock
 
 

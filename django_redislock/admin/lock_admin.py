@@ -25,7 +25,7 @@ from ..base.names import is_name
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..fencing import MARK
-from ..inspection import LockInfo, force_release, get_lock
+from ..inspection.info import LockInfo, force_release, get_lock
 from ..models import Fence, HeldLock
 from ..store.aliases import lock_aliases
 from ..store.stores import get_partition, get_stores

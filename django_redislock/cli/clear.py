@@ -14,7 +14,7 @@ from django.db import DatabaseError, connections
 from ..base.display import duration, printable
 from ..base.log import unprinted
 from ..fencing import is_missing, prune, remedy
-from ..inspection import LockInfo, force_release
+from ..inspection.info import LockInfo, force_release
 from ..inspection.lists import list_everywhere
 from .arguments import system_user
 from .looking import find_held, find_stores, none_matches, not_held
@@ -66,8 +66,6 @@ def _confirm(output: Output, locks: Sequence[LockInfo], several: bool) -> None:
         answer = output.ask(question)
     except EOFError:
         raise CommandError("Nothing was force-released: nobody is there to confirm it. Give --noinput.") from None
-    except UnicodeDecodeError:
-        answer = ""
     except KeyboardInterrupt:
         output.warn("\nNothing was force-released.")
         raise

@@ -14,8 +14,8 @@ from django.core.management.base import CommandError
 
 from ..base.display import printable
 from ..exceptions import LockUnavailable
-from ..inspection import LockInfo, get_lock, list_pools
-from ..inspection.lists import list_everywhere
+from ..inspection.info import LockInfo, get_lock
+from ..inspection.lists import list_everywhere, list_pools
 from ..pool import LockPool
 from ..store.lock_store import LockStore
 from ..store.stores import get_stores

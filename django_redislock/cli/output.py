@@ -18,7 +18,8 @@ from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django.utils import timezone
 
 from ..base.display import duration, printable
-from ..inspection import LockInfo, LockStatus, PoolInfo, PoolSummary, SuspensionInfo, WaiterInfo
+from ..inspection.info import LockInfo, LockStatus, SuspensionInfo, WaiterInfo
+from ..inspection.lists import PoolInfo, PoolSummary
 
 UNWRITTEN = 74  # EX_IOERR
 
@@ -94,57 +95,39 @@ NARROW = 16  # columns, of a fence: what is no wider is not cut
 
 def locks_table(locks: Sequence[LockInfo], *, aliases: bool = False, room: int | None = None) -> str:
     """``aliases``: with a column of the cache aliases. ``room``: see table()."""
-    rows = [
-        {
-            "NAME": printable(lock.name),
-            "ALIAS": printable(lock.alias) * aliases,
-            "OWNER": printable(lock.owner),
-            "HELD FOR": duration(lock.held_for),
-            "LEASE LEFT": _left(lock),
-            "FENCE": str(lock.fence),
-            "WAITERS": str(lock.waiters + lock.pool_waiters),
-            "NOTE": printable(lock.note),
-        }
-        for lock in locks
-    ]
-    return table(rows, room)
+    titles = ("NAME", "ALIAS", "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS", "NOTE")
+    rows = []
+    for lock in locks:
+        waiters = lock.waiters + lock.pool_waiters
+        known = (lock.owner, duration(lock.held_for), _left(lock), lock.fence, waiters, lock.note)
+        rows.append((lock.name, lock.alias * aliases, *known))
+    return table(titles, rows, room)
 
 
 def pools_table(pools: Sequence[PoolSummary], *, aliases: bool = False) -> str:
     """``aliases``: with a column of the cache aliases."""
-    rows = [
-        {
-            "POOL": printable(pool.name),
-            "ALIAS": printable(pool.alias) * aliases,
-            "MEMBERS": str(pool.members),
-            "HELD": str(pool.held),
-            "WAITERS": str(pool.waiters),
-        }
-        for pool in pools
-    ]
-    return table(rows)
+    rows = [(pool.name, pool.alias * aliases, pool.members, pool.held, pool.waiters) for pool in pools]
+    return table(("POOL", "ALIAS", "MEMBERS", "HELD", "WAITERS"), rows)
 
 
 def portrait(lock: LockInfo) -> str:
     """One lock with everything known about it, and its queue below."""
-    since = timezone.localtime(lock.since)
     facts = {
-        "NAME": printable(lock.name),
+        "NAME": lock.name,
         "STATE": "somebody else has written it, or removed its expiry" if lock.status is LockStatus.ERROR else "",
-        "OWNER": printable(lock.owner),
-        "SINCE": f"{since:%Y-%m-%d %H:%M:%S %Z}" if lock.fence else "",
+        "OWNER": lock.owner,
+        "SINCE": f"{timezone.localtime(lock.since):%Y-%m-%d %H:%M:%S %Z}" if lock.fence else "",
         "HELD FOR": duration(lock.held_for) if lock.fence else "",
         "LEASE LEFT": _left(lock),
-        "FENCE": str(lock.fence or ""),
-        "TOKEN": printable(lock.token_hint),
-        "WAITERS": str(lock.waiters),
+        "FENCE": lock.fence or "",
+        "TOKEN": lock.token_hint,
+        "WAITERS": lock.waiters,
         "FOR ANY": f"{lock.pool_waiters} for any member of the pool" if lock.pool_waiters else "",
-        "NOTE": printable(lock.note),
+        "NOTE": lock.note,
         "SUSPENDED": _planned(lock.suspension) if lock.held and lock.suspension else "",
     }
-    known = [fact for fact in facts.items() if fact[1]]
     of_pool = [f"For any member of the pool:\n{text}" for text in _queue(lock.pool_queue, lock.pool_waiters)]
-    return "\n\n".join([_aligned(known), *_queue(lock.queue, lock.waiters), *of_pool])
+    return "\n\n".join([_listed(facts), *_queue(lock.queue, lock.waiters), *of_pool])
 
 
 def _left(lock: LockInfo) -> str:
@@ -158,37 +141,36 @@ def _planned(suspension: SuspensionInfo) -> str:
 
 def pool_portrait(pool: PoolInfo) -> str:
     """A pool: its members in numbers, those that are held, and its queue."""
-    numbers = {"MEMBERS": pool.members, "FREE": pool.free, "WAITERS": pool.waiters}
-    facts = [("POOL", printable(pool.name)), *((title, str(number)) for title, number in numbers.items())]
+    facts = {"POOL": pool.name, "MEMBERS": pool.members, "FREE": pool.free, "WAITERS": pool.waiters}
     # who waits for any is counted above
     held = [locks_table([replace(lock, pool_waiters=0) for lock in pool.locks])] if pool.locks else []
-    return "\n\n".join([_aligned(facts), *held, *_queue(pool.queue, pool.waiters)])
+    return "\n\n".join([_listed(facts), *held, *_queue(pool.queue, pool.waiters)])
 
 
 def _queue(queue: Sequence[WaiterInfo], waiters: int) -> list[str]:
     """Those who wait, if any; there may be more of them than ``queue`` has."""
+    if not queue:
+        return []
     rows = [
-        {
-            "#": str(place),
-            "WAITER": printable(waiter.owner),
-            "WAITED": duration(waiter.waited),
-            "PROCESS": "gone" * waiter.gone,
-            "NOTE": printable(waiter.note),
-        }
+        (place, waiter.owner, duration(waiter.waited), "gone" * waiter.gone, waiter.note)
         for place, waiter in enumerate(queue, 1)
     ]
     more = waiters - len(queue)
-    return [table(rows) + (f"\n... and {more} more" if more > 0 else "")] if rows else []
+    return [table(("#", "WAITER", "WAITED", "PROCESS", "NOTE"), rows) + f"\n... and {more} more" * (more > 0)]
 
 
-def table(rows: Sequence[Mapping[str, str]], room: int | None = None) -> str:
-    """The titles and the rows, without the columns in which nothing stands.
+def _listed(facts: Mapping[str, object]) -> str:
+    return _aligned([(title, printable(str(fact))) for title, fact in facts.items() if fact != ""])
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[object]], room: int | None = None) -> str:
+    """Without the columns in which nothing stands.
 
     ``room``: columns of the terminal, in which the widest texts are cut to fit, but none that is not wider than NARROW;
     None: nothing is cut.
     """
-    titles = [title for title in rows[0] if any(row[title] for row in rows)]
-    lines = [titles, *([row[title] for title in titles] for row in rows)]
+    columns = zip(titles, *([printable(str(value)) for value in row] for row in rows), strict=True)
+    lines = list(zip(*(column for column in columns if any(column[1:])), strict=True))
     widths = _widths(lines)
     while room is not None and sum(widths) + len(GAP) * (len(widths) - 1) > room and max(widths) > NARROW:
         widths[widths.index(max(widths))] -= 1

@@ -132,10 +132,10 @@ def test_it_asks_first_and_shows_what_it_would_clear(answer: Answer) -> None:
     assert "Force-release 1 lock? [y/N] " in out.getvalue(), "on the terminal, if the output is one"
 
 
-@pytest.mark.parametrize("no", ["", "no", "a", b"\xff", None])
-def test_everything_is_left_alone_when_the_answer_is_not_yes(no: Any, answer: Answer) -> None:
+@pytest.mark.parametrize("no", ["", "no", "a", None])
+def test_everything_is_left_alone_when_the_answer_is_not_yes(no: str | None, answer: Answer) -> None:
     hold("a")
-    answer("yes" if isinstance(no, bytes) else no, before=getattr(no, "decode", str))  # which fails for bytes
+    answer(no)
     fails(1, "Give --noinput" if no is None else r"^Nothing was force-released\.$", "clear", "a")
     assert held("a")
 
