@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,7 +18,6 @@ from ..base.log import unprinted
 from ..fencing import is_missing, prune, remedy
 from ..inspection.info import LockInfo, force_release
 from ..inspection.lists import list_everywhere
-from .arguments import system_user
 from .looking import find_held, find_stores, none_matches, not_held
 from .output import Output, locks_table
 
@@ -53,6 +54,14 @@ def clear(
         output.say(none_matches(pattern))
     if lines:
         raise CommandError("\n".join(lines))
+
+
+def system_user() -> str:
+    """The name of the user as whom this process runs, by the system and not by the environment; else the number."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in many containers
+        return str(os.getuid())
 
 
 def _confirm(output: Output, locks: Sequence[LockInfo], several: bool) -> None:
