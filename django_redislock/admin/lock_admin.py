@@ -4,12 +4,12 @@ which is to be read only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -118,31 +118,26 @@ class LockAdmin(LockFields, LockModelAdmin):
         context = {"title": gettext("Lock"), **(extra_context or {})}
         return self._guard(request, self.has_view_permission, super().change_view, object_id, form_url, context)
 
-    def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        return self._guard(request, self.has_view_permission, super().history_view, object_id, extra_context)
+    def history_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return self._guard(request, self.has_view_permission, super().history_view, *args, **kwargs)
 
-    def delete_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        context = {"title": gettext("Force-release the lock"), **(extra_context or {})}
-        return self._guard(request, self.has_delete_permission, super().delete_view, object_id, context)
+    def delete_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
+        return self._guard(request, self.has_delete_permission, self._ask_or_release, [unquote(object_id)], one=True)
 
     def _guard(
-        self, request: HttpRequest, allowed: Callable[..., bool], view: Callable[..., HttpResponse], *args: Any
+        self, request: HttpRequest, allowed: Callable[..., bool], view: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
         """Ask Redis only for users with the permission; if it cannot be reached, the list says so."""
         if not allowed(request):
             raise PermissionDenied
         try:
-            return view(request, *args)
+            shown: HttpResponse | None = view(request, *args, **kwargs)
         except LockUnavailable as error:
+            shown = None
             if not self.has_view_permission(request):
                 self.tell_unavailable(request, error)
-            return self._back(request)
-
-    def _back(self, request: HttpRequest) -> HttpResponse:
+        if shown is not None:
+            return shown
         page = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
         page = page if self.has_view_permission(request) else "index"
         return HttpResponseRedirect(reverse(f"admin:{page}", current_app=self.admin_site.name))
@@ -153,33 +148,26 @@ class LockAdmin(LockFields, LockModelAdmin):
 
     # -- force-release -----------------------------------------------------------------------------------------------
 
-    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """What the confirmation shows. Nothing depends on a lock but its waiters."""
-        return [self.describe(lock) for lock in objs], {self.opts.verbose_name_plural: len(objs)}, set(), []
-
-    def log_deletions(self, request: HttpRequest, queryset: Any) -> list[LogEntry]:
-        """Nothing yet: Django calls this before it deletes. :meth:`release` logs what was really released."""
-        return []
-
-    def delete_model(self, request: HttpRequest, obj: HeldLock) -> None:
-        self.release(request, [obj], lambda lock: _number(request.POST.get("fence"), lock.fence or 0))
-
-    def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> HttpResponse:
-        return self._back(request)
-
     @admin.action(permissions=["delete"], description=_("Force-release selected locks"))
     def delete_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Ask first. ``queryset`` knows nothing of Redis: the names are in the request."""
-        keys = dict.fromkeys(request.POST.getlist(helpers.ACTION_CHECKBOX_NAME))
-        across = request.POST.get("select_across") == "1"
+        """``queryset`` knows nothing of Redis: the names are in the request."""
         try:
-            if across:  # all that the list of this request shows, on whichever page
-                locks = list(map(HeldLock.of, search(read_all(request), request.GET.get("q", ""))))
-            else:
-                found = [self.get_object(request, key) for key in keys]
-                locks = [lock for lock in found if lock is not None and lock.info is not None]
+            return self._ask_or_release(request, request.POST.getlist(helpers.ACTION_CHECKBOX_NAME))
         except LockUnavailable:
             return None  # the list says so
+
+    def _ask_or_release(self, request: HttpRequest, keys: Sequence[str], *, one: bool = False) -> HttpResponse | None:
+        """Ask first; once that is confirmed, or nobody holds the locks any more, tell the user so and return None.
+
+        A lock that was acquired after the user saw the question is spared: it has a higher fence than any had then of
+        those that draw from the same numbers.
+        """
+        across = not one and request.POST.get("select_across") == "1"
+        if across:  # all that the list of this request shows, on whichever page
+            locks = [HeldLock.of(lock) for lock in search(read_all(request), request.GET.get("q", ""))]
+        else:
+            found = [self.get_object(request, key) for key in dict.fromkeys(keys)]
+            locks = [lock for lock in found if lock is not None and lock.info is not None]
         if not all(self.has_delete_permission(request, lock) for lock in locks):
             raise PermissionDenied
         highest: dict[str, int] = {}
@@ -187,17 +175,16 @@ class LockAdmin(LockFields, LockModelAdmin):
             field = _fence_field(lock)
             highest[field] = max(lock.fence, highest.get(field, 0))
         if request.POST.get("post"):
-            gone = 0 if across else len(keys) - len(locks)
-            fences = _fences(request) or highest
-            self.release(request, locks, lambda lock: fences.get(_fence_field(lock), 0), gone)
+            self._release(request, locks, _fences(request) or highest, 0 if across else len({*keys}) - len(locks))
             return None
         if not locks:
             self.message_user(request, gettext("Nobody holds these locks any more."), messages.WARNING)
             return None
         context = {
             **self.admin_site.each_context(request),
-            "title": gettext("Force-release locks"),
+            "title": gettext("Force-release the lock") if one else gettext("Force-release locks"),
             "subtitle": None,
+            "object": locks[0] if one else None,
             "opts": self.opts,
             "media": self.media,
             "locks": [self.describe(lock) for lock in locks[:SHOWN]],
@@ -205,27 +192,21 @@ class LockAdmin(LockFields, LockModelAdmin):
             "total": len(locks),
             "fences": highest,
             "across": across,
-            "keys": list(keys)[:1] if across else [lock.key for lock in locks],
+            "keys": keys[:1] if across else [lock.key for lock in locks],
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
         }
         request.current_app = self.admin_site.name
         ours = "admin/django_redislock/heldlock/delete_selected_confirmation.html"
         return TemplateResponse(request, self.delete_selected_confirmation_template or ours, context)
 
-    def release(
-        self, request: HttpRequest, locks: Collection[HeldLock], highest: Callable[[HeldLock], int], gone: int = 0
-    ) -> None:
-        """Force-release these locks, log it in their histories, and tell the user.
-
-        A lock that was acquired after the user saw the confirmation is spared: it has a higher fence than any had then
-        of those that draw from the same numbers (``highest``). ``gone`` locks were free already.
-        """
+    def _release(self, request: HttpRequest, locks: Sequence[HeldLock], fences: dict[str, int], gone: int) -> None:
+        """Force-release these locks, log it in their histories, and tell the user. ``gone`` locks were free already."""
         by = f"{printable(request.user.get_username())} in the admin"
         outcomes: list[LockInfo | None] = []
         try:
             for lock in locks:
-                info = force_release(lock.name, using=lock.using, by=by, fence=highest(lock))
-                outcomes.append(info)
+                fence = fences.get(_fence_field(lock), 0)
+                outcomes.append(force_release(lock.name, using=lock.using, by=by, fence=fence))
         except LockUnavailable as error:
             left = len(locks) - len(outcomes)
             text = ngettext(
@@ -271,12 +252,8 @@ def _fence_field(lock: HeldLock) -> str:
 
 def _fences(request: HttpRequest) -> dict[str, int]:
     """The highest fences that the user saw, by field."""
-    given = {field: _number(text, -1) for field, text in request.POST.items() if field.startswith("fence:")}
-    return {field: fence for field, fence in given.items() if fence >= 0}
-
-
-def _number(text: Any, default: int) -> int:
-    return int(text) if text and text.isdecimal() and len(text) < 20 else default
+    given = {field: str(text) for field, text in request.POST.items() if field.startswith("fence:")}
+    return {field: int(text) for field, text in given.items() if text.isdecimal() and len(text) < 20}
 
 
 @admin.register(Fence)

@@ -212,9 +212,9 @@ def test_the_list_has_the_locks_of_all_aliases_a_column_and_a_filter(admin: Clie
 @on_two
 def test_each_of_two_locks_of_a_name_has_a_page_and_a_history_and_is_force_released_there(admin: Client) -> None:
     assert admin.get(url("change", "a", using="default")).context["original"].info.alias == "default"
-    asked = admin.get(url("delete", "a", using="default")).content.decode()
-    fence = re.findall(r'name="fence" value="(\d+)"', asked)[0]
-    admin.post(url("delete", "a", using="default"), {"post": "yes", "fence": fence})
+    asked = admin.get(url("delete", "a", using="default")).context["fences"]
+    assert list(asked) == ["fence:default:0"]
+    admin.post(url("delete", "a", using="default"), {"post": "yes", "select_across": "1", **asked})
     assert held() == ["a locks", "b default"]
     assert len(admin.get(url("history", "a", using="default")).context["action_list"]) == 1
     assert not admin.get(url("history", "a")).context["action_list"]
