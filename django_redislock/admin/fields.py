@@ -128,21 +128,21 @@ class LockFields:
     def _table(self, waiters: Sequence[WaiterInfo], count: int) -> str:
         if not waiters:
             return gettext("Nobody is waiting.")
-        gone, note = any(waiter.gone for waiter in waiters), any(waiter.note for waiter in waiters)
-        table: list[tuple[object, ...]] = [
+        titles = ("#", _("Owner"), _("Waited"), _("Process"), _("Note"))
+        lines = [
             (
                 place,
                 printable(waiter.owner),
                 duration(waiter.waited, gettext),
-                *[gettext("gone") if waiter.gone else ""] * gone,
-                *[linebreaksbr(_lines(waiter.note), autoescape=True)] * note,
+                gettext("gone") if waiter.gone else "",
+                linebreaksbr(_lines(waiter.note), autoescape=True),
             )
             for place, waiter in enumerate(waiters, 1)
         ]
-        titles = ["#", _("Owner"), _("Waited"), *[_("Process")] * gone, *[_("Note")] * note]
-        head = format_html_join("", '<th scope="col">{}</th>', [[title] for title in titles])
-        cells = "<td>{}</td>" * len(titles)
-        rows = format_html_join("", f"<tr>{cells}</tr>", table)
+        columns = [column for column in zip(titles, *lines, strict=True) if any(column[1:])]
+        head = format_html_join("", '<th scope="col">{}</th>', [column[:1] for column in columns])
+        cells = "<td>{}</td>" * len(columns)
+        rows = format_html_join("", f"<tr>{cells}</tr>", zip(*(column[1:] for column in columns), strict=True))
         rest = more(count - len(waiters))
         return format_html(
             '<table class="redislock-queue"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}', head, rows, rest
@@ -155,7 +155,7 @@ class LockFields:
             "name": lock,
             "duration": duration(lock.held_for or 0, gettext),
             "owner": printable(lock.owner),
-            "waiters": 0 if lock.info is None else lock.info.waiters + lock.info.pool_waiters,
+            "waiters": 0 if lock.info is None else _info(lock).waiters + _info(lock).pool_waiters,
         }
 
 

@@ -13,7 +13,6 @@ from django.core.checks import CheckMessage, Error, Info, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from ..base.names import check_prefix
 from ..conf import Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
 from ..options import Options, options_of
@@ -103,19 +102,11 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
     stores: dict[object, list[str]] = {}
     for alias in lock_aliases(known.CACHE):
         try:
-            store = _get_store(alias)
+            store = get_store(alias)
         except LockUnavailable:
             continue  # it is there, and away; the check of the server says so
-        except ValueError as error:
-            yield _wrong_prefix(error)
-            continue
         except ImproperlyConfigured as error:
-            yield Error(
-                str(error),
-                hint="Give this alias a Redis (one server, Sentinels, or a cluster), name another one in "
-                "REDISLOCK['CACHE'], or use django-redis's own BACKEND (with redis-py's locks).",
-                id="django_redislock.E003",
-            )
+            yield _unusable(error)
             continue
         stores.setdefault(store.identity, []).append(alias)
         if not store.memory:
@@ -140,12 +131,15 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         )
 
 
-def _get_store(alias: str) -> LockStore:
-    """The store of an alias that has locks; ValueError if its keys cannot begin as they do."""
-    entry = caches.settings[alias]
-    prefix = entry.get("KEY_PREFIX", "") if isinstance(entry, Mapping) else ""
-    check_prefix(str(prefix), f"The KEY_PREFIX of the cache alias {alias!r}")
-    return get_store(alias)
+def _unusable(error: Exception) -> CheckMessage:
+    if "KEY_PREFIX" in str(error):
+        return _wrong_prefix(error)
+    return Error(
+        str(error),
+        hint="Give this alias a Redis (one server, Sentinels, or a cluster), name another one in REDISLOCK['CACHE'], "
+        "or use django-redis's own BACKEND (with redis-py's locks).",
+        id="django_redislock.E003",
+    )
 
 
 def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
