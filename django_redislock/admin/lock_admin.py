@@ -42,8 +42,16 @@ REFRESH = 5  # seconds
 SHOWN = 100  # names on a confirmation page
 
 
+class _ReadOnly:
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
 @admin.register(HeldLock)
-class LockAdmin(LockFields, LockModelAdmin):
+class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
     """Needs no table: everything comes from Redis, at the moment of the request.
 
     ``view`` and ``delete`` are the permissions; to delete a lock is to force-release it.
@@ -87,14 +95,6 @@ class LockAdmin(LockFields, LockModelAdmin):
 
     def get_list_filter(self, request: HttpRequest) -> Any:
         return [AliasFilter] if _has_several_aliases() else []
-
-    # -- permissions -------------------------------------------------------------------------------------------------
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
-        return False
 
     # -- views -------------------------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ def _fences(request: HttpRequest) -> dict[str, int]:
 
 
 @admin.register(Fence)
-class FenceAdmin(FenceModelAdmin):
+class FenceAdmin(_ReadOnly, FenceModelAdmin):
     """``view`` is the only permission: a fence that is changed by hand can let a stale holder in."""
 
     list_display: tuple[str, ...] = ("shown_name", "fence", "claimed")
@@ -272,12 +272,6 @@ class FenceAdmin(FenceModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Fence]:
         rows: QuerySet[Fence] = super().get_queryset(request).exclude(key=MARK)
         return rows
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Fence | None = None) -> bool:
-        return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Fence | None = None) -> bool:
         return False

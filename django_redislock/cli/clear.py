@@ -33,6 +33,7 @@ def clear(
     interactive: bool,
     **options: Any,
 ) -> None:
+    """Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once."""
     stores = find_stores(output, using)
     if bool(names) + (match is not None) + options["all"] != 1:
         raise CommandError("Give either names, or --match PATTERN, or --all.", returncode=2)
@@ -138,7 +139,7 @@ def _record(output: Output, locks: Sequence[LockInfo], by: str, user: str) -> No
 
 
 def prune_fences(output: Output, *, older_than: timedelta, dry_run: bool, database: str, **options: Any) -> None:
-    """Forget the fences of names that nobody has claimed for long."""
+    """Delete old fences that the database keeps of claimed locks."""
     if database not in connections:
         raise CommandError(
             f"Unknown database alias {database!r}. The aliases in DATABASES are: {', '.join(connections)}.",

@@ -30,7 +30,7 @@ _HOME, _CUT, _WRAP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[?7l", "\x1b[?7h"
 def show_list(
     output: Output, *, pattern: str, format: str, watch: float | None, using: str | None, **options: Any
 ) -> None:
-    """Once, or (``--watch``) again and again until interrupted."""
+    """List the held locks: who holds them, for how long, how much lease is left, and how many wait."""
     several, people = len(find_stores(output, using)) > 1, format == "table"
     terminal = watch is not None and people and output.out.isatty()
 
@@ -69,6 +69,7 @@ def _on_screen(text: str) -> str:
 
 
 def show_lock(output: Output, *, name: str, format: str, using: str | None, **options: Any) -> None:
+    """Show one lock: its holder, and its queue in order. Exits 1 if it is free."""
     locks = find_held([name], find_stores(output, using))
     if not locks:
         raise CommandError("\n".join(not_held([name])))
@@ -77,7 +78,10 @@ def show_lock(output: Output, *, name: str, format: str, using: str | None, **op
 
 
 def show_pool(output: Output, *, name: str | None, format: str, using: str | None, **options: Any) -> None:
-    """One pool, or all in numbers."""
+    """Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members.
+
+    Without a name: all pools that have members.
+    """
     stores = find_stores(output, using)
     if name is None:
         pools = sorted((pool for store in stores for pool in list_pools(using=store.alias)), key=lambda pool: pool.name)

@@ -45,6 +45,7 @@ def run_program(
     using: str | None,
     **options: Any,
 ) -> None:
+    """Run a program under a lock and exit with its status. The lock is renewed while the program runs."""
     store = get_store(using)
     if store.memory and not settings.DEBUG:
         raise CommandError(

@@ -127,9 +127,10 @@ def _add_subcommands(parser: CommandParser) -> None:
     )
 
     def subcommand(
-        function: Callable[..., None], name: str, help: str, *, format: bool = False, using: str = "all that have locks"
+        name: str, function: Callable[..., None], *, format: bool = False, using: str = "all that have locks"
     ) -> Any:
-        """``using``: which aliases it means by default."""
+        """The docstring of ``function`` is the help. ``using``: which aliases it means by default."""
+        help = " ".join(str(function.__doc__).split())
         added = subparsers.add_parser(name, help=help, description=help, formatter_class=parser.formatter_class)
         added.set_defaults(function=function)
         for action in base:
@@ -144,14 +145,10 @@ def _add_subcommands(parser: CommandParser) -> None:
             added.add_argument("--using", metavar="ALIAS", help=f"Alias in CACHES; by default {using}.")
         return added
 
-    lock_name, not_negative = _valid(check_name), _valid(partial(_seconds, partial(seconds, positive=False)))
+    lock_name = _valid(check_name)
+    time: dict[str, Any] = {"metavar": "SECONDS", "type": _valid(partial(_seconds, partial(seconds, positive=False)))}
 
-    add = subcommand(
-        show_list,
-        "list",
-        "List the held locks: who holds them, for how long, how much lease is left, and how many wait.",
-        format=True,
-    ).add_argument
+    add = subcommand("list", show_list, format=True).add_argument
     add("pattern", metavar="PATTERN", nargs="?", default="*", help="Shell-style pattern of names, e.g. 'order:*'.")
     add(
         "--watch",
@@ -162,26 +159,14 @@ def _add_subcommands(parser: CommandParser) -> None:
         help="Repeat every SECONDS (default 2) until interrupted. JSON: one line each time.",
     )
 
-    add = subcommand(
-        show_lock, "show", "Show one lock: its holder, and its queue in order. Exits 1 if it is free.", format=True
-    ).add_argument
+    add = subcommand("show", show_lock, format=True).add_argument
     add("name", metavar="NAME", type=lock_name, help="The lock to show.")
 
-    add = subcommand(
-        show_pool,
-        "pool",
-        "Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members. "
-        "Without a name: all pools that have members.",
-        format=True,
-    ).add_argument
+    add = subcommand("pool", show_pool, format=True).add_argument
     pool_name = _valid(lambda text: LockPool(text).name)
     add("name", metavar="NAME", nargs="?", type=pool_name, help="The pool to show; without it, all are listed.")
 
-    add = subcommand(
-        clear,
-        "clear",
-        "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
-    ).add_argument
+    add = subcommand("clear", clear).add_argument
     add("names", metavar="NAME", nargs="*", type=lock_name, help="A lock to force-release.")
     add("--match", metavar="PATTERN", help="All held locks whose names match, e.g. 'order:*'.")
     add("--all", action="store_true", help="All held locks.")
@@ -194,9 +179,7 @@ def _add_subcommands(parser: CommandParser) -> None:
         f"system's user, {system_user()}).".replace("%", "%%"),
     )
 
-    add = subcommand(
-        prune_fences, "fences", "Delete old fences that the database keeps of claimed locks.", using=""
-    ).add_argument
+    add = subcommand("fences", prune_fences, using="").add_argument
     add("action", choices=["prune"], help="prune: delete the rows of names not claimed for long.")
     add(
         "--older-than",
@@ -213,12 +196,7 @@ def _add_subcommands(parser: CommandParser) -> None:
         help=f"Alias in DATABASES; by default {DEFAULT_DB_ALIAS!r}.",
     )
 
-    run = subcommand(
-        run_program,
-        "run",
-        "Run a program under a lock and exit with its status. The lock is renewed while the program runs.",
-        using="the one in REDISLOCK['CACHE']",
-    )
+    run = subcommand("run", run_program, using="the one in REDISLOCK['CACHE']")
     run.takes_program, run.epilog = True, STATUSES
     run.usage = "%(prog)s [OPTIONS] NAME -- PROGRAM [ARGUMENT ...]"
     add = run.add_argument
@@ -229,20 +207,17 @@ def _add_subcommands(parser: CommandParser) -> None:
         type=_valid(partial(_seconds, ttl_seconds)),
         help="Seconds until Redis frees the lock if this process is killed (kill -9).",
     )
-    wait = "Wait at most this long for a busy lock (default 0)."
-    add("--blocking-timeout", metavar="SECONDS", type=not_negative, default=0.0, help=wait)
+    add("--blocking-timeout", **time, default=0.0, help="Wait at most this long for a busy lock (default 0).")
     add(
         "--at-least",
-        metavar="SECONDS",
-        type=not_negative,
+        **time,
         default=0.0,
         help="Hold the lock at least this long, even if the program ends sooner. Choose more than the clock skew "
         "between the machines that start it at the same minute.",
     )
     add(
         "--kill-after",
-        metavar="SECONDS",
-        type=not_negative,
+        **time,
         default=10.0,
         help="Seconds between SIGTERM and SIGKILL for a program whose lock is lost (default 10).",
     )
