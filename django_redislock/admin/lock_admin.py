@@ -103,11 +103,11 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> HeldLock | None:
         """A lock that nobody holds has a page and a history too. None for what cannot be a name."""
-        key = HeldLock(key=object_id)
-        if not _can_exist(key):
+        lock = HeldLock(key=object_id)
+        if not is_name(lock.name) or (lock.using is not None and lock.using not in lock_aliases(conf().CACHE)):
             return None
-        info = get_lock(key.name, using=key.using)
-        return key if info is None else HeldLock.of(info)
+        info = get_lock(lock.name, using=lock.using)
+        return lock if info is None else HeldLock.of(info)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         return super().changelist_view(request, {"title": gettext("Held locks"), **(extra_context or {})})
@@ -170,10 +170,8 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
             locks = [lock for lock in found if lock is not None and lock.info is not None]
         if not all(self.has_delete_permission(request, lock) for lock in locks):
             raise PermissionDenied
-        highest: dict[str, int] = {}
-        for lock in locks:
-            field = _fence_field(lock)
-            highest[field] = max(lock.fence, highest.get(field, 0))
+        # in the order of their fences, so that of each field the highest one stays
+        highest = {_fence_field(lock): lock.fence for lock in sorted(locks, key=lambda lock: lock.fence)}
         if request.POST.get("post"):
             self._release(request, locks, _fences(request) or highest, 0 if across else len({*keys}) - len(locks))
             return None
@@ -235,10 +233,6 @@ def _has_several_aliases() -> bool:
         return len(get_stores()) > 1
     except LockUnavailable:  # the page says so
         return False
-
-
-def _can_exist(lock: HeldLock) -> bool:
-    return is_name(lock.name) and (lock.using is None or lock.using in lock_aliases(conf().CACHE))
 
 
 def _fence_field(lock: HeldLock) -> str:

@@ -105,17 +105,13 @@ def _summaries(partition: Partition, matches: Callable[[str], object]) -> Steps[
     wanted = {name: pool for noun, name, pool in known if noun == "pool" and matches(name)}
     if not wanted:
         return []
-    _, counts = yield from read_all(
-        partition, [one for pool in wanted.values() for one in _counts(partition, pool, us)]
-    )
+    reads: list[Command] = []
+    for pool in wanted.values():
+        keys = make_keys(partition.prefix, pool)
+        reads += ("ZCARD", keys.members), ("ZCOUNT", keys.busy, f"({us}", "+inf"), ("ZCARD", keys.line)
+    _, counts = yield from read_all(partition, reads)
     rows: list[Sequence[int]] = [counts[start : start + 3] for start in range(0, len(counts), 3)]
     return [PoolSummary(name, partition.alias, *row) for name, row in zip(wanted, rows, strict=True)]
-
-
-def _counts(partition: Partition, pool: str, us: int) -> list[Command]:
-    """Members, those that are held, and those who wait."""
-    keys = make_keys(partition.prefix, pool)
-    return [("ZCARD", keys.members), ("ZCOUNT", keys.busy, f"({us}", "+inf"), ("ZCARD", keys.line)]
 
 
 @dataclass(frozen=True)

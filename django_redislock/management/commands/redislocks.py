@@ -130,7 +130,7 @@ def _add_subcommands(parser: CommandParser) -> None:
         name: str, function: Callable[..., None], *, format: bool = False, using: str = "all that have locks"
     ) -> Any:
         """The docstring of ``function`` is the help. ``using``: which aliases it means by default."""
-        help = " ".join(str(function.__doc__).split())
+        help = " ".join((function.__doc__ or "").split())
         added = subparsers.add_parser(name, help=help, description=help, formatter_class=parser.formatter_class)
         added.set_defaults(function=function)
         for action in base:
