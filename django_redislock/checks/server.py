@@ -57,9 +57,16 @@ def _check(store: LockStore) -> Iterator[CheckMessage]:
         else:
             found = list(_read(partition, dict(re.findall(r"^([a-z_]+):(.*?)\r?$", info.decode(), re.M))))
         yield from found
-        if not any(isinstance(message, Error) for message in found):
-            yield from _rights(partition, [str(answer) for answer in rights if _is_refusal(answer)])
-            yield from _use(partition)
+        if any(isinstance(message, Error) for message in found):
+            continue
+        if errors := [str(answer) for answer in rights if _is_refusal(answer)]:
+            yield Warning(
+                f"{_server(partition.alias)} denies the user the channel that wakes waiters, so they have to poll: "
+                f"{'; '.join(errors)}",
+                hint=f"Grant the user the channels: ACL SETUSER ... +@pubsub &{partition.prefix}*",
+                id="django_redislock.W006",
+            )
+        yield from _use(partition)
 
 
 def _ask(partition: Partition) -> tuple[Any, list[Any]]:
@@ -87,8 +94,16 @@ def _use(partition: Partition) -> Iterator[CheckMessage]:
     try:
         run(_use_lock(partition, f"check:{secrets.token_hex(8)}", by=monotonic() + PATIENCE))
     except LockUnavailable as error:
+        if not _is_refusal(error.__cause__):
+            yield _unseen(partition.alias, error)
+            return
         trouble = str(error).partition(f"(cache alias {partition.alias!r}): ")[2].rstrip(".")
-        yield _useless(partition, trouble) if _is_refusal(error.__cause__) else _unseen(partition.alias, error)
+        yield Error(
+            f"{_server(partition.alias)} refuses all locks: {trouble}.",
+            hint="Use a master, and a user with the rights on the page "
+            '"A Redis user for the locks" of the documentation.',
+            id="django_redislock.E008",
+        )
     finally:
         for node in list(partition.store.nodes):
             node.drop_idle()
@@ -120,14 +135,6 @@ def _unseen(alias: str, trouble: Exception) -> CheckMessage:
     )
 
 
-def _useless(partition: Partition, trouble: object) -> CheckMessage:
-    return Error(
-        f"{_server(partition.alias)} refuses all locks: {trouble}.",
-        hint='Use a master, and a user with the rights on the page "A Redis user for the locks" of the documentation.',
-        id="django_redislock.E008",
-    )
-
-
 def _read(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
     """What the answer to INFO says."""
     server, clustered = _server(partition.alias), partition.store.clustered
@@ -137,8 +144,6 @@ def _read(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]
             hint="Set REDISLOCK['CLUSTER'] to True, or to a list with this alias.",
             id="django_redislock.E007",
         )
-    if facts.get("slave_read_only") == "1":
-        yield _useless(partition, "it is a read-only replica")
     version = facts.get("redis_version", "")
     numbers, least = tuple(map(int, re.findall(r"\d+", version))), OLDEST_CLUSTER if clustered else OLDEST
     if numbers and numbers < least:
@@ -164,14 +169,4 @@ def _read(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]
             f"{_server(partition.alias, 'the')} has {there}: no lock could be acquired.",
             hint="Add replicas, or ask for fewer.",
             id="django_redislock.W009",
-        )
-
-
-def _rights(partition: Partition, errors: list[str]) -> Iterator[CheckMessage]:
-    if errors:
-        yield Warning(
-            f"{_server(partition.alias)} denies the user the channel that wakes "
-            f"waiters, so they have to poll: {'; '.join(errors)}",
-            hint=f"Grant the user the channels: ACL SETUSER ... +@pubsub &{partition.prefix}*",
-            id="django_redislock.W006",
         )
