@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from inspect import getmembers, isfunction
 from typing import Any
 
@@ -22,7 +21,6 @@ from ..store.node import Maker
 from ..store.stores import get_store
 
 SHORT = 1.0  # seconds
-MOST_LAYERS = 100  # decorators on one view: one that wraps itself has no end
 FUNCTIONS = {
     "VIEW_ON_CONFLICT": "takes (request, info) and returns a response",
     "VIEW_OWNER": "takes the request and returns a str",
@@ -214,19 +212,7 @@ def _unlimited(view: object, known: Conf) -> bool:
 
 
 def _locks(view: object) -> Iterator[Options]:
-    """The options of the locks of ``view``, whatever decorates it, and if it is a class's, of that class's methods."""
-    for layer in _layers(view):
-        if (options := options_of(layer)) is not None:
-            yield options
-        cls = getattr(layer, "view_class", None) or getattr(layer, "cls", None)  # Django's, and REST framework's
-        for _, method in getmembers(cls, isfunction) if isinstance(cls, type) else ():
-            yield from filter(None, map(options_of, _layers(method)))
-
-
-def _layers(view: Any) -> Iterator[object]:
-    """``view``, and what it wraps."""
-    for _ in range(MOST_LAYERS):
-        if view is None:
-            return
-        yield view
-        view = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
+    """The options of the lock of ``view``, the outermost one; and if it is a class's, of that class's methods."""
+    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)  # Django's, and REST framework's
+    methods = [method for _, method in getmembers(cls, isfunction)] if isinstance(cls, type) else []
+    yield from filter(None, map(options_of, [view, *methods]))

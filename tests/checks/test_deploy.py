@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from types import ModuleType
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 from django.contrib.auth.decorators import login_required
 from django.core.checks import INFO
-from django.http import HttpRequest
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
@@ -166,16 +164,10 @@ class Free(LockedGet):
     get = Page.get
 
 
-def itself(request: HttpRequest) -> Any: ...
-
-
-itself.__wrapped__ = itself  # type: ignore[attr-defined]
 WITHOUT_LIMIT = {
     "a function": lock(respond),
     "a coroutine function": lock(arespond),
     "below decorators": login_required(never_cache(lock(respond))),
-    "below another lock": limited(lock(respond)),
-    "given arguments": partial(lock(respond)),
     "locked": locked("order")(respond),
     "locked_atomic": locked_atomic("order")(respond),
     "a class": lock(Page.as_view()),
@@ -188,7 +180,6 @@ OTHERS = {
     "a limit": limited(respond),
     "not renewed": locked_view("order", auto_renew=False)(respond),
     "a method without a lock": Free.as_view(),
-    "one that wraps itself": itself,
 }
 
 
