@@ -94,16 +94,7 @@ def _use(partition: Partition) -> Iterator[CheckMessage]:
     try:
         run(_use_lock(partition, f"check:{secrets.token_hex(8)}", by=monotonic() + PATIENCE))
     except LockUnavailable as error:
-        if not _is_refusal(error.__cause__):
-            yield _unseen(partition.alias, error)
-            return
-        trouble = str(error).partition(f"(cache alias {partition.alias!r}): ")[2].rstrip(".")
-        yield Error(
-            f"{_server(partition.alias)} refuses all locks: {trouble}.",
-            hint="Use a master, and a user with the rights on the page "
-            '"A Redis user for the locks" of the documentation.',
-            id="django_redislock.E008",
-        )
+        yield (_useless if _is_refusal(error.__cause__) else _unseen)(partition.alias, error)
     finally:
         for node in list(partition.store.nodes):
             node.drop_idle()
@@ -132,6 +123,15 @@ def _unseen(alias: str, trouble: Exception) -> CheckMessage:
         f"Could not inspect {_server(alias, 'the')}: {trouble}",
         hint="Run this check where the site will run, with the server up and INFO allowed.",
         id="django_redislock.W004",
+    )
+
+
+def _useless(alias: str, trouble: Exception) -> CheckMessage:
+    reason = str(trouble).partition(f"(cache alias {alias!r}): ")[2].rstrip(".")
+    return Error(
+        f"{_server(alias)} refuses all locks: {reason}.",
+        hint='Use a master, and a user with the rights on the page "A Redis user for the locks" of the documentation.',
+        id="django_redislock.E008",
     )
 
 
