@@ -5,22 +5,17 @@ from __future__ import annotations
 from .base.names import lock_digest, lock_name
 from .cached_values import alocked_get_or_set, locked_get_or_set
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
-from .inspection import (
+from .inspection.info import (
     LockInfo,
     LockStatus,
-    PoolInfo,
-    PoolSummary,
     SuspensionInfo,
     WaiterInfo,
     aforce_release,
     aget_lock,
-    alist_locks,
-    alist_pools,
     force_release,
     get_lock,
-    list_locks,
-    list_pools,
 )
+from .inspection.lists import PoolInfo, PoolSummary, alist_locks, alist_pools, list_locks, list_pools
 from .jobs import LockedCommand, locked
 from .lock import FairLock, Lock
 from .pool import LockPool, PoolMember

@@ -5,9 +5,11 @@ from typing import Any
 
 from django import VERSION
 from django.apps import AppConfig, apps
+from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
-from .checks import register_checks
+from .checks.server import check_server
+from .checks.settings import check_settings, check_views
 from .engine.owner import follow_django_tasks
 
 
@@ -16,7 +18,9 @@ class RedislockConfig(AppConfig):
     verbose_name: Any = _("Redis locks")
 
     def ready(self) -> None:
-        register_checks()
+        register(check_settings, Tags.caches)
+        register(check_server, Tags.caches, deploy=True)
+        register(check_views, Tags.urls, deploy=True)
         packages = {"django.tasks": VERSION >= (6,), "django_tasks": apps.is_installed("django_tasks")}
         for package, is_there in packages.items():  # Django's tasks, and the package that has them for Django 5.2
             if is_there:

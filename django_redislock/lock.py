@@ -26,9 +26,7 @@ from .conf import conf
 from .engine import Acquisition, Lease, Section, WithBlock, find, holds, twin
 from .exceptions import LockError, LockNotOwned
 from .fencing import claim
-from .inspection import LockInfo, LockStatus
-from .inspection.info import inspect, read_status
-from .inspection.intervention import resume, suspend
+from .inspection.info import LockInfo, LockStatus, inspect, read_status, resume, suspend
 from .open_transactions import warn_of_release
 from .options import LockOptions, check_timeout, read_options
 from .store.calls import read_holder

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from .base.display import printable
 from .conf import conf
 from .fencing import TABLE
-from .inspection import LockInfo
+from .inspection.info import LockInfo
 
 # No name has this character: it stands between an alias and a name. It also follows a name that is . or .. and has no
 # alias, since browsers drop these from a URL even when they are quoted.

@@ -16,9 +16,8 @@ from .base.steps import Steps, arun, run_blocking
 from .base.times import Seconds, monotonic
 from .engine import Acquisition, Lease, holds, twin
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
-from .inspection import LockStatus
-from .inspection.intervention import resume, suspend
-from .inspection.pools import PoolInfo, count_states, inspect_pool, read_items, read_keys
+from .inspection.info import LockStatus, resume, suspend
+from .inspection.lists import PoolInfo, count_states, inspect_pool, read_items, read_keys
 from .lock import Lock
 from .options import AcquireOptions, LockOptions, read_options
 from .store.calls_once import change_members, count_members, has_member, replace_members

@@ -14,7 +14,8 @@ import unittest
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -31,8 +32,8 @@ from .engine.runtime import runtime
 from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .fencing import FencedQuerySet
 from .fencing.table import write_fence
-from .inspection.info import inspect
-from .inspection.listing import read_matching
+from .inspection.info import LockInfo, inspect
+from .inspection.lists import read_matching
 from .lock import Lock
 from .signals import lock_acquired
 from .store import calls
@@ -203,7 +204,7 @@ def overtaken(
                 try:
                     watchdog.unwatch(lease)  # nothing tells its holder
                     run(calls.force(partition, lease.request.keys, name, lease.fence))
-                    _write_as_successor(_Successor(name, lease.fence + 1), database, rows)
+                    _write_as_successor(name, lease.fence + 1, database, rows)
                     overtakes.append(None)
                 except Exception as error:  # the signal would swallow it
                     overtakes.append(error)
@@ -219,20 +220,11 @@ def overtaken(
         raise AssertionError(f"Nobody acquired the lock {name!r} in this block, so nobody was overtaken.")
 
 
-class _Successor(NamedTuple):
-    """The lock of somebody else."""
-
-    name: str
-    fence: int
-
-    def check(self) -> None:
-        """It is held."""
-
-
-def _write_as_successor(lock: _Successor, database: str, rows: FencedQuerySet[Any] | None) -> None:
+def _write_as_successor(name: str, fence: int, database: str, rows: FencedQuerySet[Any] | None) -> None:
     with transaction.atomic(using=database):
-        write_fence(connections[database], lock.name, lock.fence, "somebody", None)
+        write_fence(connections[database], name, fence, "somebody", None)
         if rows is not None:
+            lock: Any = SimpleNamespace(name=name, fence=fence, check=lambda: None)  # that of somebody else
             rows.using(database).fenced(lock).update()
 
 
@@ -243,17 +235,10 @@ def redis_away(using: str | None = None) -> Iterator[None]:
     (``RETRY_FOR`` is 0.) Leases that are held are not renewed, and end by the local clock. The cache goes on.
     """
     store = get_store(using)
-
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise _away()
-
-    async def arefuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise _away()
-
     with ExitStack() as stack:
         stack.enter_context(pinned(RETRY_FOR=0.0))
-        stack.enter_context(patch.object(store.threads, "exchange", refuse))
-        stack.enter_context(patch.object(store, "aexchange", arefuse))
+        stack.enter_context(patch.object(store.threads, "exchange", _refuse))
+        stack.enter_context(patch.object(store, "aexchange", _arefuse))
         for node in list(store.nodes):
             # renewals use a connection again only for the same timeout: the next ones need a new one
             keywords = {**node.origin.keywords, "socket_timeout": 0.0}
@@ -266,16 +251,19 @@ def redis_away(using: str | None = None) -> Iterator[None]:
         yield
 
 
-def _away() -> ConnectionError:
-    return ConnectionError("out of reach inside django_redislock.testing.redis_away()")
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise ConnectionError("out of reach inside django_redislock.testing.redis_away()")
+
+
+async def _arefuse(*args: Any, **kwargs: Any) -> NoReturn:
+    _refuse()
 
 
 class _Nowhere(Connection):
     def __init__(self, **keywords: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # that of redis-py
 
-    def connect(self) -> None:
-        raise _away()
+    connect = _refuse
 
 
 # -- assertions --------------------------------------------------------------------------------------------------------
@@ -283,16 +271,20 @@ class _Nowhere(Connection):
 
 def assert_locked(name: str, *, using: str | None = None) -> None:
     """Assert that somebody holds the lock ``name``, here or elsewhere. To be suspended is not to be held."""
-    info = run(inspect(get_partition(using, check_name(name)), name, waiters=0))
+    info = _look(name, using)
     if info is None or not info.held:
-        everywhere = get_store(using).everywhere()
-        held = ", ".join(repr(lock.name) for lock in run(read_matching(everywhere, lambda name: True)))
+        locks = run(read_matching(get_store(using).everywhere(), lambda name: True))
+        held = ", ".join(repr(lock.name) for lock in locks)
         raise AssertionError(f"Nobody holds the lock {name!r}. The locks that are held: {held or 'none'}.")
 
 
 def assert_not_locked(name: str, *, using: str | None = None) -> None:
     """Assert that nobody holds the lock ``name``."""
-    info = run(inspect(get_partition(using, check_name(name)), name, waiters=0))
+    info = _look(name, using)
     if info is not None:
         state = f"held by {info.owner}" if info.held else "suspended"
         raise AssertionError(f"The lock {name!r} is {state} for {info.lease_left:.3g} s more.")
+
+
+def _look(name: str, using: str | None) -> LockInfo | None:
+    return run(inspect(get_partition(using, check_name(name)), name, waiters=0))

@@ -45,7 +45,7 @@ from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.waiters import Park, TaskWaiter
-from django_redislock.inspection.listing import read_page
+from django_redislock.inspection.lists import list_everywhere
 from django_redislock.options import Options
 from django_redislock.store import calls, calls_once
 from django_redislock.store import records as _keys
@@ -847,10 +847,13 @@ def refuse_subscription(patch: pytest.MonkeyPatch, ears: Ears, when: Callable[[i
     return refused
 
 
-def page(*order: str, last: int = 100, **options: Any) -> Any:
-    """The first ``last`` ``locks`` in this order (columns; ``-`` reverses one), out of the number of ``matching``, and
-    ``total``. ``options``: see read_page."""
-    return read_page(**{"cut": lambda count: slice(last), "order": order or ("name",), **options})
+def page(*order: str, words: str = "", using: str | None = None) -> Any:
+    """The ``locks`` in this order (columns; ``-`` reverses one) that have these ``words``, out of the ``total``."""
+    admin = import_module("django_redislock.admin.changelist")  # not every site of the tests has the admin
+    everyone = list_everywhere(using=using)
+    locks = admin.search(everyone, words)
+    admin.sort(locks, order or ("name",))
+    return SimpleNamespace(locks=locks, total=len(everyone))
 
 
 _claim: Any = import_module("django_redislock.fencing.claim")  # the package has a function of this name
@@ -901,7 +904,7 @@ def redis_py_lock(name: str, **options: Any) -> Any:
 
 def guard_programs_by(shell: str, patch: pytest.MonkeyPatch) -> None:
     """The shell that ends a program of ``redislocks run`` whose command was killed."""
-    patch.setattr("django_redislock.cli.program.SHELL", shell)
+    patch.setattr("django_redislock.cli.run.SHELL", shell)
 
 
 def inherit(lock: Lock) -> None:

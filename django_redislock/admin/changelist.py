@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
+from math import ceil
 from typing import Any
 
 from django.contrib.admin import ModelAdmin, SimpleListFilter
@@ -18,8 +20,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..base.display import duration, printable
 from ..exceptions import LockUnavailable
-from ..inspection import LockInfo
-from ..inspection.listing import Page, read_page
+from ..inspection.info import LockInfo
+from ..inspection.lists import list_everywhere
 from ..models import HeldLock
 from ..store.stores import get_stores
 
@@ -34,22 +36,45 @@ class AliasFilter(SimpleListFilter):
         return [(store.alias, store.alias) for store in get_stores()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset  # which has no rows: the list asks for using_of()
+        return queryset  # which has no rows: the list asks read_all()
 
 
-def using_of(request: HttpRequest) -> str | None:
-    """The alias that the list is filtered by; None: all of them."""
+def read_all(request: HttpRequest) -> list[LockInfo]:
+    """The held locks of the alias that the list is filtered by, or of all aliases."""
     alias = request.GET.get(AliasFilter.parameter_name)
     if alias is not None and alias not in [store.alias for store in get_stores()]:
         raise IncorrectLookupParameters
-    return alias
+    return list_everywhere(using=alias)
 
 
-MOST_WORDS = 20  # of a search: each costs time for each lock
+def search(locks: Iterable[LockInfo], text: str) -> list[LockInfo]:
+    """Those with all words of ``text`` in name or owner, ignoring case."""
+    words = text.casefold().split()
+    folded = [(lock, lock.name.casefold(), lock.owner.casefold()) for lock in locks]
+    return [lock for lock, name, owner in folded if all(word in name or word in owner for word in words)]
+
+
+def sort(locks: list[LockInfo], order: Sequence[str]) -> None:
+    """``order`` names columns, the first one counts most, ``-`` reverses one."""
+    for column in reversed(order):
+        locks.sort(key=partial(_value, column.removeprefix("-")), reverse=column.startswith("-"))
+
+
+def _value(column: str, lock: LockInfo) -> Any:
+    if column == "waiters":
+        return lock.waiters + lock.pool_waiters
+    return getattr(lock, "name" if column in ("key", "pk") else column)
+
+
+class _Rows(list[LockInfo]):
+    """What ChangeList asks of a query, of the locks that were read."""
+
+    def _clone(self) -> list[LockInfo]:
+        return self
 
 
 class LockChangeList(ChangeList):
-    """Sorted, searched and cut by :func:`read_page`. A page that no longer exists shows the last one."""
+    """A page that no longer exists shows the last one."""
 
     model_admin: Any  # a LockAdmin
     unknown: bool = False  # how many locks there are, while Redis cannot be reached
@@ -57,46 +82,20 @@ class LockChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         if self.get_filters_params().keys() - {AliasFilter.parameter_name}:
             raise IncorrectLookupParameters
-        words = self.query.split()
-        if len(words) > MOST_WORDS:
-            self.model_admin.tell_too_many_words(request, MOST_WORDS)
-            raise IncorrectLookupParameters
-        using = using_of(request)
         try:
-            page = read_page(
-                cut=lambda count: self._cut(request, count),
-                words=words,
-                order=self._order(request),
-                using=using,
-            )
+            locks = read_all(request)
         except LockUnavailable as error:
             if "action" not in request.POST:  # an action redirects to this list, which says it then
                 self.model_admin.tell_unavailable(request, error)
-            page, self.unknown = Page([], 0, 0), True
-            self._cut(request, 0)
-        self.result_list: Any = [HeldLock.of(lock) for lock in page.locks]
-        self.full_result_count: int = page.total
-        self.show_full_result_count = True
-        self.show_admin_actions: bool = page.total > 0
-
-    def _order(self, request: HttpRequest) -> list[str]:
-        order = []
-        for field in map(str, self.get_ordering(request, self.root_queryset)):
-            sign, column = field[: field.startswith("-")], field.removeprefix("-")
-            order.append(sign + ("name" if column in ("key", "pk") else column))
-        return order
-
-    def _cut(self, request: HttpRequest, count: int) -> slice:
-        """Which of the ``count`` matching locks this page shows. Sets what Django's templates need for the pages."""
-        self.result_count = count
-        self.can_show_all: bool = count <= self.list_max_show_all
-        self.multi_page: bool = count > self.list_per_page
-        rows: Any = range(count)
-        self.paginator: Any = self.model_admin.get_paginator(request, rows, self.list_per_page)
-        self.page_num: int = max(1, min(self.page_num, self.paginator.num_pages))
-        if not self.multi_page or (self.show_all and self.can_show_all):
-            return slice(count)
-        return slice((self.page_num - 1) * self.list_per_page, self.page_num * self.list_per_page)
+            locks, self.unknown = [], True
+        rows = _Rows(search(locks, self.query))
+        sort(rows, list(map(str, self.get_ordering(request, self.root_queryset))))
+        self.queryset: Any = rows
+        self.page_num: int = min(self.page_num, max(1, ceil(len(rows) / self.list_per_page)))
+        super().get_results(request)
+        self.result_list: Any = [HeldLock.of(lock) for lock in self.result_list]
+        self.full_result_count: int = len(locks)
+        self.show_admin_actions: bool = bool(locks)
 
 
 def record(user_pk: Any, locks: Iterable[LockInfo], by: str = "") -> None:

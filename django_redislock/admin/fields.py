@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,44 +17,96 @@ from django.utils.translation import gettext_lazy as _
 
 from ..base.display import duration, printable
 from ..base.names import split_member
-from ..inspection import LockInfo, LockStatus, SuspensionInfo, WaiterInfo
+from ..inspection.info import LockInfo, LockStatus, WaiterInfo
 from ..models import HeldLock
+
+
+def _field(title: Any, show: Callable[[HeldLock], Any], ordering: str | None = None) -> Callable[..., Any]:
+    """A column or a field of this title. ``ordering``: the column of the model by which it is sorted."""
+    return admin.display(description=title, ordering=ordering)(lambda self, lock: show(lock))
+
+
+def _lease_left(lock: HeldLock) -> str:
+    left = duration(lock.lease_left, gettext)
+    return gettext("%(duration)s (being handed over)") % {"duration": left} if _info(lock).handed_over else left
+
+
+def _waiters(lock: HeldLock) -> str:
+    of_pool = _info(lock).pool_waiters
+    if not of_pool:
+        return str(lock.waiters)
+    return gettext("%(own)d, and %(any)d for any member of the pool") % {"own": lock.waiters, "any": of_pool}
+
+
+def _state(lock: HeldLock) -> str:
+    if lock.info is None:
+        return gettext("Nobody holds this lock now.")
+    suspension, held = lock.info.suspension, lock.info.held
+    if suspension is None:
+        return gettext("Somebody else has written it, or removed its expiry.")
+    text = gettext("Suspended by %(owner)s for another %(duration)s: nobody acquires it until then.")
+    if held:
+        text = gettext("As soon as nobody holds it: suspended by %(owner)s, for another %(duration)s from now.")
+    text %= {"owner": printable(suspension.owner), "duration": duration(suspension.left, gettext)}
+    return f"{text}\n{_lines(suspension.note)}" if held and suspension.note else text
+
+
+def _held_since(lock: HeldLock) -> str:
+    facts = {"duration": duration(lock.held_for, gettext), "time": _time(_info(lock).since)}
+    return gettext("%(duration)s, since %(time)s") % facts
+
+
+def _expires(lock: HeldLock) -> str:
+    if _info(lock).status is LockStatus.ERROR or _info(lock).handed_over:
+        return _lease_left(lock)
+    facts = {"duration": duration(lock.lease_left, gettext), "time": _time(_info(lock).expires)}
+    return gettext("%(duration)s, until %(time)s unless it is renewed") % facts
+
+
+def _queue(waiters: Sequence[WaiterInfo], count: int) -> str:
+    if not waiters:
+        return gettext("Nobody is waiting.")
+    titles = ("#", _("Owner"), _("Waited"), _("Process"), _("Note"))
+    lines = [
+        (
+            place,
+            printable(waiter.owner),
+            duration(waiter.waited, gettext),
+            gettext("gone") if waiter.gone else "",
+            linebreaksbr(_lines(waiter.note), autoescape=True),
+        )
+        for place, waiter in enumerate(waiters, 1)
+    ]
+    columns = [column for column in zip(titles, *lines, strict=True) if any(column[1:])]
+    head = format_html_join("", '<th scope="col">{}</th>', [column[:1] for column in columns])
+    cells = "<td>{}</td>" * len(columns)
+    rows = format_html_join("", f"<tr>{cells}</tr>", zip(*(column[1:] for column in columns), strict=True))
+    rest = more(count - len(waiters))
+    return format_html(
+        '<table class="redislock-queue"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}', head, rows, rest
+    )
 
 
 class LockFields:
     """The part of LockAdmin that says what is shown."""
 
-    # -- columns of the list -----------------------------------------------------------------------------------------
+    # the columns of the list
+    shown_name = _field(_("name"), str, "key")
+    shown_alias = _field(_("cache alias"), lambda lock: printable(lock.alias))
+    shown_owner = _field(_("owner"), lambda lock: printable(lock.owner), "owner")
+    shown_held_for = _field(_("held for"), lambda lock: duration(lock.held_for, gettext), "held_for")
+    shown_lease_left = _field(_("lease left"), _lease_left, "lease_left")
+    shown_waiters = _field(_("waiters"), _waiters, "waiters")
 
-    @admin.display(description=_("name"), ordering="key")
-    def shown_name(self, lock: HeldLock) -> str:
-        return str(lock)
-
-    @admin.display(description=_("cache alias"))
-    def shown_alias(self, lock: HeldLock) -> str:
-        return printable(lock.alias)
-
-    @admin.display(description=_("owner"), ordering="owner")
-    def shown_owner(self, lock: HeldLock) -> str:
-        return printable(lock.owner)
-
-    @admin.display(description=_("held for"), ordering="held_for")
-    def shown_held_for(self, lock: HeldLock) -> str:
-        return duration(lock.held_for, gettext)
-
-    @admin.display(description=_("lease left"), ordering="lease_left")
-    def shown_lease_left(self, lock: HeldLock) -> str:
-        left = duration(lock.lease_left, gettext)
-        return gettext("%(duration)s (being handed over)") % {"duration": left} if _info(lock).handed_over else left
-
-    @admin.display(description=_("waiters"), ordering="waiters")
-    def shown_waiters(self, lock: HeldLock) -> str:
-        of_pool = _info(lock).pool_waiters
-        if not of_pool:
-            return str(lock.waiters)
-        return gettext("%(own)d, and %(any)d for any member of the pool") % {"own": lock.waiters, "any": of_pool}
-
-    # -- the page of a lock ------------------------------------------------------------------------------------------
+    # on the page of a lock
+    state = _field(_("state"), _state)
+    note = _field(_("note"), lambda lock: _lines(_info(lock).note))
+    held_since = _field(_("held for"), _held_since)
+    expires = _field(_("lease left"), _expires)
+    token_hint = _field(_("token"), lambda lock: printable(_info(lock).token_hint))
+    queue = _field(_("in order"), lambda lock: _queue(_info(lock).queue, _info(lock).waiters))
+    pool_waiters = _field(_("waiters"), lambda lock: _info(lock).pool_waiters)
+    pool_queue = _field(_("in order"), lambda lock: _queue(_info(lock).pool_queue, _info(lock).pool_waiters))
 
     def get_fieldsets(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
         if obj is None or obj.info is None:
@@ -74,88 +126,12 @@ class LockFields:
     def get_readonly_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
         return [field for _, options in self.get_fieldsets(request, obj) for field in options["fields"]]
 
-    @admin.display(description=_("state"))
-    def state(self, lock: HeldLock) -> str:
-        if lock.info is None:
-            return gettext("Nobody holds this lock now.")
-        if lock.info.suspension is not None:
-            return self._suspended(lock.info.suspension, held=lock.info.held)
-        return gettext("Somebody else has written it, or removed its expiry.")
-
-    def _suspended(self, suspension: SuspensionInfo, *, held: bool) -> str:
-        text = gettext("Suspended by %(owner)s for another %(duration)s: nobody acquires it until then.")
-        if held:
-            text = gettext("As soon as nobody holds it: suspended by %(owner)s, for another %(duration)s from now.")
-        text %= {"owner": printable(suspension.owner), "duration": duration(suspension.left, gettext)}
-        return f"{text}\n{_lines(suspension.note)}" if held and suspension.note else text
-
-    @admin.display(description=_("note"))
-    def note(self, lock: HeldLock) -> str:
-        return _lines(_info(lock).note)
-
-    @admin.display(description=_("held for"))
-    def held_since(self, lock: HeldLock) -> str:
-        return gettext("%(duration)s, since %(time)s") % {
-            "duration": duration(lock.held_for, gettext),
-            "time": _time(_info(lock).since),
-        }
-
-    @admin.display(description=_("lease left"))
-    def expires(self, lock: HeldLock) -> str:
-        if _info(lock).status is LockStatus.ERROR or _info(lock).handed_over:
-            return self.shown_lease_left(lock)
-        return gettext("%(duration)s, until %(time)s unless it is renewed") % {
-            "duration": duration(lock.lease_left, gettext),
-            "time": _time(_info(lock).expires),
-        }
-
-    @admin.display(description=_("token"))
-    def token_hint(self, lock: HeldLock) -> str:
-        return printable(_info(lock).token_hint)
-
-    @admin.display(description=_("in order"))
-    def queue(self, lock: HeldLock) -> str:
-        return self._table(_info(lock).queue, _info(lock).waiters)
-
-    @admin.display(description=_("waiters"))
-    def pool_waiters(self, lock: HeldLock) -> int:
-        return _info(lock).pool_waiters
-
-    @admin.display(description=_("in order"))
-    def pool_queue(self, lock: HeldLock) -> str:
-        return self._table(_info(lock).pool_queue, _info(lock).pool_waiters)
-
-    def _table(self, waiters: Sequence[WaiterInfo], count: int) -> str:
-        if not waiters:
-            return gettext("Nobody is waiting.")
-        gone, note = any(waiter.gone for waiter in waiters), any(waiter.note for waiter in waiters)
-        table: list[tuple[object, ...]] = [
-            (
-                place,
-                printable(waiter.owner),
-                duration(waiter.waited, gettext),
-                *[gettext("gone") if waiter.gone else ""] * gone,
-                *[linebreaksbr(_lines(waiter.note), autoescape=True)] * note,
-            )
-            for place, waiter in enumerate(waiters, 1)
-        ]
-        titles = ["#", _("Owner"), _("Waited"), *[_("Process")] * gone, *[_("Note")] * note]
-        head = format_html_join("", '<th scope="col">{}</th>', [[title] for title in titles])
-        cells = "<td>{}</td>" * len(titles)
-        rows = format_html_join("", f"<tr>{cells}</tr>", table)
-        rest = more(count - len(waiters))
-        return format_html(
-            '<table class="redislock-queue"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}', head, rows, rest
-        )
-
-    # -- a line ------------------------------------------------------------------------------------------------------
-
     def describe(self, lock: HeldLock) -> str:
         return gettext("%(name)s, held for %(duration)s by %(owner)s, %(waiters)d waiting") % {
             "name": lock,
             "duration": duration(lock.held_for or 0, gettext),
             "owner": printable(lock.owner),
-            "waiters": 0 if lock.info is None else lock.info.waiters + lock.info.pool_waiters,
+            "waiters": 0 if lock.info is None else _info(lock).waiters + _info(lock).pool_waiters,
         }
 
 

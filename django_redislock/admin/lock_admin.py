@@ -4,12 +4,12 @@ which is to be read only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -25,13 +25,11 @@ from ..base.names import is_name
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..fencing import MARK
-from ..inspection import LockInfo, force_release, get_lock
-from ..inspection.listing import read_page
+from ..inspection.info import LockInfo, force_release, get_lock
 from ..models import Fence, HeldLock
 from ..store.aliases import lock_aliases
-from ..store.reading import batches
 from ..store.stores import get_partition, get_stores
-from .changelist import AliasFilter, LockChangeList, record, using_of
+from .changelist import AliasFilter, LockChangeList, read_all, record, search
 from .fields import LockFields, more
 
 if TYPE_CHECKING:
@@ -44,8 +42,16 @@ REFRESH = 5  # seconds
 SHOWN = 100  # names on a confirmation page
 
 
+class _ReadOnly:
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
 @admin.register(HeldLock)
-class LockAdmin(LockFields, LockModelAdmin):
+class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
     """Needs no table: everything comes from Redis, at the moment of the request.
 
     ``view`` and ``delete`` are the permissions; to delete a lock is to force-release it.
@@ -90,14 +96,6 @@ class LockAdmin(LockFields, LockModelAdmin):
     def get_list_filter(self, request: HttpRequest) -> Any:
         return [AliasFilter] if _has_several_aliases() else []
 
-    # -- permissions -------------------------------------------------------------------------------------------------
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
-        return False
-
     # -- views -------------------------------------------------------------------------------------------------------
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
@@ -105,11 +103,11 @@ class LockAdmin(LockFields, LockModelAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> HeldLock | None:
         """A lock that nobody holds has a page and a history too. None for what cannot be a name."""
-        key = HeldLock(key=object_id)
-        if not _can_exist(key):
+        lock = HeldLock(key=object_id)
+        if not is_name(lock.name) or (lock.using is not None and lock.using not in lock_aliases(conf().CACHE)):
             return None
-        info = get_lock(key.name, using=key.using)
-        return key if info is None else HeldLock.of(info)
+        info = get_lock(lock.name, using=lock.using)
+        return lock if info is None else HeldLock.of(info)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         return super().changelist_view(request, {"title": gettext("Held locks"), **(extra_context or {})})
@@ -120,31 +118,26 @@ class LockAdmin(LockFields, LockModelAdmin):
         context = {"title": gettext("Lock"), **(extra_context or {})}
         return self._guard(request, self.has_view_permission, super().change_view, object_id, form_url, context)
 
-    def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        return self._guard(request, self.has_view_permission, super().history_view, object_id, extra_context)
+    def history_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return self._guard(request, self.has_view_permission, super().history_view, *args, **kwargs)
 
-    def delete_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        context = {"title": gettext("Force-release the lock"), **(extra_context or {})}
-        return self._guard(request, self.has_delete_permission, super().delete_view, object_id, context)
+    def delete_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
+        return self._guard(request, self.has_delete_permission, self._ask_or_release, [unquote(object_id)], one=True)
 
     def _guard(
-        self, request: HttpRequest, allowed: Callable[..., bool], view: Callable[..., HttpResponse], *args: Any
+        self, request: HttpRequest, allowed: Callable[..., bool], view: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
         """Ask Redis only for users with the permission; if it cannot be reached, the list says so."""
         if not allowed(request):
             raise PermissionDenied
         try:
-            return view(request, *args)
+            shown: HttpResponse | None = view(request, *args, **kwargs)
         except LockUnavailable as error:
+            shown = None
             if not self.has_view_permission(request):
                 self.tell_unavailable(request, error)
-            return self._back(request)
-
-    def _back(self, request: HttpRequest) -> HttpResponse:
+        if shown is not None:
+            return shown
         page = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
         page = page if self.has_view_permission(request) else "index"
         return HttpResponseRedirect(reverse(f"admin:{page}", current_app=self.admin_site.name))
@@ -153,53 +146,43 @@ class LockAdmin(LockFields, LockModelAdmin):
         text = gettext("Could not read the locks from Redis: %(error)s") % {"error": error}
         self.message_user(request, text, messages.ERROR, extra_tags="redislock-down")
 
-    def tell_too_many_words(self, request: HttpRequest, most: int) -> None:
-        text = gettext("Nothing was searched: give at most %(most)d words.") % {"most": most}
-        self.message_user(request, text, messages.ERROR)
-
     # -- force-release -----------------------------------------------------------------------------------------------
-
-    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """What the confirmation shows. Nothing depends on a lock but its waiters."""
-        return [self.describe(lock) for lock in objs], {self.opts.verbose_name_plural: len(objs)}, set(), []
-
-    def log_deletions(self, request: HttpRequest, queryset: Any) -> list[LogEntry]:
-        """Nothing yet: Django calls this before it deletes. :meth:`release` logs what was really released."""
-        return []
-
-    def delete_model(self, request: HttpRequest, obj: HeldLock) -> None:
-        self.release(request, [obj], lambda lock: _number(request.POST.get("fence"), lock.fence or 0))
-
-    def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> HttpResponse:
-        return self._back(request)
 
     @admin.action(permissions=["delete"], description=_("Force-release selected locks"))
     def delete_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Ask first. ``queryset`` knows nothing of Redis: the names are in the request."""
-        keys = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
-        across = request.POST.get("select_across") == "1"
+        """``queryset`` knows nothing of Redis: the names are in the request."""
         try:
-            locks = self.found(request) if across else self.selected(keys)
+            return self._ask_or_release(request, request.POST.getlist(helpers.ACTION_CHECKBOX_NAME))
         except LockUnavailable:
             return None  # the list says so
+
+    def _ask_or_release(self, request: HttpRequest, keys: Sequence[str], *, one: bool = False) -> HttpResponse | None:
+        """Ask first; once that is confirmed, or nobody holds the locks any more, tell the user so and return None.
+
+        A lock that was acquired after the user saw the question is spared: it has a higher fence than any had then of
+        those that draw from the same numbers.
+        """
+        across = not one and request.POST.get("select_across") == "1"
+        if across:  # all that the list of this request shows, on whichever page
+            locks = [HeldLock.of(lock) for lock in search(read_all(request), request.GET.get("q", ""))]
+        else:
+            found = [self.get_object(request, key) for key in dict.fromkeys(keys)]
+            locks = [lock for lock in found if lock is not None and lock.info is not None]
         if not all(self.has_delete_permission(request, lock) for lock in locks):
             raise PermissionDenied
-        highest: dict[str, int] = {}
-        for lock in locks:
-            field = _fence_field(lock)
-            highest[field] = max(lock.fence, highest.get(field, 0))
+        # in the order of their fences, so that of each field the highest one stays
+        highest = {_fence_field(lock): lock.fence for lock in sorted(locks, key=lambda lock: lock.fence)}
         if request.POST.get("post"):
-            gone = 0 if across else len(set(keys)) - len(locks)
-            fences = _fences(request) or highest
-            self.release(request, locks, lambda lock: fences.get(_fence_field(lock), 0), gone)
+            self._release(request, locks, _fences(request) or highest, 0 if across else len({*keys}) - len(locks))
             return None
         if not locks:
             self.message_user(request, gettext("Nobody holds these locks any more."), messages.WARNING)
             return None
         context = {
             **self.admin_site.each_context(request),
-            "title": gettext("Force-release locks"),
+            "title": gettext("Force-release the lock") if one else gettext("Force-release locks"),
             "subtitle": None,
+            "object": locks[0] if one else None,
             "opts": self.opts,
             "media": self.media,
             "locks": [self.describe(lock) for lock in locks[:SHOWN]],
@@ -214,51 +197,29 @@ class LockAdmin(LockFields, LockModelAdmin):
         ours = "admin/django_redislock/heldlock/delete_selected_confirmation.html"
         return TemplateResponse(request, self.delete_selected_confirmation_template or ours, context)
 
-    def found(self, request: HttpRequest) -> list[HeldLock]:
-        """All that the list of this request shows, on whichever page."""
-        words, using = request.GET.get("q", "").split(), using_of(request)
-        return [HeldLock.of(lock) for lock in read_page(words=words, using=using).locks]
-
-    def selected(self, keys: Iterable[str]) -> list[HeldLock]:
-        names: dict[str | None, set[str]] = {}
-        for lock in filter(_can_exist, (HeldLock(key=key) for key in keys)):
-            names.setdefault(lock.using, set()).add(lock.name)
-        pages = [read_page(names=of, using=using or conf().CACHE) for using, of in names.items()]
-        return [HeldLock.of(lock) for page in pages for lock in page.locks]
-
-    def release(
-        self, request: HttpRequest, locks: Collection[HeldLock], highest: Callable[[HeldLock], int], gone: int = 0
-    ) -> None:
-        """Force-release these locks, log it in their histories, and tell the user.
-
-        A lock that was acquired after the user saw the confirmation is spared: it has a higher fence than any had then
-        of those that draw from the same numbers (``highest``). ``gone`` locks were free already.
-        """
-        count, by = 0, f"{printable(request.user.get_username())} in the admin"
+    def _release(self, request: HttpRequest, locks: Sequence[HeldLock], fences: dict[str, int], gone: int) -> None:
+        """Force-release these locks, log it in their histories, and tell the user. ``gone`` locks were free already."""
+        by = f"{printable(request.user.get_username())} in the admin"
+        outcomes: list[LockInfo | None] = []
         try:
-            for batch in batches(list(locks)):
-                released: list[LockInfo] = []
-                try:
-                    for lock in batch:
-                        info = force_release(lock.name, using=lock.using, by=by, fence=highest(lock))
-                        if info is not None:
-                            released.append(info)
-                finally:
-                    count += len(released)
-                    record(request.user.pk, released)
-            gone += len(locks) - count
+            for lock in locks:
+                fence = fences.get(_fence_field(lock), 0)
+                outcomes.append(force_release(lock.name, using=lock.using, by=by, fence=fence))
         except LockUnavailable as error:
-            left = len(locks) - count
+            left = len(locks) - len(outcomes)
             text = ngettext(
                 "Redis stopped responding, %(count)d lock was not force-released: %(error)s",
                 "Redis stopped responding, %(count)d locks were not force-released: %(error)s",
                 left,
             )
             self.message_user(request, text % {"count": left, "error": error}, messages.ERROR)
-        if count:
+        finally:
+            released = [info for info in outcomes if info is not None]
+            record(request.user.pk, released)
+        if count := len(released):
             text = ngettext("%(count)d lock was force-released.", "%(count)d locks were force-released.", count)
             self.message_user(request, text % {"count": count}, messages.SUCCESS)
-        if gone:
+        if gone := gone + outcomes.count(None):
             text = ngettext(
                 "%(count)d lock was left alone: its holder had changed or was gone.",
                 "%(count)d locks were left alone: their holders had changed or were gone.",
@@ -274,10 +235,6 @@ def _has_several_aliases() -> bool:
         return False
 
 
-def _can_exist(lock: HeldLock) -> bool:
-    return is_name(lock.name) and (lock.using is None or lock.using in lock_aliases(conf().CACHE))
-
-
 def _fence_field(lock: HeldLock) -> str:
     """The form field for the highest fence among the locks that share this one's fence counter.
 
@@ -289,16 +246,12 @@ def _fence_field(lock: HeldLock) -> str:
 
 def _fences(request: HttpRequest) -> dict[str, int]:
     """The highest fences that the user saw, by field."""
-    given = {field: _number(text, -1) for field, text in request.POST.items() if field.startswith("fence:")}
-    return {field: fence for field, fence in given.items() if fence >= 0}
-
-
-def _number(text: Any, default: int) -> int:
-    return int(text) if text and text.isdecimal() and len(text) < 20 else default
+    given = {field: str(text) for field, text in request.POST.items() if field.startswith("fence:")}
+    return {field: int(text) for field, text in given.items() if text.isdecimal() and len(text) < 20}
 
 
 @admin.register(Fence)
-class FenceAdmin(FenceModelAdmin):
+class FenceAdmin(_ReadOnly, FenceModelAdmin):
     """``view`` is the only permission: a fence that is changed by hand can let a stale holder in."""
 
     list_display: tuple[str, ...] = ("shown_name", "fence", "claimed")
@@ -313,12 +266,6 @@ class FenceAdmin(FenceModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Fence]:
         rows: QuerySet[Fence] = super().get_queryset(request).exclude(key=MARK)
         return rows
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Fence | None = None) -> bool:
-        return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Fence | None = None) -> bool:
         return False

@@ -24,7 +24,6 @@ from ..store.wire import PASSING, Command, exchange
 
 PATIENCE = 2.0  # seconds to connect, and for each answer
 OLDEST, OLDEST_CLUSTER = (6, 2), (7, 0)
-_FACT = re.compile(r"^([a-z_]+):(.*?)\r?$", re.M)  # of an answer to INFO
 
 
 def check_server(**kwargs: Any) -> list[CheckMessage]:
@@ -35,42 +34,58 @@ def check_server(**kwargs: Any) -> list[CheckMessage]:
         return []  # reported by the other checks
     except LockUnavailable as error:
         return [_unseen(conf().CACHE, error)]
-    return [message for store in stores for message in _check(store)]
+    # what all nodes of a cluster have in common is told once
+    return list({str(each): each for store in stores if not store.memory for each in _check(store)}.values())
 
 
-def _check(store: LockStore) -> list[CheckMessage]:
-    if store.memory:
-        return []
+def _check(store: LockStore) -> Iterator[CheckMessage]:
     try:
-        # any partition of each node of a cluster: what differs from node to node is told once for each
-        partitions = list({store.node_of(tag): store.partition(tag) for tag in range(store.tags)}.values())
+        # any partition of each node
+        partitions = {store.node_of(tag): store.partition(tag) for tag in range(store.tags)}.values()
     except Exception as error:  # whatever the site's own connection class or credential provider raises
-        return [_unseen(store.alias, error)]
-    found = [message for partition in partitions for message in _check_node(partition)]
-    return list({str(message): message for message in found}.values())
-
-
-def _check_node(partition: Partition) -> Iterator[CheckMessage]:
-    try:
-        info, cluster, probe, *rights = _ask(partition, listening=not conf().POLL)
-    except Exception as error:  # see _check()
-        yield _unseen(partition.alias, error)
+        yield _unseen(store.alias, error)
         return
-    found = list(_cluster(partition, dict(_FACT.findall(str(cluster)))))
-    if isinstance(info, ResponseError):
-        yield _unseen(partition.alias, info)
-    else:
-        facts = dict(_FACT.findall(info))
-        if facts.get("slave_read_only") == "1":
-            found.append(_useless(partition, "it is a read-only replica"))
-        found += [*_version(partition, facts), *_eviction(partition, facts), *_replicas(partition, facts)]
-    yield from found
-    if _is_refusal(probe):
-        yield _useless(partition, probe)
-        return
-    yield from _rights(partition, [str(answer) for answer in rights if _is_refusal(answer)])
-    if not any(isinstance(message, Error) for message in found):
+    for partition in partitions:
+        try:
+            info, rights = _ask(partition)
+        except Exception as error:  # see above
+            yield _unseen(partition.alias, error)
+            continue
+        if isinstance(info, ResponseError):
+            found = [_unseen(partition.alias, info)]
+        else:
+            found = list(_read(partition, dict(re.findall(r"^([a-z_]+):(.*?)\r?$", info.decode(), re.M))))
+        yield from found
+        if any(isinstance(message, Error) for message in found):
+            continue
+        if errors := [str(answer) for answer in rights if _is_refusal(answer)]:
+            yield Warning(
+                f"{_server(partition.alias)} denies the user the channel that wakes waiters, so they have to poll: "
+                f"{'; '.join(errors)}",
+                hint=f"Grant the user the channels: ACL SETUSER ... +@pubsub &{partition.prefix}*",
+                id="django_redislock.W006",
+            )
         yield from _use(partition)
+
+
+def _ask(partition: Partition) -> tuple[Any, list[Any]]:
+    """The replies to INFO and, where waiters listen, to a script's PUBLISH and a SUBSCRIBE; errors are among them."""
+    # subscribing comes last: after it, the connection is for messages
+    verb = "SSUBSCRIBE" if partition.store.clustered else "SUBSCRIBE"
+    commands: list[Command] = [("INFO",), probe_command(partition), (verb, partition.channel)]
+    origin = partition.node.origin
+    connection = origin.connection(min(PATIENCE, origin.timeout))
+    try:
+        connection.connect()
+        info, probe, subscribed = exchange(connection, commands)
+    finally:
+        connection.disconnect()
+    # a script that cannot run at all is for _use() to tell
+    return info, [] if conf().POLL or not isinstance(probe, list) else [probe[0], subscribed]
+
+
+def _is_refusal(answer: Any) -> bool:
+    return isinstance(answer, ResponseError) and not isinstance(answer, PASSING)
 
 
 def _use(partition: Partition) -> Iterator[CheckMessage]:
@@ -78,8 +93,7 @@ def _use(partition: Partition) -> Iterator[CheckMessage]:
     try:
         run(_use_lock(partition, f"check:{secrets.token_hex(8)}", by=monotonic() + PATIENCE))
     except LockUnavailable as error:
-        trouble = str(error).partition(f"(cache alias {partition.alias!r}): ")[2].rstrip(".")
-        yield _useless(partition, trouble) if _is_refusal(error.__cause__) else _unseen(partition.alias, error)
+        yield (_useless if _is_refusal(error.__cause__) else _unseen)(partition.alias, error)
     finally:
         partition.store.threads.drop_idle()
 
@@ -98,39 +112,8 @@ def _use_lock(partition: Partition, name: str, by: float) -> Steps[None]:
     yield from calls.release(holder, unknown=True, until=until, by=by)
 
 
-def _ask(partition: Partition, *, listening: bool) -> list[Any]:
-    """The replies to INFO, to CLUSTER INFO and to a script; where waiters listen, also to its PUBLISH and a SUBSCRIBE.
-
-    Errors are among them. CLUSTER INFO takes a right that a user needs nowhere else: a server without cluster mode is
-    not asked, and "" stands for its reply.
-    """
-    # subscribing comes last: after it, the connection is for messages
-    verb = "SSUBSCRIBE" if partition.store.clustered else "SUBSCRIBE"
-    commands: list[Command] = [probe_command(partition), *[(verb, partition.channel)] * listening]
-    origin = partition.node.origin
-    connection = origin.connection(min(PATIENCE, origin.timeout))
-    try:
-        connection.connect()
-        info, cluster = _text(exchange(connection, [("INFO",)])[0]), ""
-        if "cluster_enabled:1" in str(info):
-            cluster = _text(exchange(connection, [("CLUSTER", "INFO")])[0])
-        probe, *subscribed = exchange(connection, commands)
-    finally:
-        connection.disconnect()
-    published = probe[:1] if listening and isinstance(probe, list) else []
-    return [info, cluster, probe, *published, *subscribed]
-
-
-def _is_refusal(answer: Any) -> bool:
-    return isinstance(answer, ResponseError) and not isinstance(answer, PASSING)
-
-
-def _text(answer: Any) -> Any:
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
-
-
-def _server(alias: str, article: str = "The") -> str:
-    return f"{article} Redis server used for locks (cache alias {alias!r})"
+def _server(alias: str, the: str = "The") -> str:
+    return f"{the} Redis server used for locks (cache alias {alias!r})"
 
 
 def _unseen(alias: str, trouble: Exception) -> CheckMessage:
@@ -141,44 +124,42 @@ def _unseen(alias: str, trouble: Exception) -> CheckMessage:
     )
 
 
-def _useless(partition: Partition, trouble: object) -> CheckMessage:
+def _useless(alias: str, trouble: Exception) -> CheckMessage:
+    reason = str(trouble).partition(f"(cache alias {alias!r}): ")[2].rstrip(".")
     return Error(
-        f"{_server(partition.alias)} refuses all locks: {trouble}.",
+        f"{_server(alias)} refuses all locks: {reason}.",
         hint='Use a master, and a user with the rights on the page "A Redis user for the locks" of the documentation.',
         id="django_redislock.E008",
     )
 
 
-def _version(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
-    text = facts.get("redis_version", "")
-    numbers = tuple(map(int, re.findall(r"\d+", text)))
-    least = OLDEST_CLUSTER if partition.store.clustered else OLDEST
-    if not numbers or numbers >= least:
-        return
-    oldest = ".".join(map(str, least))
-    yield Error(
-        f"{_server(partition.alias)} is version {text}; locks "
-        f"{'on a cluster ' if partition.store.clustered else ''}need {oldest} or later.",
-        hint=f"Upgrade to Redis {oldest} or later, or to Valkey.",
-        id="django_redislock.E006",
-    )
-
-
-def _eviction(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
+def _read(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
+    """What the answer to INFO says."""
+    server, clustered = _server(partition.alias), partition.store.clustered
+    if facts.get("cluster_enabled") == "1" and not clustered:
+        yield Error(
+            f"{server} is a node of a Redis Cluster, which may move the locks to another node.",
+            hint="Set REDISLOCK['CLUSTER'] to True, or to a list with this alias.",
+            id="django_redislock.E007",
+        )
+    version = facts.get("redis_version", "")
+    numbers, least = tuple(map(int, re.findall(r"\d+", version))), OLDEST_CLUSTER if clustered else OLDEST
+    if numbers and numbers < least:
+        oldest = ".".join(map(str, least))
+        yield Error(
+            f"{server} is version {version}; locks {'on a cluster ' * clustered}need {oldest} or later.",
+            hint=f"Upgrade to Redis {oldest} or later, or to Valkey.",
+            id="django_redislock.E006",
+        )
     policy = facts.get("maxmemory_policy", "noeviction")
-    if policy == "noeviction":
-        return
-    when = "as soon as it has a memory limit" if facts.get("maxmemory") == "0" else "when its memory is full"
-    yield Warning(
-        f"{_server(partition.alias)} evicts keys {when} (maxmemory-policy "
-        f"{policy}): locks have a TTL and may be among them.",
-        hint="Give the locks a server with maxmemory-policy noeviction. Then extend() each pool with its members: "
-        "this brings back those that an eviction took.",
-        id="django_redislock.W005",
-    )
-
-
-def _replicas(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
+    if policy != "noeviction":
+        when = "as soon as it has a memory limit" if facts.get("maxmemory") == "0" else "when its memory is full"
+        yield Warning(
+            f"{server} evicts keys {when} (maxmemory-policy {policy}): locks have a TTL and may be among them.",
+            hint="Give the locks a server with maxmemory-policy noeviction. Then extend() each pool with its members: "
+            "this brings back those that an eviction took.",
+            id="django_redislock.W005",
+        )
     wanted, there = conf().REPLICAS, int(facts.get("connected_slaves", 0))
     if there < wanted:
         yield Warning(
@@ -186,23 +167,4 @@ def _replicas(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMess
             f"{_server(partition.alias, 'the')} has {there}: no lock could be acquired.",
             hint="Add replicas, or ask for fewer.",
             id="django_redislock.W009",
-        )
-
-
-def _cluster(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
-    if not partition.store.clustered and int(facts.get("cluster_known_nodes", 1)) != 1:
-        yield Error(
-            f"{_server(partition.alias)} is a node of a Redis Cluster, which may move the locks to another node.",
-            hint="Set REDISLOCK['CLUSTER'] to True, or to a list with this alias.",
-            id="django_redislock.E007",
-        )
-
-
-def _rights(partition: Partition, errors: list[str]) -> Iterator[CheckMessage]:
-    if errors:
-        yield Warning(
-            f"{_server(partition.alias)} denies the user the channel that wakes "
-            f"waiters, so they have to poll: {'; '.join(errors)}",
-            hint=f"Grant the user the channels: ACL SETUSER ... +@pubsub &{partition.prefix}*",
-            id="django_redislock.W006",
         )

@@ -1,18 +1,20 @@
-"""Checks of the settings: a mistake shows when the site starts, not at the first lock. None of these connects."""
+"""Checks of the settings and of the views: a mistake shows when the site starts. None of these connects."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from inspect import getmembers, isfunction
 from typing import Any
 
 from django.conf import settings
 from django.core.cache import caches
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.core.exceptions import ImproperlyConfigured
+from django.urls import URLPattern, URLResolver, get_resolver
 
-from ..base.names import check_prefix
 from ..conf import Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
+from ..options import Options, options_of
 from ..store.aliases import database, has_locks, lock_aliases
 from ..store.lock_store import LockStore
 from ..store.node import for_loops
@@ -29,8 +31,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """``settings.REDISLOCK`` can be read and makes sense, and its alias can hold locks."""
     if found := list(_wrong(getattr(settings, "REDISLOCK", {}))):
         return found
-    known = conf()
-    return [*_functions(known), *_times(known), *_aliases(known)]
+    return [*_functions(conf()), *_times(conf()), *_aliases(conf())]
 
 
 def _wrong(raw: object) -> Iterator[CheckMessage]:
@@ -98,40 +99,45 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         return
     stores: dict[object, list[str]] = {}
     for alias in lock_aliases(known.CACHE):
-        store = yield from _store(alias, known)
-        if store is not None:
-            stores.setdefault(store.identity, []).append(alias)
-            if store.memory:
-                yield from _memory(alias)
-            else:
-                yield from _coroutines(store)
-                yield from _shared(alias, known)
-    yield from _apart(list(stores.values()))
+        try:
+            store = get_store(alias)
+        except LockUnavailable:
+            continue  # it is there, and away; the check of the server says so
+        except ImproperlyConfigured as error:
+            yield _unusable(error)
+            continue
+        stores.setdefault(store.identity, []).append(alias)
+        if not store.memory:
+            yield from _coroutines(store)
+            yield from _shared(alias, known)
+        elif not settings.DEBUG:
+            yield Warning(
+                f"The cache alias {alias!r} is not Redis: its locks live in the memory of one process and guard that "
+                f"process only.",
+                hint="Name a Redis alias of CACHES in REDISLOCK['CACHE'], or silence this if there is only one "
+                "process.",
+                id="django_redislock.W001",
+            )
+    if len(stores) > 1:
+        groups = "; ".join(" and ".join(map(repr, aliases)) for aliases in stores.values())
+        yield Info(
+            f"Locks of the same name exclude each other only within one of these groups of cache aliases: {groups}. "
+            f"Lock('x') is on {known.CACHE!r} (REDISLOCK['CACHE']), cache.lock('x') on the alias of that cache.",
+            hint="Use Lock('x', using=alias) where it must exclude cache.lock('x'), or name the alias of that cache in "
+            "REDISLOCK['CACHE'].",
+            id="django_redislock.I002",
+        )
 
 
-def _store(alias: str, known: Conf) -> Generator[CheckMessage, None, LockStore | None]:
-    """Return the Redis of an alias that has locks, or tell what is wrong with it."""
-    entry = caches.settings[alias]
-    try:
-        prefix = entry.get("KEY_PREFIX", "") if isinstance(entry, Mapping) else ""
-        check_prefix(str(prefix), f"The KEY_PREFIX of the cache alias {alias!r}")
-    except ValueError as error:
-        yield _wrong_prefix(error)
-        return None
-    hint = (
-        "Fix this alias, or name another one of CACHES with a Redis (one server, Sentinels, or a cluster) in "
-        "REDISLOCK['CACHE']."
-        if alias == known.CACHE
-        else "Give this alias a Redis (one server, Sentinels, or a cluster), or django-redis's own BACKEND (with "
-        "redis-py's locks)."
+def _unusable(error: Exception) -> CheckMessage:
+    if "KEY_PREFIX" in str(error):
+        return _wrong_prefix(error)
+    return Error(
+        str(error),
+        hint="Give this alias a Redis (one server, Sentinels, or a cluster), name another one in REDISLOCK['CACHE'], "
+        "or use django-redis's own BACKEND (with redis-py's locks).",
+        id="django_redislock.E003",
     )
-    try:
-        return get_store(alias)
-    except LockUnavailable:
-        pass  # it is there, and away; the check of the server says so
-    except ImproperlyConfigured as error:
-        yield Error(str(error), hint=hint, id="django_redislock.E003")
-    return None
 
 
 def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
@@ -144,31 +150,6 @@ def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
             "these locks.",
             id="django_redislock.W007",
         )
-
-
-def _memory(alias: str) -> Iterator[CheckMessage]:
-    if not settings.DEBUG:
-        yield Warning(
-            f"The cache alias {alias!r} is not Redis: its locks live in the memory of one process and guard that "
-            f"process only.",
-            hint="Name a Redis alias of CACHES in REDISLOCK['CACHE'], or silence this if there is only one process.",
-            id="django_redislock.W001",
-        )
-
-
-def _apart(stores: list[list[str]]) -> Iterator[CheckMessage]:
-    """Which locks exclude each other, where they are in several stores; first that of REDISLOCK['CACHE']."""
-    if len(stores) < 2:
-        return
-    first = stores[0][0]
-    groups = "; ".join(" and ".join(map(repr, aliases)) for aliases in stores)
-    yield Info(
-        f"Locks of the same name exclude each other only within one of these groups of cache aliases: {groups}. "
-        f"Lock('x') is on {first!r} (REDISLOCK['CACHE']), cache.lock('x') on the alias of that cache.",
-        hint="Use Lock('x', using=alias) where it must exclude cache.lock('x'), or name the alias of that cache in "
-        "REDISLOCK['CACHE'].",
-        id="django_redislock.I002",
-    )
 
 
 def _shared(alias: str, known: Conf) -> Iterator[CheckMessage]:
@@ -192,3 +173,46 @@ def _shared(alias: str, known: Conf) -> Iterator[CheckMessage]:
         hint=f"{hint}; or silence this if nobody calls clear().",
         id="django_redislock.I001",
     )
+
+
+def check_views(**kwargs: Any) -> list[CheckMessage]:
+    """There is a limit for how long the site's views hold their locks. Silent where its URLs cannot be read."""
+    try:
+        patterns = [pattern for pattern in _patterns(get_resolver()) if _unlimited(pattern.callback, conf())]
+        names = sorted({pattern.lookup_str for pattern in patterns})
+    except Exception:  # wrong settings, or whatever a site's modules raise: other checks report it
+        return []
+    if not names:
+        return []
+    return [
+        Warning(
+            f"These views hold their locks for as long as a client takes to send its request or to read a streaming "
+            f"response: {', '.join(names)}.",
+            hint="Set REDISLOCK['MAX_HOLD'], or pass max_hold= to their decorators; or silence this if a proxy "
+            "buffers requests and responses.",
+            id="django_redislock.W008",
+        )
+    ]
+
+
+def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:
+    for pattern in resolver.url_patterns:
+        if isinstance(pattern, URLResolver):
+            yield from _patterns(pattern)
+        else:
+            yield pattern
+
+
+def _unlimited(view: object, known: Conf) -> bool:
+    """Whether one of the locks of ``view`` is renewed without end."""
+    return known.MAX_HOLD is None and any(
+        options.max_hold is None and (known.AUTO_RENEW if options.auto_renew is None else options.auto_renew)
+        for options in _locks(view)
+    )
+
+
+def _locks(view: object) -> Iterator[Options]:
+    """The options of the lock of ``view``, the outermost one; and if it is a class's, of that class's methods."""
+    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)  # Django's, and REST framework's
+    methods = [method for _, method in getmembers(cls, isfunction)] if isinstance(cls, type) else []
+    yield from filter(None, map(options_of, [view, *methods]))

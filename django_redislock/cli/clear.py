@@ -1,4 +1,4 @@
-"""``redislocks clear``: force-release locks, after a question, and enter it in the admin's history."""
+"""``redislocks clear``: force-release locks, after a question, and enter it in the admin's history; and ``fences``."""
 
 from __future__ import annotations
 
@@ -6,38 +6,23 @@ import os
 import pwd
 import socket
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
+from django.db import DatabaseError, connections
 
 from ..base.display import duration, printable
 from ..base.log import unprinted
-from ..inspection import LockInfo, force_release, get_lock
-from .arguments import add_using, find_held, find_stores, label, matching, name_of_lock, none_matches, not_held
-from .output import Output, table
-
-HELP = "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once."
-
-
-def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="*", type=name_of_lock, help="A lock to force-release.")
-    parser.add_argument("--match", metavar="PATTERN", help="All held locks whose names match, e.g. 'order:*'.")
-    parser.add_argument("--all", action="store_true", help="All held locks.")
-    parser.add_argument("--dry-run", action="store_true", help="Only show what would be force-released.")
-    parser.add_argument(
-        "--noinput", "--no-input", action="store_false", dest="interactive", help="Do not ask for confirmation."
-    )
-    parser.add_argument(
-        "--user",
-        metavar="USERNAME",
-        help="The site's user under whom the admin's history records this (default: the one with the name of the "
-        f"system's user, {_system_user()}).".replace("%", "%%"),
-    )
-    add_using(parser)
+from ..fencing import is_missing, prune, remedy
+from ..inspection.info import LockInfo, force_release
+from ..inspection.lists import list_everywhere
+from .looking import find_held, find_stores, none_matches, not_held
+from .output import Output, locks_table
 
 
-def handle(
+def clear(
     output: Output,
     *,
     names: list[str],
@@ -48,42 +33,31 @@ def handle(
     interactive: bool,
     **options: Any,
 ) -> None:
+    """Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once."""
     stores = find_stores(output, using)
     if bool(names) + (match is not None) + options["all"] != 1:
         raise CommandError("Give either names, or --match PATTERN, or --all.", returncode=2)
     if user is not None:
         _check_user(user)
-    several = len(stores) > 1
+    names, several = list(dict.fromkeys(names)), len(stores) > 1
     pattern = "*" if match is None else match
-    if names:
-        locks = find_held(dict.fromkeys(names), stores)
-        missing = [name for name in dict.fromkeys(names) if name not in {lock.name for lock in locks}]
-    else:
-        locks, missing = matching(pattern, stores), []
-    lines: list[str] = []
-
+    locks = find_held(names, stores) if names else list_everywhere(pattern, using)
+    lines = not_held(name for name in names if name not in {lock.name for lock in locks})
     if locks and dry_run:
-        output.say(f"Would force-release:\n{table(locks, aliases=several)}")
+        output.say(f"Would force-release:\n{locks_table(locks, aliases=several)}")
     elif locks:
         if interactive:
             _confirm(output, locks, several)
-        left = _release(output, locks, several, user or _system_user())
-        stay = [lock for lock in left if get_lock(lock.name, using=lock.alias)]
-        missing += [lock.name for lock in left if lock not in stay]
-        if stay:
-            changed = ", ".join(label(lock, several) for lock in stay)
-            lines.append(f"Left alone, since the holder has changed: {changed}")
-        elif not names and len(missing) == len(locks):
-            lines.append("Nothing was force-released: nobody holds these locks any more.")
-    elif not missing:
+        left = _release(output, locks, several, user or system_user())
+        if left:
+            lines.append(f"Left alone, since the holder has changed or is gone: {', '.join(left)}")
+    elif not names:
         output.say(none_matches(pattern))
-    if names:
-        lines += not_held(missing)
     if lines:
         raise CommandError("\n".join(lines))
 
 
-def _system_user() -> str:
+def system_user() -> str:
     """The name of the user as whom this process runs, by the system and not by the environment; else the number."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
@@ -94,16 +68,14 @@ def _system_user() -> str:
 def _confirm(output: Output, locks: Sequence[LockInfo], several: bool) -> None:
     """Go on only if the user says yes."""
     question = (
-        f"{table(locks, aliases=several)}\n\nThe holders are notified, but their code keeps running until it checks "
-        f"the lock: make sure that they are dead or harmless.\n"
+        f"{locks_table(locks, aliases=several)}\n\nThe holders are notified, but their code keeps running until it "
+        f"checks the lock: make sure that they are dead or harmless.\n"
         f"Force-release {len(locks)} lock{'s'[: len(locks) > 1]}? [y/N] "
     )
     try:
         answer = output.ask(question)
     except EOFError:
         raise CommandError("Nothing was force-released: nobody is there to confirm it. Give --noinput.") from None
-    except UnicodeDecodeError:
-        raise CommandError("Nothing was force-released.") from None
     except KeyboardInterrupt:
         output.warn("\nNothing was force-released.")
         raise
@@ -111,24 +83,23 @@ def _confirm(output: Output, locks: Sequence[LockInfo], several: bool) -> None:
         raise CommandError("Nothing was force-released.")
 
 
-def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str) -> list[LockInfo]:
-    """Force-release the locks, but those that were acquired anew since they were seen: return these."""
-    by = f"{_system_user()}@{socket.gethostname()} by manage.py redislocks clear"
+def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str) -> list[str]:
+    """Force-release the locks, but those that have changed hands since they were seen: return their names."""
+    by = f"{system_user()}@{socket.gethostname()} by manage.py redislocks clear"
     released: list[LockInfo] = []
-    left: list[LockInfo] = []
+    left: list[str] = []
     lines: list[str] = []
     try:
         with unprinted():  # it is said here
             for seen in locks:
+                label = printable(seen.name) + f" ({printable(seen.alias)})" * several
                 lock = force_release(seen.name, using=seen.alias, by=by, fence=seen.fence)
                 if lock is None:
-                    left.append(seen)
+                    left.append(label)
                     continue
                 released.append(lock)
                 held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
-                lines.append(
-                    f"Force-released {label(lock, several)}, {held}, {lock.waiters + lock.pool_waiters} waiting."
-                )
+                lines.append(f"Force-released {label}, {held}, {lock.waiters + lock.pool_waiters} waiting.")
     finally:
         if released and apps.is_installed("django.contrib.admin"):
             _record(output, released, by, user)
@@ -165,3 +136,20 @@ def _record(output: Output, locks: Sequence[LockInfo], by: str, user: str) -> No
     except Exception as error:  # whatever the database or the site's own user model says
         trouble = error
     output.warn(f"Not recorded in the admin's history: {trouble}")
+
+
+def prune_fences(output: Output, *, older_than: timedelta, dry_run: bool, database: str, **options: Any) -> None:
+    """Delete old fences that the database keeps of claimed locks."""
+    if database not in connections:
+        raise CommandError(
+            f"Unknown database alias {database!r}. The aliases in DATABASES are: {', '.join(connections)}.",
+            returncode=2,
+        )
+    try:
+        deleted, left = prune(older_than, using=database, dry_run=dry_run)
+    except DatabaseError as error:
+        hint = f". {remedy(database)}" if is_missing(error) else ""
+        raise CommandError(f"Could not prune the fences of the database {database!r}: {error}{hint}") from error
+    fences = f"{deleted} fence" if deleted == 1 else f"{deleted} fences"
+    done = f"Would delete {fences}, and keep {left}" if dry_run else f"Deleted {fences}, kept {left}"
+    output.say(f"{done} (database {database}).")

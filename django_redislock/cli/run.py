@@ -1,79 +1,38 @@
-"""``redislocks run``: a program under a lock."""
+"""``redislocks run``: a program under a lock, the signals that it gets, and how it ends: before the lock does."""
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from subprocess import DEVNULL, PIPE, Popen
+from types import FrameType
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
 from ..base.display import printable
-from ..jobs.locked_command import BUSY, LOST, UNAVAILABLE, held
+from ..base.times import monotonic
+from ..jobs.locked_command import held
 from ..lock import Lock
 from ..store.stores import get_store
-from .arguments import SubcommandParser, add_using, exit_status, name_of_lock, not_negative, ttl_of, warn_of_memory
+from .looking import warn_of_memory
 from .output import Output
-from .program import Program, Relay, has_terminal
 
 CANNOT_RUN, NOT_FOUND = 126, 127  # as shells say it
+RELAYED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+FROM_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT})
 
-HELP = "Run a program under a lock and exit with its status. The lock is renewed while the program runs."
-STATUSES = (
-    f"Exit status: the program's own; 128 + n if signal n ended it; {BUSY} if somebody else holds the lock; {LOST} if "
-    f"the lock was lost while the program ran, which is then ended; {UNAVAILABLE} if Redis cannot be reached; 127 if "
-    f"there is no such program, 126 if it cannot be executed; 2 if the arguments or the settings are wrong."
-)
+LOOK_EVERY = 0.05  # seconds, while what a program has left behind comes to its end
 
 
-def add_arguments(parser: CommandParser) -> None:
-    assert isinstance(parser, SubcommandParser)
-    parser.takes_program = True
-    parser.usage = "%(prog)s [OPTIONS] NAME -- PROGRAM [ARGUMENT ...]"
-    parser.epilog = STATUSES
-    parser.add_argument("name", metavar="NAME", type=name_of_lock, help="The lock to acquire.")
-    parser.add_argument(
-        "--ttl",
-        metavar="SECONDS",
-        type=ttl_of,
-        help="Seconds until Redis frees the lock if this process is killed (kill -9).",
-    )
-    parser.add_argument(
-        "--blocking-timeout",
-        metavar="SECONDS",
-        type=not_negative,
-        default=0.0,
-        help="Wait at most this long for a busy lock (default 0).",
-    )
-    parser.add_argument(
-        "--at-least",
-        metavar="SECONDS",
-        type=not_negative,
-        default=0.0,
-        help="Hold the lock at least this long, even if the program ends sooner. Choose more than the clock skew "
-        "between the machines that start it at the same minute.",
-    )
-    parser.add_argument(
-        "--kill-after",
-        metavar="SECONDS",
-        type=not_negative,
-        default=10.0,
-        help="Seconds between SIGTERM and SIGKILL for a program whose lock is lost (default 10).",
-    )
-    parser.add_argument(
-        "-E",
-        "--conflict-exit-code",
-        metavar="STATUS",
-        type=exit_status,
-        default=BUSY,
-        help=f"Exit status if the lock is busy (default {BUSY}).",
-    )
-    add_using(parser, "the one in REDISLOCK['CACHE']")
-
-
-def handle(
+def run_program(
     output: Output,
     *,
     name: str,
@@ -86,6 +45,7 @@ def handle(
     using: str | None,
     **options: Any,
 ) -> None:
+    """Run a program under a lock and exit with its status. The lock is renewed while the program runs."""
     store = get_store(using)
     if store.memory and not settings.DEBUG:
         raise CommandError(
@@ -94,27 +54,201 @@ def handle(
             returncode=2,
         )
     warn_of_memory(output, store)
-    relay = Relay()
+    running = Program(kill_after)
     lock = Lock(
         name,
         ttl=ttl,
         blocking_timeout=blocking_timeout,
         auto_renew=True,
-        on_lost=lambda error: relay.look(),
+        on_lost=lambda error: running.look(),
         using=using,
         # without its arguments, which may hold secrets
         purpose=f"redislocks run {os.path.basename(program[0])}",
     )
-    with relay, held(lock, busy_status=conflict_exit_code, at_least=at_least):
-        environment = {**os.environ, "REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lock.fence)}
-        shared = has_terminal()
+    with running, held(lock, busy_status=conflict_exit_code, at_least=at_least):
         try:
-            running = relay.start(lambda: Program(program, environment, shared=shared, kill_after=kill_after))
+            running.start(program, {**os.environ, "REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lock.fence)})
         except OSError as error:
             status = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
-            raise CommandError(
-                f"Cannot run {printable(program[0])}: {error.strerror or error}.", returncode=status
-            ) from error
+            problem = f"Cannot run {printable(program[0])}: {error.strerror or error}."
+            raise CommandError(problem, returncode=status) from error
         status = running.wait(lambda: lock.lost, lock.remaining)
     if status:
         sys.exit(status)
+
+
+# Ends the program if we cannot, because we were killed by -9 (by the kernel when memory is short, say). We keep the
+# write end of its input: if that closes before we have said that the program has ended, we are dead. (A program that
+# started in the very moment we died is missed. Linux's PR_SET_PDEATHSIG reaches only the program, nothing that it has
+# started, and would have to be set between fork and exec, in Python, in a process that has threads.)
+GUARD = """
+read -r target || exit 0
+read -r ended && exit 0
+kill -s TERM -- "$target" || exit 0
+kill -s CONT -- "$target"
+waited=0
+while [ "$waited" -lt "$1" ] && kill -s 0 -- "$target"; do sleep 1; waited=$((waited + 1)); done
+kill -s KILL -- "$target"
+"""
+SHELL = "/bin/sh"
+
+
+def _start_guard(kill_after: float) -> Popen[bytes] | None:
+    words = [SHELL, "-c", GUARD, "redislocks-guard", str(math.ceil(kill_after))]
+    try:
+        return Popen(words, bufsize=0, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
+    except OSError:
+        return None  # no shell, in some containers: do without
+
+
+class Program:
+    """A program, with all that it starts in its process group. In this block, it gets the signals of this process.
+
+    While there is none, they end this process: cleanly, so that the lock is released. Signals that were ignored at the
+    start (nohup) stay ignored, by the program too.
+    """
+
+    def __init__(self, kill_after: float) -> None:
+        self._kill_after = kill_after
+        self._process: Popen[bytes] | None = None
+        # it stays in our own process group, where the terminal's Ctrl-C and Ctrl-Z reach it as they reach us, and it
+        # may read from the terminal. Then the program alone is signalled
+        self._shared = False
+        self._starting = self._ended = self._gone = False
+        self._ending = False  # it was told to end, and what it has started with it
+        self._warned = False
+        self._early: list[int] = []
+        self._before: dict[int, Any] = {}
+        self._news = threading.Event()
+
+    def __enter__(self) -> Program:
+        if threading.current_thread() is threading.main_thread():
+            for number in RELAYED:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._on_signal)
+            if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # exit statuses would be thrown away
+                self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Raises OSError when it does not start."""
+        self._shared = _has_terminal()
+        self._guard = _start_guard(self._kill_after)
+        self._starting = True
+        try:
+            # a session of its own: process_group= is not there before Python 3.11
+            self._process = Popen(arguments, env=environment, start_new_session=not self._shared)
+        except BaseException:
+            self._dismiss_guard()
+            raise
+        finally:
+            self._starting = False
+        if self._guard is not None and self._guard.stdin is not None:
+            with suppress(BrokenPipeError):  # somebody has killed it
+                self._guard.stdin.write(b"%d\n" % self._target)
+        threading.Thread(target=self._await_end, name="redislocks-program", daemon=True).start()
+        for number in self._early:
+            self._relay(number)
+
+    def _dismiss_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.communicate(b"ended\n" if self._process else b"")
+
+    @property
+    def _target(self) -> int:
+        assert self._process is not None
+        return self._process.pid if self._shared else -self._process.pid
+
+    def _await_end(self) -> None:
+        assert self._process is not None
+        self._process.wait()
+        self._ended = True
+        self._news.set()
+
+    def look(self) -> None:
+        """Wake wait(): something has happened, such as the loss of the lock."""
+        self._news.set()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._process is not None:
+            self._relay(number)
+        elif self._starting:
+            self._early.append(number)  # an exception halfway would leave a program that nobody knows
+        else:
+            sys.exit(128 + number)
+
+    def _relay(self, number: int) -> None:
+        """Called from signal handlers, so it takes no lock."""
+        if self._shared and number in FROM_KEYBOARD:
+            return  # the terminal has sent it to both of us
+        self._ending = self._ending or number in ENDING
+        self._send(number)
+
+    def _send(self, number: int) -> bool:
+        """Send a signal; return whether anybody is there to get it."""
+        if self._gone or (self._shared and self._ended):
+            return False
+        try:
+            os.kill(self._target, number)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            if number in ENDING:
+                self._warn()
+        return True
+
+    def _is_left(self) -> bool:
+        """Whether anything of the program is left, once it has ended itself and its exit status is known."""
+        if not self._shared:
+            try:
+                while os.waitpid(self._target, os.WNOHANG)[0]:
+                    pass  # process 1 of a container inherits orphans, which stay as zombies until it asks for them
+            except ChildProcessError:
+                pass
+        return self._send(0)
+
+    def _warn(self) -> None:
+        """Say once that the program cannot be ended. Called from signal handlers, so it uses no file object."""
+        if not self._warned and sys.stderr is not None:  # else 2 may be the number of a connection to Redis
+            self._warned = True
+            text = f"Cannot end the program (process {abs(self._target)}): it runs as another user.\n"
+            with suppress(OSError):
+                os.write(2, text.encode())
+
+    def wait(self, lost: Callable[[], bool], remaining: Callable[[], float]) -> int:
+        """Wait until it has ended, and end it when the lock is lost; return its exit status as a shell would.
+
+        Once it was told to end, by us or by a signal, this waits for its whole process group.
+        """
+        kill_at = math.inf
+        told = False
+        while True:
+            self._news.clear()
+            if self._ended and not (self._ending and self._is_left()):
+                break
+            if not told and lost():
+                told = self._ending = True
+                kill_at = monotonic() + self._kill_after
+                self._send(signal.SIGTERM)
+                self._send(signal.SIGCONT)  # a stopped one would not notice
+            if monotonic() >= kill_at:
+                kill_at = math.inf
+                self._send(signal.SIGKILL)
+            self._news.wait(LOOK_EVERY if self._ended or told else max(remaining(), LOOK_EVERY))
+        self._gone = True
+        self._dismiss_guard()
+        assert self._process is not None
+        status = self._process.returncode
+        return 128 - status if status < 0 else status
+
+
+def _has_terminal() -> bool:
+    """Whether we read from a terminal, in the foreground."""
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False

@@ -29,8 +29,7 @@ from ..base.times import monotonic
 from ..conf import conf, import_function
 from ..engine import Acquisition, Lease
 from ..exceptions import LockNotAcquired, LockUnavailable
-from ..inspection import LockInfo
-from ..inspection.info import inspect
+from ..inspection.info import LockInfo, inspect
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 

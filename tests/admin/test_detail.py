@@ -94,9 +94,7 @@ def test_killed_waiters_are_marked_and_of_a_long_queue_the_first_shown(admin: An
 def test_what_nobody_holds_is_not_offered_for_release_and_nothing_is_added_or_changed(admin: Any, client: Any) -> None:
     assert "doesn’t exist" in told(admin.get(f"{LIST}{'x' * 513}/change/", follow=True))[0]  # noqa: RUF001
     assert "Nobody holds this lock now." in content(admin, "a")
-    page = admin.get(url("delete", "a")).content.decode()
-    assert "Nobody holds this lock now." in page
-    assert 'name="post"' not in page
+    assert told(admin.get(url("delete", "a"), follow=True)) == ["Nobody holds these locks any more."]
     assert told(admin.post(url("delete", "a"), YES, follow=True)) == SPARED
     assert told(select(admin, "a")) == ["Nobody holds these locks any more."]
     assert logged() == []
@@ -115,7 +113,7 @@ def test_a_lock_that_never_ends_says_so_and_is_force_released_like_any(admin: Cl
     assert "of somebody else" not in foreign
     assert "fence" not in foreign.lower().partition('id="content"')[2]
     assert names(admin.get(LIST, {"o": "4"}))[0] == names(admin.get(LIST, {"o": "-4"}))[-1] == "sound"
-    admin.post(url("delete", "foreign"), {**YES, "fence": "0"})
+    admin.post(url("delete", "foreign"), {**YES, FENCE: "0"})
     asked = select(admin, "persisted").context
     assert asked["total"] == 1
     assert told(select(admin, "persisted", **YES, **asked["fences"])) == ["1 lock was force-released."]
@@ -191,7 +189,7 @@ def test_a_holder_that_came_after_the_confirmation_page_is_spared(admin: Client,
     put(client, "b", since=60)
     seen = admin.get(url("delete", "a")).context["object"].fence
     put(client, "a")
-    assert told(admin.post(url("delete", "a"), {**YES, "fence": seen}, follow=True)) == SPARED
+    assert told(admin.post(url("delete", "a"), {**YES, FENCE: seen}, follow=True)) == SPARED
     assert told(select(admin, "a", "b", "c", **YES, **{FENCE: seen + 1_000_000})) == [
         "1 lock was force-released.",
         "2 locks were left alone: their holders had changed or were gone.",

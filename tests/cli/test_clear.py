@@ -132,26 +132,19 @@ def test_it_asks_first_and_shows_what_it_would_clear(answer: Answer) -> None:
     assert "Force-release 1 lock? [y/N] " in out.getvalue(), "on the terminal, if the output is one"
 
 
-@pytest.mark.parametrize("no", ["", "no", "a", b"\xff", None])
-def test_everything_is_left_alone_when_the_answer_is_not_yes(no: Any, answer: Answer) -> None:
+@pytest.mark.parametrize("no", ["", "no", "a", None])
+def test_everything_is_left_alone_when_the_answer_is_not_yes(no: str | None, answer: Answer) -> None:
     hold("a")
-    answer("yes" if isinstance(no, bytes) else no, before=getattr(no, "decode", str))  # which fails for bytes
+    answer(no)
     fails(1, "Give --noinput" if no is None else r"^Nothing was force-released\.$", "clear", "a")
     assert held("a")
 
 
-@pytest.mark.parametrize(
-    ("argument", "comes", "problem"),
-    [
-        ("--match=a", True, "Left alone, since the holder has changed: a"),
-        ("a", False, "Not held: a"),
-        ("--match=a", False, r"Nothing was force-released: nobody holds these locks any more\."),
-    ],
-)
-def test_only_who_held_it_at_the_question_is_released(argument: str, comes: bool, problem: str, answer: Any) -> None:
+@pytest.mark.parametrize(("argument", "comes"), [("--match=a", True), ("a", True), ("--match=a", False), ("a", False)])
+def test_only_who_held_it_at_the_question_is_released(argument: str, comes: bool, answer: Any) -> None:
     hold("a")
     answer("yes", before=lambda: force_release("a") and comes and hold("a"))
-    assert not fails(1, f"^{problem}$", "clear", argument)
+    assert not fails(1, "^Left alone, since the holder has changed or is gone: a$", "clear", argument)
     assert held("a") == "a" * comes
 
 

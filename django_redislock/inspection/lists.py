@@ -1,20 +1,69 @@
-"""The pools there are, in numbers; one pool, with who holds its members and who waits."""
+"""The held locks, and the pools; one pool, with who holds its members and who waits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..base.names import known_as, matcher, member_name, pool_name, unquoted
+from ..base.names import is_name, known_as, matcher, member_name, pool_name, unquoted
 from ..base.steps import Steps, arun, run_blocking
 from ..store.calls_once import read_members
 from ..store.lock_store import Partition
-from ..store.reading import read_all, together
+from ..store.reading import read_all, read_index, read_values, together
 from ..store.records import check_member, make_keys, pools_key
-from ..store.stores import get_store
+from ..store.stores import get_store, get_stores
 from ..store.wire import Command
-from .info import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
-from .listing import read_matching
+from .info import LockInfo, LockStatus, Queue, WaiterInfo, make_info, read_queue, read_statuses
+
+
+def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
+    """The held locks whose names match the shell-style ``pattern``, by name, without their queues.
+
+    Those with the status ERROR are among them if one of our processes has held or asked for them. Two round trips; on a
+    cluster, two to each node.
+
+    Raises LockUnavailable when Redis cannot be reached.
+    """
+    return run_blocking(_list_locks(pattern, using), "Await alist_locks() instead")
+
+
+async def alist_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
+    """See list_locks()."""
+    return await arun(_list_locks(pattern, using))
+
+
+def _list_locks(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
+    return read_matching(get_store(using).everywhere(), matcher(pattern))
+
+
+def list_everywhere(pattern: str = "*", using: str | None = None) -> list[LockInfo]:
+    """The same of all aliases that have locks, if ``using`` names none."""
+    partitions = [partition for store in get_stores(using) for partition in store.everywhere()]
+    return run_blocking(read_matching(partitions, matcher(pattern)), "Await alist_locks() instead")
+
+
+def read_matching(partitions: Sequence[Partition], matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
+    """The held locks whose names ``matches`` finds true, by name; two round trips for each node."""
+    found = yield from together([_read_matching(partition, matches) for partition in partitions])
+    return sorted((lock for locks in found for lock in locks), key=lambda lock: lock.name)
+
+
+def _read_matching(partition: Partition, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
+    _, index = yield from read_index(partition)
+    # those whose time is up, too: they have expired, or never will
+    names = [name for name, _ in index if is_name(name) and matches(name)]
+    if not names:
+        return []
+    keys = [make_keys(partition.prefix, name) for name in names]
+    queues = dict.fromkeys(queue for key in keys for queue in (key.queue, key.line) if queue)
+    us, found, counts = yield from read_values(partition, keys, lefts=True, sizes=list(queues))
+    locks = []
+    for name, key, each in zip(names, keys, found, strict=True):
+        if each.value is not None:
+            assert each.left is not None
+            own, pool = Queue(counts[key.queue]), Queue(counts.get(key.line, 0))
+            locks.append(make_info(partition.alias, name, each.value, us, each.left, own, pool))
+    return locks
 
 
 @dataclass(frozen=True)
@@ -35,15 +84,15 @@ def list_pools(pattern: str = "*", *, using: str | None = None) -> list[PoolSumm
 
     Raises LockUnavailable when Redis cannot be reached.
     """
-    return run_blocking(_list(pattern, using), "Await alist_pools() instead")
+    return run_blocking(_list_pools(pattern, using), "Await alist_pools() instead")
 
 
 async def alist_pools(pattern: str = "*", *, using: str | None = None) -> list[PoolSummary]:
     """See list_pools()."""
-    return await arun(_list(pattern, using))
+    return await arun(_list_pools(pattern, using))
 
 
-def _list(pattern: str, using: str | None) -> Steps[list[PoolSummary]]:
+def _list_pools(pattern: str, using: str | None) -> Steps[list[PoolSummary]]:
     matches = matcher(pattern)
     found = yield from together([_summaries(partition, matches) for partition in get_store(using).everywhere()])
     return sorted((one for some in found for one in some if one.members), key=lambda one: one.name)
@@ -56,17 +105,13 @@ def _summaries(partition: Partition, matches: Callable[[str], object]) -> Steps[
     wanted = {name: pool for noun, name, pool in known if noun == "pool" and matches(name)}
     if not wanted:
         return []
-    _, counts = yield from read_all(
-        partition, [one for pool in wanted.values() for one in _counts(partition, pool, us)]
-    )
+    reads: list[Command] = []
+    for pool in wanted.values():
+        keys = make_keys(partition.prefix, pool)
+        reads += ("ZCARD", keys.members), ("ZCOUNT", keys.busy, f"({us}", "+inf"), ("ZCARD", keys.line)
+    _, counts = yield from read_all(partition, reads)
     rows: list[Sequence[int]] = [counts[start : start + 3] for start in range(0, len(counts), 3)]
     return [PoolSummary(name, partition.alias, *row) for name, row in zip(wanted, rows, strict=True)]
-
-
-def _counts(partition: Partition, pool: str, us: int) -> list[Command]:
-    """Members, those that are held, and those who wait."""
-    keys = make_keys(partition.prefix, pool)
-    return [("ZCARD", keys.members), ("ZCOUNT", keys.busy, f"({us}", "+inf"), ("ZCARD", keys.line)]
 
 
 @dataclass(frozen=True)
