@@ -43,7 +43,7 @@ def tag_of(text: str) -> int:
 
 
 class Question(threading.Thread):
-    """Calls ``ask`` with itself, and is done when that returns or raises; all who wait get its error.
+    """Calls ``ask`` with itself, and is done when that returns or raises; all who wait get a ConnectionError then.
 
     ``begun`` is set by ``ask``: the answer is at least as recent as that (monotonic). It is a thread of its own, so it
     goes on whatever happens to those who wait, and none of an event loop's executor: all of these may be waiting for a
@@ -79,10 +79,8 @@ class Question(threading.Thread):
             error = self._outcome.result(_left(by))
         except concurrent.futures.TimeoutError:
             raise NotAsked("the cluster did not say in time where its slots are") from None
-        if isinstance(error, ConnectionError):
-            raise ConnectionError(str(error)) from error  # a new one for each who waits: it keeps its own traceback
         if error is not None:
-            raise error
+            raise ConnectionError(str(error)) from error  # a new one for each who waits: it keeps its own traceback
 
     async def aanswer(self, by: float | None) -> None:
         """The same in an event loop."""
@@ -146,8 +144,6 @@ class Cluster(LockStore):
                             owner.doubted_at = 0.0  # C7: it had not been replaced when it answered
                 self._read_at = now
                 self._forget_the_gone()
-            except RedisClusterException as error:
-                raise ConnectionError(str(error)) from error
             finally:
                 if self._question is question:
                     self._question = None
@@ -181,7 +177,7 @@ class Cluster(LockStore):
         """
         owners = {tag: owner[0] for tag, slot in enumerate(self._slots) if (owner := manager.slots_cache.get(slot))}
         if not owners:
-            raise ConnectionError("no node serves the slots of locks")
+            raise RedisClusterException("no node serves the slots of locks")
         some = next(iter(owners.values()))
         nodes = [owners.get(tag, some) for tag in range(TAGS)]
         return {tag: self._node_at(node.host, int(node.port)) for tag, node in enumerate(nodes)}
@@ -232,9 +228,8 @@ class Cluster(LockStore):
         if not isinstance(error, MovedError):
             return False
         host = error.host or str(node.origin.keywords["host"])  # "" means the host that was asked
-        address = host, int(error.port)
-        if self.origin.remap is not None:
-            address = self.origin.remap(address)
+        remap = self.origin.remap
+        address = (host, int(error.port)) if remap is None else remap((host, int(error.port)))
         with self._known:
             self._node_by_tag[partition.tag] = self._node_at(*address)
         self._forget_the_gone()
