@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from threading import Event
 
-from .contenders import Contender
+from .contenders import Contender, CrowdedRedisPy, OurLock, PythonRedisLock
 from .figures import Figures
 from .report import Row
-from .runners import Crowd, Routine
-from .serverstats import Observer
-from .worker import Worker
-from .workers import Workers
+from .worker import Crowd, Worker
+from .workers import Bench
 
 SETTLE = 1.0  # seconds from the last request to the first count
 
+KINDS = (CrowdedRedisPy, PythonRedisLock, OurLock)
 ROWS = (
     Row("waiting", "waiting", "{:d}"),
     Row("requests_per_second_per_process", "commands/s per waiting process", "{:.2f}"),
@@ -24,74 +21,55 @@ ROWS = (
 )
 
 
-def hold(worker: Worker, kind: type[Contender], ttl: int) -> Routine[None]:
+async def hold(worker: Worker, kind: type[Contender], ttl: int) -> None:
     """Take the lock and keep it."""
-    held = threading.Event()
+    contender, held = worker.one(kind), Event()
 
-    def keep(number: int) -> Routine[None]:
-        worker.kept.append((yield (worker.contender(kind, ttl).acquire,)))
+    async def keep(number: int) -> None:
+        worker.kept.append(await contender.acquire(contender.name(0), ttl))
         held.set()
-        yield worker.runner.sleep, ttl  # a lock belongs to its thread or task, which must live on
+        await worker.sleep(ttl)  # a lock belongs to its thread or task, which must live on
 
-    worker.runner.start(1, keep)
-    yield worker.runner.run_blocking, held.wait
-    yield worker.ready()
+    worker.start(1, keep)
+    await worker.block(held.wait)
+    await worker.ready()
 
 
-def wait(worker: Worker, kind: type[Contender], ttl: int, waiters: int) -> Routine[float]:
-    """Start many waiters, and return when all have sent their request."""
-    contender = worker.contender(kind, ttl)
-    asked = Crowd(waiters)
+async def wait(worker: Worker, kind: type[Contender], ttl: int, waiters: int) -> float:
+    """Start many waiters, and return when all have asked: how many seconds their requests take."""
+    contender, asked = worker.one(kind), Crowd(waiters)
 
-    def ask(number: int) -> Routine[None]:
+    async def ask(number: int) -> None:
         asked.leave()
-        try:
-            yield (contender.acquire,)
-        except Exception as error:
-            worker.troubles.append(f"{type(error).__name__}: {error}")
+        await contender.acquire(contender.name(0), ttl)
 
-    worker.kept.append(worker.runner.start(waiters, ask))
-    yield worker.runner.run_blocking, asked.over.wait
-    yield worker.ready()
-    return worker.runner.each * waiters
+    worker.kept.append(worker.start(waiters, ask))
+    await worker.block(asked.over.wait)
+    await worker.ready()
+    return worker.seconds_for(waiters)
 
 
-def look(worker: Worker) -> Routine[tuple[int, list[str]]]:
-    """How many are still waiting, and why others are not."""
-    yield worker.ready()
-    return sum(kept.alive for kept in worker.kept if isinstance(kept, Crowd)), worker.troubles
+async def look(worker: Worker) -> int:
+    """How many are still waiting."""
+    await worker.ready()
+    return sum(crowd.alive for crowd in worker.kept)
 
 
-def measure(
-    start_workers: Callable[[int], Workers],
-    observer: Observer,
-    kinds: Mapping[str, type[Contender]],
-    *,
-    procs: int,
-    waiters: int,
-    seconds: float,
-    tell: Callable[[str], None],
-) -> dict[str, Figures]:
+def measure(bench: Bench, *, procs: int = 4, waiters: int = 20, seconds: float = 10.0) -> dict[str, Figures]:
     """``procs`` processes of ``waiters`` each, for ``seconds``, for one contender after the other."""
     ttl = round(3 * seconds) + 60  # the holder's first renewal, at a third of the TTL, comes after the counting
     figures: dict[str, Figures] = {}
-    for key, kind in kinds.items():
-        tell(key)
-        observer.flush()
-        with start_workers(1) as holder, start_workers(procs) as workers:
-            holder.call(hold, kind, ttl)
-            time.sleep(SETTLE + sum(workers.call(wait, kind, ttl, waiters)))
-            observer.reset()
+    for key, kind in bench.turns():
+        with bench.workers(1) as holder, bench.workers(procs) as workers:
+            bench.call(key, holder, hold, kind, ttl)
+            time.sleep(SETTLE + sum(bench.call(key, workers, wait, kind, ttl, waiters)))
+            bench.observer.reset()
             start = time.monotonic()
             time.sleep(seconds)
-            requests = observer.read().requests
-            spent = time.monotonic() - start
-            connections = observer.connections()
-            answers = workers.call(look)
-        figures[key] = {
-            "waiting": sum(waiting for waiting, _ in answers),
-            "requests_per_second_per_process": requests / spent / procs,
-            "connections": connections,
-            "troubles": dict(Counter(text for _, texts in answers for text in texts)),
-        }
+            requests, spent = bench.observer.read().requests, time.monotonic() - start
+            figures[key] = {
+                "requests_per_second_per_process": requests / spent / procs,
+                "connections": bench.observer.connections(),
+                "waiting": sum(bench.call(key, workers, look)),
+            }
     return figures
