@@ -6,15 +6,16 @@ import json
 import random
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import urlencode
 
-from .observer import HEADER, LOOK, Turn, read
+from .observer import HEADER, LOOK, Turn
 
 TIMEOUT = 30  # seconds; longer than any buyer waits
+PAUSE = 0.02  # seconds that a buyer takes, on average, before the next purchase
 CREATED, CONFLICT, LOCKED = 201, 409, 423
 DOUBLE_CLICK = 3  # every third payment is clicked twice
 
@@ -35,8 +36,7 @@ class Browser:
         self.headers |= {"Cookie": f"csrftoken={token}", "X-CSRFToken": token}
 
     def send(self, path: str, *, look: bool = False, **form: object) -> None:
-        more = {LOOK: "yes"} if look else {}
-        self.connection.request("POST", path, urlencode(form), self.headers | more)
+        self.connection.request("POST", path, urlencode(form), self.headers | ({LOOK: "yes"} if look else {}))
 
     def receive(self) -> tuple[HTTPResponse, Any]:
         response = self.connection.getresponse()
@@ -45,33 +45,20 @@ class Browser:
 
 
 @dataclass
-class Purchase:
-    """One attempt to buy a seat, and the response. Status 0: no response."""
-
-    status: int
-    turn: Turn | None = None
-    retry_after: str | None = None
-    error: str = ""
-
-
-class Buyer(threading.Thread):
+class Buyer:
     """Buys ``times`` seats at the path ``buy``, one after the other, and pays at ``pay`` for what it got."""
 
-    def __init__(
-        self, number: int, ports: list[int], start: threading.Barrier, *, buy: str, pay: str, times: int, pause: float
-    ) -> None:
-        super().__init__(name=f"buyer {number}", daemon=True)
-        self.number = number
-        self.ports = ports
-        self.start_together = start
-        self.buy_path = buy
-        self.pay_path = pay  # "{order}" stands for the order's number
-        self.times = times
-        self.looks = False  # whether to ask for the list of held locks, half way through
-        self.listing = ""
-        self.pause = pause  # seconds, on average, between two purchases
-        self.purchases: list[Purchase] = []
-        self.pay_statuses: list[int] = []
+    number: int
+    ports: list[int]
+    together: threading.Barrier
+    times: int
+    buy: str
+    pay: str  # "{order}" stands for the order's number
+    looks: bool  # asks for the list of held locks, half way through
+    listing: str = ""
+    statuses: list[int] = field(default_factory=list)  # of attempts to buy a seat
+    turns: list[Turn] = field(default_factory=list)  # of those that got the lock
+    errors: list[str] = field(default_factory=list)
 
     def run(self) -> None:
         # two tabs, each on another server process if there are several
@@ -80,32 +67,37 @@ class Buyer(threading.Thread):
         try:
             for tab in tabs:
                 tab.open()
-            self.start_together.wait(TIMEOUT)
+            self.together.wait(TIMEOUT)
             for turn in range(self.times):
-                self.buy(tabs, look=self.looks and turn >= self.times // 2 and not self.listing)
-                time.sleep(dice.uniform(0, 2 * self.pause))
+                self._buy(tabs, look=self.looks and turn >= self.times // 2 and not self.listing)
+                time.sleep(dice.uniform(0, 2 * PAUSE))
         except (OSError, HTTPException, ValueError, KeyError, threading.BrokenBarrierError) as error:
-            self.start_together.abort()
-            self.purchases.append(Purchase(0, error=f"{type(error).__name__}: {error}"))
+            self.together.abort()
+            self.errors.append(f"{type(error).__name__}: {error}")
         finally:
             for tab in tabs:
                 tab.connection.close()
 
-    def buy(self, tabs: list[Browser], *, look: bool) -> None:
-        tabs[0].send(self.buy_path, look=look, buyer=self.name)
+    def _buy(self, tabs: list[Browser], *, look: bool) -> None:
+        tabs[0].send(self.buy, look=look, buyer=f"buyer {self.number}")
         response, body = tabs[0].receive()
         if look:
             self.listing = json.loads(response.headers[LOOK] or '""')
-        error = "" if response.status in (CREATED, CONFLICT, LOCKED) else f"status {response.status}"
-        turn = read(response.headers[HEADER])
-        self.purchases.append(Purchase(response.status, turn, response.headers["Retry-After"], error))
+        if response.headers[HEADER]:
+            self.turns.append(Turn(*json.loads(response.headers[HEADER])))
+        self.statuses.append(response.status)
+        if response.status not in (CREATED, CONFLICT, LOCKED):
+            self.errors.append(f"status {response.status}")
+        if response.status == LOCKED and not response.headers["Retry-After"]:
+            self.errors.append("a 423 without Retry-After")
         if response.status == CREATED:
-            self.pay(tabs, body["order"])
+            self._pay(tabs, body["order"])
 
-    def pay(self, tabs: list[Browser], order: int) -> None:
+    def _pay(self, tabs: list[Browser], order: int) -> None:
         clicks = tabs if order % DOUBLE_CLICK == 0 else tabs[:1]
         for tab in clicks:
-            tab.send(self.pay_path.replace("{order}", str(order)))
+            tab.send(self.pay.replace("{order}", str(order)))
         for tab in clicks:
             response, _ = tab.receive()
-            self.pay_statuses.append(response.status)
+            if response.status not in (200, LOCKED):
+                self.errors.append(f"status {response.status} to a payment")

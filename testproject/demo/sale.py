@@ -1,113 +1,111 @@
-"""One sale (many buyers, one event, one kind of lock) and its result."""
+"""One sale (many buyers, one event, one kind of lock), its result, and the verdict on it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from django.db.models import Count
 from django.urls import reverse
 
+from bench.figures import Figures, overtaking, percentile
 from shop.models import Event, Order
 
 from .buyers import CONFLICT, LOCKED, Buyer
-from .facts import Facts, count_inversions
-from .servers import Servers
 
 IMPATIENT = 4  # every fourth buyer does not wait
-PAUSE = 0.02  # seconds that a buyer takes, on average, before the next purchase
 DEMAND = 1.5  # times the number of seats
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to sell: its title and the names of its views."""
+    """A way to sell: its title, and what the names of its views end with."""
 
     title: str
-    buy: str
-    buy_now: str
-    pay: str
-    locked: bool = True
-    ours: bool = False
-
-
-NO_LOCK = Way("no lock", "buy-unlocked", "buy-unlocked", "pay-unlocked", locked=False)
-CACHE_LOCK = Way("cache.lock", "buy-cache-lock", "buy-now-cache-lock", "pay-cache-lock")
-CLUSTER_LOCK = replace(CACHE_LOCK, title="redis-py")  # django-redis does not support clusters
-ASYNCIO_LOCK = replace(CACHE_LOCK, title="redis.asyncio")  # django-redis has no lock for coroutines
-LOCK = Way("Lock", "buy", "buy-now", "pay", ours=True)
-
-
-class Sale:
-    """``buyers`` want 1.5 times as many seats as there are, not counting the impatient ones."""
-
-    def __init__(self, way: Way, servers: Servers, *, buyers: int, seats: int) -> None:
-        self.way = way
-        self.event = Event(name=f"{seats} seats, {way.title}", seats=seats, remaining=seats)
-        self.event.save()
-        impatient = {number for number in range(buyers) if number % IMPATIENT == IMPATIENT - 1}
-        times = ceil(seats * DEMAND / (buyers - len(impatient)))
-        self.total = times * buyers
-        start = threading.Barrier(buyers)
-        self.buyers = [
-            Buyer(
-                number,
-                servers.ports,
-                start,
-                buy=reverse(way.buy_now if number in impatient else way.buy, args=[self.event.pk]),
-                pay=reverse(way.pay, args=[0]).replace("0", "{order}"),
-                times=times,
-                pause=PAUSE,
-            )
-            for number in range(buyers)
-        ]
-        self.buyers[0].looks = way.ours
+    suffix: str
 
     @property
-    def done(self) -> int:
-        return sum(len(buyer.purchases) for buyer in self.buyers)
+    def locked(self) -> bool:
+        return self.suffix != "-unlocked"
 
-    def run(self, on_progress: Callable[[int], object]) -> Facts:
-        """Sell until all buyers are done."""
-        for buyer in self.buyers:
-            buyer.start()
-        for buyer in self.buyers:
-            while buyer.is_alive():
-                buyer.join(0.05)
-                on_progress(self.done)
-        return self.facts()
+    @property
+    def ours(self) -> bool:
+        return not self.suffix
 
-    def facts(self) -> Facts:
-        self.event.refresh_from_db()
-        purchases = [purchase for buyer in self.buyers for purchase in buyer.purchases]
-        statuses = [purchase.status for purchase in purchases]
-        turns = [purchase.turn for purchase in purchases if purchase.turn is not None]
-        pays = [status for buyer in self.buyers for status in buyer.pay_statuses]
-        orders = Order.objects.filter(event=self.event)
-        errors = [purchase.error for purchase in purchases if purchase.error]
-        errors += [f"status {status} to a payment" for status in pays if status not in (200, LOCKED)]
-        errors += [
-            "a 423 without Retry-After"
-            for purchase in purchases
-            if purchase.status == LOCKED and not purchase.retry_after
-        ]
-        return Facts(
-            title=self.way.title,
-            locked=self.way.locked,
-            ours=self.way.ours,
-            seats=self.event.seats,
-            remaining=self.event.remaining,
-            requests=len(purchases),
-            sold=orders.count(),
-            sold_out=statuses.count(CONFLICT),
-            refused=statuses.count(LOCKED),
-            charged_twice=orders.annotate(times=Count("payments")).filter(times__gt=1).count(),
-            pay_refused=pays.count(LOCKED),
-            queued=sum(turn.asked != turn.served for turn in turns),
-            waits=sorted(turn.waited for turn in turns),
-            inversions=count_inversions((turn.asked, turn.served) for turn in turns) if self.way.locked else None,
-            errors=errors,
-            listing=self.buyers[0].listing,
+
+def sell(way: Way, ports: list[int], *, buyers: int, seats: int, on_progress: Callable[[int, int], object]) -> Figures:
+    """Sell until all buyers are done. They want 1.5 times as many seats as there are, not counting the impatient
+    ones."""
+    event = Event.objects.create(name=f"{seats} seats, {way.title}", seats=seats, remaining=seats)
+    impatient = range(IMPATIENT - 1, buyers, IMPATIENT)
+    times = ceil(seats * DEMAND / (buyers - len(impatient)))
+    together = threading.Barrier(buyers)
+    crowd = [
+        Buyer(
+            number,
+            ports,
+            together,
+            times,
+            buy=reverse(f"{'buy-now' if number in impatient else 'buy'}{way.suffix}", args=[event.pk]),
+            pay=reverse(f"pay{way.suffix}", args=[0]).replace("0", "{order}"),
+            looks=way.ours and number == 0,
         )
+        for number in range(buyers)
+    ]
+    threads = [threading.Thread(target=buyer.run, daemon=True) for buyer in crowd]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.05)
+            on_progress(sum(len(buyer.statuses) for buyer in crowd), times * buyers)
+    event.refresh_from_db()
+    return judge(way, event, crowd)
+
+
+def judge(way: Way, event: Event, crowd: list[Buyer]) -> Figures:
+    """Without a lock, overselling is expected."""
+    orders = Order.objects.filter(event=event)
+    sold, twice = orders.count(), orders.annotate(times=Count("payments")).filter(times__gt=1).count()
+    statuses = [status for buyer in crowd for status in buyer.statuses]
+    turns = sorted((turn for buyer in crowd for turn in buyer.turns), key=lambda turn: turn.served)
+    errors = [error for buyer in crowd for error in buyer.errors]
+    sold_out, oversold = statuses.count(CONFLICT), max(0, sold - event.seats)
+    waits = [turn.waited * 1000 for turn in turns]
+    inversions = overtaking([turn.asked for turn in turns]) if way.locked else None
+    problems = []
+    if way.locked:
+        if oversold:
+            problems.append(f"oversold {oversold} seats")
+        if event.remaining != event.seats - sold:
+            problems.append(
+                f"sold {sold} of {event.seats} seats, yet the shop counts {event.remaining} as left: "
+                f"two buyers were inside at once"
+            )
+        if twice:
+            problems.append(f"charged {twice} orders twice")
+        if not errors and len(turns) != sold + sold_out:
+            problems.append(f"only {len(turns)} of {sold + sold_out} told when they asked for the lock")
+    if way.ours and inversions:
+        problems.append(f"{inversions} buyers were served while one that had asked earlier still waited")
+    if errors:
+        problems.append(f"{len(errors)} requests failed, the first with: {errors[0]}")
+    return {
+        "title": way.title,
+        "problems": [f"{way.title}: {problem}." for problem in problems],
+        "errors": errors,
+        "seats": event.seats,
+        "remaining": event.remaining,  # seats, according to the shop
+        "requests": len(statuses),
+        "sold": sold,
+        "sold_out": sold_out,
+        "refused": statuses.count(LOCKED),
+        "oversold": oversold,
+        "charged_twice": twice,
+        "wait_p50_ms": percentile(waits, 50),
+        "wait_p99_ms": percentile(waits, 99),
+        "inversions": inversions,
+        "listing": "".join(buyer.listing for buyer in crowd),
+    }

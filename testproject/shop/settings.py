@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-# a site that others can reach must keep its key out of the repository
-SECRET_KEY = os.environ.get("SHOP_SECRET_KEY", "only-for-the-demo-on-this-machine")
+SECRET_KEY = "only-for-the-demo-on-this-machine"
 DEBUG = False
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 LOCAL = ["security.W004", "security.W008", "security.W009", "security.W016"]  # no TLS and no secret on this machine
@@ -22,14 +20,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
 ASYNC = bool(os.environ.get("SHOP_ASYNC"))  # views that are coroutines, for an ASGI server
-ROOT_URLCONF = "shop.aurls" if ASYNC else "shop.urls"
-TEMPLATES = [
-    {
-        "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "APP_DIRS": True,
-        "OPTIONS": {"context_processors": ["django.template.context_processors.request"]},
-    }
-]
+ROOT_URLCONF = "shop.urls"
 
 DATABASES = {
     "default": {
@@ -48,9 +39,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 
 # Without a Redis the locks live in the memory of this process: enough for one runserver, or a test suite.
-# redis://127.0.0.1:7000/0?cluster is a node of a Redis Cluster.
-REDIS_URL, _found = re.subn(r"[?&]cluster$", "", os.environ.get("REDIS_URL", ""))
-CLUSTER = bool(_found)
+REDIS_URL = os.environ.get("REDIS_URL", "")
 if REDIS_URL:
     CACHES = {
         "default": {
@@ -65,7 +54,6 @@ else:
     SILENCED_SYSTEM_CHECKS = [*LOCAL, "django_redislock.W001"]  # the warning that says just that
 
 REDISLOCK = {
-    "CLUSTER": CLUSTER,
     "TTL": 10,  # seconds after which the locks of a dead process are free; live processes renew theirs
     "TTLS": {"order:*": 60},  # paying may hang at the bank
     "BLOCKING_TIMEOUT": 30,
