@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import redis
 import redis.asyncio
 
-from django_redislock import Lock
+from django_redislock import Lock, LockPool
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -62,6 +62,9 @@ class Contender(Entrant):
         """The lock's name with this number."""
         return f"bench:{self.key}:{number}"
 
+    async def prepare(self, names: int) -> None:
+        """Called before so many names are locked."""
+
     async def acquire(self, name: str, ttl: int = TTL) -> Any:
         """Wait for the lock, without end."""
         lock = self.make(name, ttl)
@@ -70,6 +73,10 @@ class Contender(Entrant):
 
     async def release(self, held: Any) -> None:
         await done(held.release())
+
+    def number(self, held: Any, wanted: int) -> int:
+        """The number of what is held."""
+        return wanted
 
     def make(self, name: str, ttl: int) -> Any:
         """A lock object."""
@@ -170,3 +177,21 @@ class OtherLock(OurLock):
 
     key = "other Lock"
     elsewhere = True
+
+
+class OurPool(OurLock):
+    """Members of one pool."""
+
+    key = "LockPool"
+
+    async def prepare(self, names: int) -> None:
+        """The first process fills the pool; the others wait for its members."""
+        if self.worker.number == 0:
+            await self.worker.block(LockPool("bench").assign, [str(number) for number in range(names)])
+
+    async def acquire(self, name: str, ttl: int = TTL) -> Lock:
+        pool = LockPool("bench")
+        return await pool.aacquire(ttl=ttl) if self.worker.loop else pool.acquire(ttl=ttl)
+
+    def number(self, held: Any, wanted: int) -> int:
+        return int(held.key)

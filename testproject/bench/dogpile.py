@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from importlib import import_module
 from statistics import median
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.cache import cache
 
@@ -81,18 +80,20 @@ class OurGet(Entrant):
 KINDS = (DjangoGet, PythonRedisLockGet, OurGet)
 
 
-class Asked(NamedTuple):
-    """What became of those of one process."""
-
-    times: list[tuple[float, float]]  # when each asked and got it
-    computed: int
+Times = list[tuple[float, float]]
+"""When each of a process asked and got it."""
 
 
-async def ask(worker: Worker, kind: type[DjangoGet | PythonRedisLockGet | OurGet], waiters: int, hold: float) -> Asked:
-    """All want one value at once. Before that each process has a pile of its own, so that connections are open."""
+async def ask(
+    worker: Worker, kind: type[DjangoGet | PythonRedisLockGet | OurGet], waiters: int, hold: float
+) -> tuple[Times, int]:
+    """All want one value at once: return their times, and how many computed it.
+
+    Before that each process has a pile of its own, so that connections are open.
+    """
     getter = worker.one(kind)
     computed: list[int] = []
-    times: list[tuple[float, float]] = []
+    times: Times = []
 
     def compute() -> str:
         computed.append(1)
@@ -110,39 +111,31 @@ async def ask(worker: Worker, kind: type[DjangoGet | PythonRedisLockGet | OurGet
             await getter.get(key, acompute if worker.loop else compute)
             times.append((asked, monotonic()))
 
+        computed.clear()
+        times.clear()
         await worker.block(worker.start(waiters, want).over.wait, LIMIT)
 
     await pile_up(f"warm-{worker.number}")
-    computed.clear()
-    times.clear()
     await worker.ready()
     await pile_up("wanted")
-    return Asked(times.copy(), len(computed))
+    return times.copy(), len(computed)
 
 
 def measure(
     bench: Bench, *, procs: int = 4, waiters: int = 50, hold_ms: float = 100.0, rounds: int = 3
 ) -> dict[str, Figures]:
-    """``rounds`` with fresh processes for each way."""
-    times: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)  # of each round
-    computed: dict[str, int] = defaultdict(int)
-    requests: dict[str, int] = defaultdict(int)
-    for key, kind in bench.turns(rounds):
-        with bench.workers(procs) as workers:
-            answers = bench.call(key, workers, ask, kind, waiters, hold_ms / 1000, seconds=LIMIT)
-            requests[key] += bench.observer.read().requests
-        times[key].append([one for answer in answers for one in answer.times])
-        computed[key] = max(computed[key], sum(answer.computed for answer in answers))
+    """Many of many processes want one value that is not in the cache, in ``rounds``."""
     asked = procs * waiters
     figures: dict[str, Figures] = {}
-    for key in bench.kinds:
-        got = min(map(len, times[key]))
-        spans = [max(end for _, end in one) - min(begin for begin, _ in one) for one in times[key] if one]
+    for key, turns in bench.fresh(rounds, procs, ask, waiters, hold_ms / 1000, seconds=LIMIT).items():
+        times = [[time for some, _ in turn.results for time in some] for turn in turns]
+        got = min(map(len, times))
+        spans = [max(end for _, end in one) - min(begin for begin, _ in one) for one in times if one]
         figures[key] = {
             "asked": asked,
             "got": got,
-            "computed": computed[key],
+            "computed": max(sum(computed for _, computed in turn.results) for turn in turns),
             "seconds": median(spans) if got == asked else None,
-            "round_trips": requests[key] / (asked * rounds),
+            "round_trips": sum(turn.statistics.requests for turn in turns) / (asked * rounds),
         }
     return figures

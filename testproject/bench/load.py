@@ -61,7 +61,9 @@ ROWS = (
 Requests = Sequence[tuple[LockRequest, Command]]
 
 
-async def load(worker: Worker, urls: Sequence[str], locks: int, waiters: int, names: int, seconds: float) -> Figures:
+async def load(
+    worker: Worker, kind: type[OurLock], urls: Sequence[str], locks: int, waiters: int, names: int, seconds: float
+) -> Figures:
     """Do everything once. ``seconds``: idle time at the end, in which unneeded connections are closed."""
     observer, figures = Observer(urls), Figures()
     await worker.ready()
@@ -169,9 +171,6 @@ def send(requests: Requests) -> Iterator[tuple[LockRequest, Any]]:
 def measure(
     bench: Bench, *, locks: int = 10_000, waiters: int = 100_000, names: int = 1000, seconds: float = 45.0
 ) -> dict[str, Figures]:
-    """Have one process do everything."""
-    [key] = bench.kinds
-    bench.tell(key)
-    with bench.workers(1) as workers:
-        [figures] = bench.call(key, workers, load, bench.urls, locks, waiters, names, seconds, seconds=LIMIT + seconds)
-    return {key: figures}
+    """What many locks and waiters cost the server."""
+    args = (bench.urls, locks, waiters, names, seconds)
+    return {key: turn.results[0] for key, [turn] in bench.fresh(1, 1, load, *args, seconds=LIMIT + seconds).items()}

@@ -4,95 +4,92 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from inspect import Parameter, signature
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from rediscluster import private_masters
 from redisserver import redis_server
 
-from . import contended, dogpile, drain, idle, load, pool, uncontended
+from . import contended, dogpile, load, uncontended, waiting
 from .contenders import Entrant, OtherLock
+from .figures import Figures
+from .report import Row
 from .serverstats import Observer
-from .workers import Bench, BenchError, unreached_by_interrupts
+from .workers import Bench, BenchError
+
+MASTERS = 3  # of a cluster
 
 
 class Mode(NamedTuple):
-    """``flags``: besides the options of its ``measure()``. ``waiters``: the default for coroutines, if it differs."""
+    """``flags``: besides the options of ``measure``. ``waiters``: the default for coroutines, if it differs."""
 
-    module: ModuleType
-    flags: tuple[str, ...] = ("asyncio",)
+    measure: Callable[..., dict[str, Figures]]
+    kinds: Sequence[type[Entrant]]
+    rows: Sequence[Row]
+    flags: Sequence[str] = ("asyncio",)
     waiters: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """The names and defaults of its options."""
-        parameters = signature(self.module.measure).parameters.values()
-        flags = {name: 3 if name == "masters" else None for name in self.flags}
-        return {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY} | flags
+        """Those of ``measure``, with their defaults."""
+        parameters = signature(self.measure).parameters.values()
+        return {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
 
 
 MODES = {
-    "uncontended": Mode(uncontended, ("asyncio", "cluster", "masters")),
-    "contended": Mode(contended, ("asyncio", "cluster", "masters", "other", "charts")),
-    "idle": Mode(idle, waiters=1000),
-    "drain": Mode(drain, waiters=10_000),
-    "dogpile": Mode(dogpile, waiters=1000),
-    "pool": Mode(pool),
-    "load": Mode(load, ("cluster", "masters")),
+    "uncontended": Mode(uncontended.measure, uncontended.KINDS, uncontended.ROWS, ("asyncio", "cluster", "masters")),
+    "contended": Mode(
+        contended.measure, contended.KINDS, contended.ROWS, ("asyncio", "cluster", "masters", "other", "charts")
+    ),
+    "idle": Mode(waiting.measure_idle, waiting.KINDS, waiting.IDLE_ROWS, waiters=1000),
+    "drain": Mode(waiting.measure_drain, waiting.KINDS, waiting.DRAIN_ROWS, waiters=10_000),
+    "dogpile": Mode(dogpile.measure, dogpile.KINDS, dogpile.ROWS, waiters=1000),
+    "pool": Mode(contended.measure_pool, contended.POOL_KINDS, contended.POOL_ROWS),
+    "load": Mode(load.measure, load.KINDS, load.ROWS, ("cluster", "masters")),
 }
 
 
-def run(mode: str, given: Mapping[str, Any], only: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
+def run(key: str, given: Mapping[str, Any], only: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
     """Measure on a private server, or on the masters of a private cluster.
 
     ``given``: options of the mode; None takes its default. ``only`` empty: everybody. Raises BenchError for what cannot
     be run.
     """
-    module, flags, waiters = MODES[mode]
+    mode = MODES[key]
     coroutines, cluster, other = bool(given.get("asyncio")), bool(given.get("cluster")), given.get("other")
-    chosen = MODES[mode].options
-    if coroutines and waiters:
-        chosen["waiters"] = waiters
-    chosen = {name: default if given.get(name) is None else given[name] for name, default in chosen.items()}
-    settings = {name: value for name, value in chosen.items() if name not in flags}
-    kinds, notes = _contenders(module.KINDS, only, coroutines=coroutines, cluster=cluster)
+    options = mode.options
+    if coroutines and mode.waiters:
+        options["waiters"] = mode.waiters
+    options |= {name: given[name] for name in options if given.get(name) is not None}
+    kinds, notes = _contenders(mode.kinds, only, coroutines=coroutines, cluster=cluster)
     if other:
         if not (other / "django_redislock" / "__init__.py").is_file():
             raise BenchError(f"--other must be a folder with a django_redislock in it, not {other}.")
         kinds[OtherLock.key] = OtherLock
         notes.append(f"{OtherLock.key}: of {other}")
-    with _servers(chosen["masters"] if cluster else 0) as urls, closing(Observer(urls)) as observer:
-        machine = describe(observer)
-        bench = Bench(kinds, observer, urls, tell, cluster=cluster, coroutines=coroutines, other=other)
-        figures = module.measure(bench, **settings)
-    for key in figures:
-        figures[key]["troubles"] = bench.troubles[key]
+    with ExitStack() as stack:
+        if cluster:
+            masters = given.get("masters") or MASTERS
+            urls = [node.url for node in stack.enter_context(private_masters(masters, maxclients=10_000))]
+        else:
+            urls = [stack.enter_context(redis_server(maxclients=10_000)).url]
+        bench = Bench(kinds, urls, tell, cluster, coroutines, other)
+        stack.callback(bench.observer.close)
+        machine = describe(bench.observer)
+        figures = mode.measure(bench, **options)
     return {
-        "mode": mode,
+        "mode": key,
         "asyncio": coroutines,
         "cluster": cluster,
-        "options": settings | ({"masters": chosen["masters"]} if cluster else {}),
+        "options": {**options, "masters": len(urls)} if cluster else options,
         "machine": machine,
-        "contenders": figures,
+        "contenders": {name: {**found, "troubles": bench.troubles[name]} for name, found in figures.items()},
         "notes": notes,
     }
-
-
-@contextmanager
-def _servers(masters: int) -> Iterator[Sequence[str]]:
-    """One server, or a cluster of so many masters, for the duration of a block."""
-    with ExitStack() as stack:
-        with unreached_by_interrupts():
-            if masters:
-                urls = [node.url for node in stack.enter_context(private_masters(masters, maxclients=10_000))]
-            else:
-                urls = [stack.enter_context(redis_server(maxclients=10_000)).url]
-        yield urls
 
 
 def _contenders(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -18,14 +18,20 @@ from typing import NamedTuple
 from .contenders import Contender, Floor, OurLock, PythonRedisLock, RedisPy
 from .figures import Figures, median_ratio
 from .report import Row
-from .serverstats import Statistics
 from .worker import Worker
-from .workers import Bench, unreached_by_interrupts
+from .workers import Bench, Turn, Workers
 
 PAIRS = 100  # in a block: about 20 ms
 WARM_UP = 10
 LEAST_ROUNDS = 3
 HERE = str(Path(__file__).parent)
+SPIN = """
+import os
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+parent = os.getppid()
+while os.getppid() == parent:
+    pass
+"""
 
 KINDS = (Floor, RedisPy, PythonRedisLock, OurLock)
 ROWS = (
@@ -82,26 +88,27 @@ async def block(worker: Worker, kind: type[Contender]) -> Block:
 
 
 def measure(bench: Bench, *, seconds: float = 10.0, let_cpus_sleep: bool = False) -> dict[str, Figures]:
-    """Rounds of one block each, shuffled, until ``seconds`` are over."""
-    blocks: dict[str, list[Block]] = defaultdict(list)
-    counts: dict[str, list[Statistics]] = defaultdict(list)
+    """One process alone, in rounds of one block each, shuffled, until ``seconds`` are over."""
+    turns: dict[str, list[Turn]] = defaultdict(list)
     dice = random.Random(0)
     stay_awake = hasattr(os, "SCHED_IDLE") and not let_cpus_sleep
-    with bench.workers(1) as workers, cpus_awake() if stay_awake else nullcontext():
+    with Workers(bench, 1) as workers, cpus_awake() if stay_awake else nullcontext():
         rounds, end = 0, time.monotonic() + seconds
         while rounds < LEAST_ROUNDS or time.monotonic() < end:
             rounds += 1
             bench.tell(f"round {rounds}")
             for key in dice.sample(list(bench.kinds), len(bench.kinds)):
-                result = bench.call(key, workers, block, bench.kinds[key])
+                turn = workers.call(key, block, bench.kinds[key])
                 if rounds > 1:  # after a warm-up of connections, scripts and caches
-                    blocks[key] += result
-                    counts[key].append(bench.observer.read())
-    times = {key: [one.time for one in blocks[key]] for key in bench.kinds}
-    cpu = {key: [one.cpu for one in blocks[key]] for key in bench.kinds}
+                    turns[key].append(turn)
     number = (rounds - 1) * PAIRS
-    return {
-        key: {
+    blocks: dict[str, list[Block]] = {key: [turn.results[0] for turn in turns[key]] for key in bench.kinds}
+    times = {key: [one.time for one in found] for key, found in blocks.items()}
+    cpu = {key: [one.cpu for one in found] for key, found in blocks.items()}
+    figures: dict[str, Figures] = {}
+    for key, kind in bench.kinds.items():
+        counts = [turn.statistics for turn in turns[key]]
+        figures[key] = {
             "pairs": number,
             "us": median(times[key]) * 1e6,
             "x_floor": median_ratio(times[key], times.get("floor")),
@@ -109,13 +116,12 @@ def measure(bench: Bench, *, seconds: float = 10.0, let_cpus_sleep: bool = False
             "cpu_us": median(cpu[key]) * 1e6,
             "cpu_x_floor": median_ratio(cpu[key], cpu.get("floor")),
             "calls": median(one.calls for one in blocks[key]),
-            "bytes": sum(one.received for one in counts[key]) / number,
-            "server_us": sum(sum(one.server_us(kind)) for one in counts[key]) / number,
-            "server_cpu_us": sum(one.cpu for one in counts[key]) / number * 1e6,
-            "round_trips": sum(one.requests for one in counts[key]) / number,
+            "bytes": sum(one.received for one in counts) / number,
+            "server_us": sum(sum(one.server_us(kind)) for one in counts) / number,
+            "server_cpu_us": sum(one.cpu for one in counts) / number * 1e6,
+            "round_trips": sum(one.requests for one in counts) / number,
         }
-        for key, kind in bench.kinds.items()
-    }
+    return figures
 
 
 @contextmanager
@@ -127,22 +133,11 @@ def cpus_awake() -> Iterator[None]:
     the lock's own work. How long depends on the host, changes from hour to hour, and affects locks that wait longer
     more.
     """
-    spinners = [
-        get_context("spawn").Process(target=_spin, args=(os.getpid(),), daemon=True) for _ in range(os.cpu_count() or 1)
-    ]
+    command = [sys.executable, "-c", SPIN]
+    spinners = [subprocess.Popen(command, start_new_session=True) for _ in range(os.cpu_count() or 1)]
     try:
-        with unreached_by_interrupts():
-            for spinner in spinners:
-                spinner.start()
         yield
     finally:
         for spinner in spinners:
-            if spinner.pid is not None:
-                spinner.kill()
-                spinner.join()
-
-
-def _spin(parent: int) -> None:
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    while os.getppid() == parent:
-        pass
+            spinner.kill()
+            spinner.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import signal
 import threading
 import time
 import traceback
@@ -143,7 +144,7 @@ class Worker:
         return self._made[kind]  # type: ignore[no-any-return]
 
     async def section(self, contender: Contender, number: int = 0, hold: float = 0.0) -> Section:
-        """Acquire the lock of this number, stay inside for ``hold`` seconds, release."""
+        """Acquire the lock of this number (or any member of a pool), stay inside for ``hold`` seconds, release."""
         if self._tickets is None:
             self._tickets = {}
             note_tickets(self._tickets.setdefault)
@@ -151,6 +152,7 @@ class Worker:
         asked = monotonic()
         held = await contender.acquire(name)
         got = monotonic()
+        number = contender.number(held, number)
         clash = inside[number] != 0
         inside[number] = mark
         ticket = fence = None
@@ -225,7 +227,8 @@ def main(
     number: int, pipe: Connection, inside: MutableSequence[int], url: str, cluster: bool, coroutines: bool
 ) -> None:
     """The main function of a worker process, which has its own settings: the private server, and defaults for the
-    rest."""
+    rest. Ctrl-C is for the parent, which then ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings.configure(
         INSTALLED_APPS=["django_redislock"],
         CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}},

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,11 +37,11 @@ class Servers:
         """The end of what the processes logged."""
         return self.log.read_text(errors="replace")[-3000:].strip()
 
-    def add(self, *options: str) -> None:
+    def add(self) -> None:
         with socket.create_server((HOST, 0), backlog=BACKLOG) as listener, self.log.open("ab") as log:
             number = listener.fileno()
             process = subprocess.Popen(
-                [sys.executable, "-m", "demo.server", str(number), *options],
+                [sys.executable, "-m", "demo.server", str(number)],
                 cwd=TESTPROJECT,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -60,12 +59,12 @@ class Servers:
 
 
 @contextmanager
-def running_servers(count: int, folder: Path, *options: str) -> Iterator[Servers]:
+def running_servers(count: int, folder: Path) -> Iterator[Servers]:
     """Run so many for the duration of a block; an OSError if they do not start."""
     servers = Servers(folder)
     try:
         for _ in range(count):
-            servers.add(*options)
+            servers.add()
         for port in servers.ports:
             try:
                 urlopen(f"http://{HOST}:{port}/", timeout=START_SECONDS).close()
@@ -103,16 +102,6 @@ def serve_coroutines(listener: socket.socket) -> None:
     uvicorn.Server(config).run([listener])
 
 
-def sabotage() -> None:
-    """Force-release the locks of all seats again and again while buyers hold them."""
-    from django_redislock import force_release, list_locks
-
-    while True:
-        for lock in list_locks("seats:*"):
-            force_release(lock.name, by="sabotage")
-        time.sleep(0.001)
-
-
 def main() -> None:
     """Serve until the standard input is closed, as it is when the demo ends."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
@@ -124,8 +113,6 @@ def main() -> None:
     name, serve = ("uvicorn", serve_coroutines) if os.environ.get("SHOP_ASYNC") else ("wsgi", serve_threads)
     listener = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=serve, args=(listener,), name=name, daemon=True).start()
-    if "--sabotage" in sys.argv:
-        threading.Thread(target=sabotage, daemon=True).start()
     sys.stdin.read()
 
 

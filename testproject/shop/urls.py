@@ -10,13 +10,15 @@ from django.views.decorators.http import require_POST
 
 from django_redislock import locked_view
 
-from . import aviews, views
+from . import views
 from .settings import ASYNC
 from .views import View
 
 PATIENCE = 5  # seconds that a buyer waits for the lock
 
-chosen: Any = aviews if ASYNC else views
+sell, charge, cache_locked = (
+    (views.asell, views.acharge, views.acache_locked) if ASYNC else (views.sell, views.charge, views.cache_locked)
+)
 
 
 def unlocked(name: str, *, blocking_timeout: float) -> Callable[[View], View]:
@@ -26,9 +28,9 @@ def unlocked(name: str, *, blocking_timeout: float) -> Callable[[View], View]:
 
 def patterns(suffix: str, lock: Callable[..., Any]) -> list[URLPattern]:
     """Buyers wait for the lock, or go away at once with 423, as the second click on a payment does."""
-    buy = lock("seats:{pk}", blocking_timeout=PATIENCE)(chosen.sell)
-    buy_now = lock("seats:{pk}", blocking_timeout=0)(chosen.sell)
-    pay = lock("order:{pk}", blocking_timeout=0)(chosen.charge)
+    buy = lock("seats:{pk}", blocking_timeout=PATIENCE)(sell)
+    buy_now = lock("seats:{pk}", blocking_timeout=0)(sell)
+    pay = lock("order:{pk}", blocking_timeout=0)(charge)
     return [
         path(f"events/<int:pk>/buy{suffix}/", require_POST(buy), name=f"buy{suffix}"),
         path(f"events/<int:pk>/buy{suffix}/now/", require_POST(buy_now), name=f"buy-now{suffix}"),
@@ -40,5 +42,5 @@ urlpatterns = [
     path("", views.index, name="index"),
     *patterns("", locked_view),
     *patterns("-unlocked", unlocked),
-    *patterns("-cache-lock", chosen.cache_locked),
+    *patterns("-cache-lock", cache_locked),
 ]

@@ -8,36 +8,50 @@ import secrets
 import signal
 import sys
 import tempfile
-from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator
+from argparse import ArgumentParser
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any, cast
 
 import redis
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 
 try:
+    from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
 except ImportError:
     sys.exit('The demo needs rich. From the repository\'s root: python -m pip install -e ".[demo]"')
 
 from bench.figures import Figures
-from demo.report import show
 from demo.sale import Way, sell
 from demo.server import Servers, running_servers
-from django_redislock import LockUnavailable, list_locks
+from shop.management.arguments import new_file, number
 from shop.settings import REDIS_URL
 
 PROCESSES = 3  # with a real Redis
 SVG_WIDTH = 150  # columns
-INTERRUPTED = 130  # what shells return for Ctrl-C
+ORDER = (
+    "Order inversions: requests served while one that had asked earlier still waited. Both orders are Redis's own, "
+    "over all processes: asked = the first try for the lock (ours draws a ticket), served = the one that got it (ours: "
+    "the fence)."
+)
+COLUMNS = (
+    "requests",
+    "sold",
+    "refused\n(423)",
+    "over-\nsold",
+    "paid\ntwice",
+    "wait\np50 ms",
+    "wait\np99 ms",
+    "order in-\nversions",
+)
 
 
 class Command(BaseCommand):
@@ -51,14 +65,17 @@ class Command(BaseCommand):
     requires_system_checks = []  # this command reports a wrong REDIS_URL itself
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--buyers", type=_number(2, 200), default=40, help="concurrent buyers, 2 to 200 (40)")
-        parser.add_argument("--seats", type=_number(1, 1000), default=400, help="seats in each sale, 1 to 1000 (400)")
+        parser.add_argument(
+            "--buyers", type=number(int, 2, 200), default=40, help="concurrent buyers, at most 200 (40)"
+        )
+        parser.add_argument(
+            "--seats", type=number(int, 1, 1000), default=400, help="seats in each sale, at most 1000 (400)"
+        )
         parser.add_argument("--asgi", action="store_true", help="async views on uvicorn instead of threads")
-        parser.add_argument("--json", type=_file, metavar="FILE", help="write the figures to this file, too")
-        parser.add_argument("--svg", type=_file, metavar="FILE", help="draw what it prints in this file, too")
-        parser.add_argument("--sabotage", action="store_true", help="force-release the seats' locks all the time")
+        parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures to this file, too")
+        parser.add_argument("--svg", type=new_file, metavar="FILE", help="draw what it prints in this file, too")
 
-    def handle(self, *, buyers: int, seats: int, asgi: bool, sabotage: bool, **options: Any) -> None:
+    def handle(self, *, buyers: int, seats: int, asgi: bool, **options: Any) -> None:
         if asgi and find_spec("uvicorn") is None:
             raise CommandError('--asgi needs uvicorn. From the repository\'s root: python -m pip install -e ".[demo]"')
         self.stdout.ending = ""
@@ -73,14 +90,14 @@ class Command(BaseCommand):
         try:
             with ExitStack() as stack:
                 try:
-                    servers = stack.enter_context(_open_shop(asgi=asgi, sabotage=sabotage))
-                except (LockUnavailable, ImproperlyConfigured, OSError, ValueError) as error:
+                    servers = stack.enter_context(_open_shop(asgi=asgi))
+                except (redis.RedisError, OSError, ValueError) as error:
                     raise CommandError(f"The demo cannot start: {error}") from error
                 console.print(_welcome(buyers, seats, asgi=asgi), highlight=False)
                 sales = _sell(console, servers, ways, buyers, seats)
                 problems = [problem for facts in sales for problem in facts["problems"]]
                 left_out = [] if REDIS_URL else [other.title]
-                show(console, sales, left_out, problems)
+                _show(console, sales, left_out, problems)
                 if options["json"]:
                     figures = {"ok": not problems, "problems": problems, "left_out": left_out, "sales": sales}
                     options["json"].write_text(json.dumps(figures, indent=2) + "\n")
@@ -89,25 +106,17 @@ class Command(BaseCommand):
                 if any(facts["errors"] for facts in sales) and servers.said():
                     self.stderr.write(f"The servers said at last:\n{servers.said()}")
         except KeyboardInterrupt:
-            self.stderr.write("Interrupted.")
-            sys.exit(INTERRUPTED)
+            raise CommandError("Interrupted.", returncode=130) from None
         if problems:
             sys.exit(1)
 
 
 @contextmanager
-def _open_shop(*, asgi: bool, sabotage: bool) -> Iterator[Servers]:
-    """Set up what the sales need, and remove it again: a database, a key prefix in Redis, handlers for Ctrl-C, servers.
-
-    SIGINT and SIGTERM raise KeyboardInterrupt, so that either cleans up, even if SIGINT was ignored before.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    list_locks()  # raises if Redis cannot be reached, or there is no memory mode
+def _open_shop(*, asgi: bool) -> Iterator[Servers]:
+    """Set up what the sales need, and remove it again: a database, a key prefix in Redis, servers."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # clean up then, too
+    if REDIS_URL:
+        redis.Redis.from_url(REDIS_URL).ping()  # raises if Redis cannot be reached
     prefix = f"shop-demo-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory(prefix="redislock-demo-") as name:
         folder = Path(name)
@@ -116,8 +125,7 @@ def _open_shop(*, asgi: bool, sabotage: bool) -> Iterator[Servers]:
         os.environ |= {"SHOP_ASYNC": "yes" if asgi else "", "DJANGO_SETTINGS_MODULE": "shop.settings"}
         call_command("migrate", verbosity=0, interactive=False, run_syncdb=True)
         try:
-            options = ["--sabotage"] if sabotage else []
-            with running_servers(PROCESSES if REDIS_URL else 1, folder, *options) as servers:
+            with running_servers(PROCESSES if REDIS_URL else 1, folder) as servers:
                 yield servers
         finally:
             connection.close()
@@ -152,17 +160,34 @@ def _sell(console: Console, servers: Servers, ways: list[Way], buyers: int, seat
     return sales
 
 
-def _number(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise ArgumentTypeError(f"must be a whole number from {least} to {most}, not {text!r}")
-        return int(text)
+def _table(sales: list[Figures], left_out: list[str]) -> Table:
+    """One line for each sale. Requests that are neither sold nor refused came too late: sold out."""
+    result = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    result.add_column("")
+    for column in COLUMNS:
+        result.add_column(column, justify="right", no_wrap=True)
+    for facts in sales:
+        counts = [str(facts[key]) for key in ("requests", "sold", "refused")]
+        judged = [f"[{'bold red' if facts[key] else 'green'}]{facts[key]}[/]" for key in ("oversold", "charged_twice")]
+        figures = [facts[key] for key in ("wait_p50_ms", "wait_p99_ms", "inversions")]
+        shown = ["-" if figure is None else f"{figure:.0f}" for figure in figures]
+        result.add_row(facts["title"], *counts, *judged, *shown)
+    for title in left_out:
+        result.add_row(f"{title} (needs REDIS_URL)", *"-" * len(COLUMNS))
+    return result
 
-    return parse
 
-
-def _file(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ArgumentTypeError(f"must be a file in a folder that exists, not {text!r}")
-    return path
+def _show(console: Console, sales: list[Figures], left_out: list[str], problems: list[str]) -> None:
+    """Print table, explanation, the locks seen in the sale with ours, and the verdict."""
+    console.print()
+    console.print(_table(sales, left_out))
+    console.print()
+    console.print(ORDER, style="dim", highlight=False)
+    for facts in [facts for facts in sales if facts["listing"]]:
+        console.print(f"\n[bold]$ manage.py redislocks list[/]  (in the middle of the sale with {facts['title']})")
+        console.print(facts["listing"].rstrip(), markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    for problem in problems:
+        console.print(f"[bold red]FAILED[/] {escape(problem)}", highlight=False, soft_wrap=True)
+    if not problems:
+        console.print("[bold green]OK[/] With a lock nothing was oversold or paid twice, and Lock kept the order.")

@@ -5,55 +5,36 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from argparse import ArgumentTypeError
-from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import IO, Any, cast
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
 from bench.report import draw, show
-from bench.run import MODES, run
+from bench.run import MASTERS, MODES, run
 from bench.workers import BenchError
 from redisserver import NoServerError
+from shop.management.arguments import folder, number
 
 WIDTH = 132  # if the output is not a terminal
 
 
-def _from(least: float, kind: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        number = kind(text)
-        if number < least:
-            raise ArgumentTypeError(f"must be at least {least}, not {text}")
-        return number
-
-    return parse
-
-
-def _folder(text: str) -> Path:
-    path = Path(text).resolve()
-    if not path.is_dir():
-        raise ArgumentTypeError(f"{text!r} is not a folder")
-    return path
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
-    "procs": {"type": _from(1, int), "help": "Processes."},
-    "waiters": {"type": _from(1, int), "help": "Waiting in a process; load: in all."},
-    "members": {"type": _from(1, int), "help": "Of the pool."},
-    "locks": {"type": _from(1, int), "help": "Held."},
-    "names": {"type": _from(1, int), "help": "Locks to contend for."},
-    "rounds": {"type": _from(1, int), "help": "Turns of each."},
-    "hold_ms": {"type": _from(0, float), "help": "Work inside; dogpile: for the value."},
-    "seconds": {"type": _from(0.1, float), "help": "How long to measure; load: to rest at the end."},
+    "procs": {"type": number(int, 1), "help": "Processes."},
+    "waiters": {"type": number(int, 1), "help": "Waiting in a process; load: in all."},
+    "members": {"type": number(int, 1), "help": "Of the pool."},
+    "locks": {"type": number(int, 1), "help": "Held."},
+    "names": {"type": number(int, 1), "help": "Locks to contend for."},
+    "rounds": {"type": number(int, 1), "help": "Turns of each."},
+    "hold_ms": {"type": number(float, 0), "help": "Work inside; dogpile: for the value."},
+    "seconds": {"type": number(float, 0.1), "help": "How long to measure; load: to rest at the end."},
     "let_cpus_sleep": {"action": "store_true", "help": "Do not keep the CPUs awake meanwhile."},
     "asyncio": {"action": "store_true", "help": "Coroutines use the locks, not threads."},
     "cluster": {"action": "store_true", "help": "On a Redis Cluster."},
-    "masters": {"type": _from(1, int), "help": "Of the cluster."},
-    "other": {"type": _folder, "help": "Measure the Lock of another checkout, too: the one in this folder."},
-    "charts": {"type": _folder, "help": "Draw some of the figures, as SVG, in this folder (extra charts)."},
+    "masters": {"type": number(int, 1), "help": f"Of the cluster. Default: {MASTERS}"},
+    "other": {"type": folder, "help": "Measure the Lock of another checkout, too: the one in this folder."},
+    "charts": {"type": folder, "help": "Draw some of the figures, as SVG, in this folder (extra charts)."},
 }
 
 
@@ -67,8 +48,8 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         modes = parser.add_subparsers(dest="mode", required=True, metavar="MODE")
         for key, mode in MODES.items():
-            options = modes.add_parser(key, help=mode.module.__doc__)
-            for name, default in mode.options.items():
+            options = modes.add_parser(key, help=mode.measure.__doc__)
+            for name, default in {**mode.options, **dict.fromkeys(mode.flags)}.items():
                 text = OPTIONS[name]["help"]
                 if default:
                     text += f" Default: {default}"
@@ -101,5 +82,5 @@ class Command(BaseCommand):
             return
         console = Console(file=cast("IO[str]", self.stdout), width=None if self.stdout.isatty() else WIDTH)
         with console.capture() as capture:
-            show(console, result, MODES[mode].module.ROWS)
+            show(console, result, MODES[mode].rows)
         self.stdout.write(capture.get())

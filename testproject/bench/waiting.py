@@ -1,8 +1,7 @@
-"""Many threads or coroutines of one process wait for a lock that this process holds; then it releases."""
+"""Many threads or coroutines that wait for a lock: what waiting costs, and what happens when the lock is released."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from statistics import median
 from time import monotonic
 from typing import NamedTuple
@@ -11,13 +10,19 @@ from .contenders import Contender, CrowdedRedisPy, OurLock, PythonRedisLock
 from .figures import Figures, Section, order, violations
 from .report import Row
 from .worker import Worker, clocks
-from .workers import Bench
+from .workers import Bench, Workers
 
-SETTLE = 0.3  # seconds until all wait, in addition to the time for the requests
+IDLE_SETTLE = 1.0  # seconds until all wait, in addition to the time for the requests
+SETTLE = 0.3  # the same where they are all of one process
 LIMIT = 20.0  # seconds for all to get it
 
 KINDS = (CrowdedRedisPy, PythonRedisLock, OurLock)
-ROWS = (
+IDLE_ROWS = (
+    Row("waiting", "waiting", "{:d}"),
+    Row("requests_per_second_per_process", "commands/s per waiting process", "{:.2f}"),
+    Row("connections", "connections in all, with the holder's", "{:d}"),
+)
+DRAIN_ROWS = (
     Row("waiters", "waiting", "{:d}"),
     Row("got", "of them got it (worst round)", "{:d}"),
     Row("seconds", "until all got it, s", "{:.3f}"),
@@ -29,6 +34,34 @@ ROWS = (
     Row("inversions_in_server_order", "overtook somebody, in server order", "{:d}"),
     Row("violations", "violations of exclusion", "{:d}"),
 )
+
+
+async def wait(worker: Worker, kind: type[Contender], waiters: int, seconds: float) -> int:
+    """Have many wait, in one process one more than that: whoever gets the lock keeps it. How many wait or hold it?"""
+    contender = worker.one(kind)
+    ttl = round(3 * seconds) + 60  # the holder's first renewal, at a third of the TTL, comes after the counting
+
+    async def ask(number: int) -> None:
+        worker.kept.append(await contender.acquire(contender.name(0), ttl))
+        await worker.sleep(ttl)  # a lock belongs to its thread or task, which must live on
+
+    crowd = worker.start(waiters + (worker.number == 0), ask)
+    await worker.sleep(IDLE_SETTLE + worker.seconds_for(waiters))
+    await worker.ready()
+    await worker.sleep(seconds)
+    return crowd.alive
+
+
+def measure_idle(bench: Bench, *, procs: int = 4, waiters: int = 20, seconds: float = 10.0) -> dict[str, Figures]:
+    """What waiting costs: ``procs`` processes of ``waiters`` each, for ``seconds``."""
+    return {
+        key: {
+            "waiting": sum(turn.results) - 1,
+            "requests_per_second_per_process": turn.statistics.requests / seconds / procs,
+            "connections": turn.connections,
+        }
+        for key, [turn] in bench.fresh(1, procs, wait, waiters, seconds, seconds=seconds).items()
+    }
 
 
 class Drained(NamedTuple):
@@ -63,18 +96,13 @@ async def drain(worker: Worker, kind: type[Contender], waiters: int) -> Drained:
     return Drained(last - began, release_ms, failed, sections.copy())
 
 
-def measure(bench: Bench, *, waiters: int = 300, rounds: int = 3) -> dict[str, Figures]:
-    """``rounds`` with a fresh process for each contender."""
-    answers: dict[str, list[Drained]] = defaultdict(list)
-    connections: dict[str, int] = defaultdict(int)
-    with bench.workers(1) as workers:
-        [offsets] = workers.call(clocks, min(waiters, 90), 0.0)  # redis-py's pool ends at 100
-    for key, kind in bench.turns(rounds):
-        with bench.workers(1) as workers:
-            answers[key] += bench.call(key, workers, drain, kind, waiters, seconds=LIMIT)
-            connections[key] = max(connections[key], bench.observer.connections())
+def measure_drain(bench: Bench, *, waiters: int = 300, rounds: int = 3) -> dict[str, Figures]:
+    """Many of one process get the lock one after the other, in ``rounds``."""
+    with Workers(bench, 1) as workers:
+        [offsets] = workers.call("", clocks, min(waiters, 90), 0.0).results  # redis-py's pool ends at 100
     figures: dict[str, Figures] = {}
-    for key, drained in answers.items():
+    for key, turns in bench.fresh(rounds, 1, drain, waiters, seconds=LIMIT).items():
+        drained: list[Drained] = [turn.results[0] for turn in turns]
         got = min(len(one.sections) for one in drained)
         seconds = median(one.seconds for one in drained) if got == waiters else None
         # each round had a lock of its own
@@ -86,8 +114,8 @@ def measure(bench: Bench, *, waiters: int = 300, rounds: int = 3) -> dict[str, F
             "per_second": waiters / seconds if seconds else None,
             "release_ms": median(one.release_ms for one in drained),
             "release_failed": sum(one.failed for one in drained),
-            "connections": connections[key],
-            **order(sections, offsets.result),
+            "connections": max(turn.connections for turn in turns),
+            **order(sections, offsets),
             "violations": violations(sections),
         }
     return figures
