@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import cached_property
 from hashlib import sha1
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import redis
 import redis.asyncio
 
-from django_redislock import Lock, LockPool
+import django_redislock  # another checkout may have no pools
+from django_redislock import Lock
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -51,11 +53,8 @@ class Contender(Entrant):
     commands: ClassVar[tuple[str, ...]] = ("set", "evalsha")
     in_script: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self.client = self.connect()
-
-    def connect(self) -> Any:
+    @cached_property
+    def client(self) -> Any:
         return self.worker.client(cluster=self.worker.cluster)
 
     def name(self, number: int) -> str:
@@ -123,9 +122,10 @@ class CrowdedRedisPy(RedisPy):
         "on a BlockingConnectionPool without a timeout; its usual pool fails whoever comes when all 100 are busy"
     )
 
-    def connect(self) -> Any:
+    @cached_property
+    def client(self) -> Any:
         if not self.worker.loop:
-            return super().connect()
+            return self.worker.client()
         pool = redis.asyncio.BlockingConnectionPool.from_url(self.worker.url, timeout=None)
         return redis.asyncio.Redis(connection_pool=pool)
 
@@ -140,8 +140,12 @@ class PythonRedisLock(Contender):
     commands = ("get", "set", "blpop", "evalsha")
     in_script = ("get",)
 
-    def connect(self) -> Any:
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
         self.kind = import_module("redis_lock").Lock
+
+    @cached_property
+    def client(self) -> Any:
         return self.worker.client(socket_timeout=None)  # redis-py's own 5 seconds would end its BLPOP with an error
 
     def make(self, name: str, ttl: int) -> Any:
@@ -153,9 +157,6 @@ class OurLock(Contender):
 
     key = "Lock"
     commands = ("evalsha",)
-
-    def connect(self) -> None:
-        """It has its own connections."""
 
     async def acquire(self, name: str, ttl: int = TTL) -> Lock:
         lock = Lock(name, ttl=ttl)
@@ -187,10 +188,10 @@ class OurPool(OurLock):
     async def prepare(self, names: int) -> None:
         """The first process fills the pool; the others wait for its members."""
         if self.worker.number == 0:
-            await self.worker.block(LockPool("bench").assign, [str(number) for number in range(names)])
+            await self.worker.block(django_redislock.LockPool("bench").assign, [str(number) for number in range(names)])
 
     async def acquire(self, name: str, ttl: int = TTL) -> Lock:
-        pool = LockPool("bench")
+        pool = django_redislock.LockPool("bench")
         return await pool.aacquire(ttl=ttl) if self.worker.loop else pool.acquire(ttl=ttl)
 
     def number(self, held: Any, wanted: int) -> int:

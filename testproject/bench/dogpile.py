@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable
 from importlib import import_module
 from statistics import median
@@ -95,20 +93,15 @@ async def ask(
     computed: list[int] = []
     times: Times = []
 
-    def compute() -> str:
+    async def compute() -> str:
         computed.append(1)
-        time.sleep(hold)
-        return "value"
-
-    async def acompute() -> str:
-        computed.append(1)
-        await asyncio.sleep(hold)
+        await worker.sleep(hold)
         return "value"
 
     async def pile_up(key: str) -> None:
         async def want(number: int) -> None:
             asked = monotonic()
-            await getter.get(key, acompute if worker.loop else compute)
+            await getter.get(key, compute if worker.loop else lambda: worker.run(compute()))
             times.append((asked, monotonic()))
 
         computed.clear()

@@ -42,20 +42,12 @@ def show(console: Console, result: Mapping[str, Any], rows: Sequence[Row]) -> No
     console.print(machine, markup=False, highlight=False, style="dim")
 
 
-class Chart(NamedTuple):
-    """One figure of all contenders as bars."""
-
-    file: str
-    title: str
-    key: str
-
-
-CHARTS = (
-    Chart("throughput", "Sections a second (more is better)", "sections_per_second"),
-    Chart("wait", "Wait, 99th percentile, ms (less is better)", "wait_p99_ms"),
-    Chart("longest-wait", "Longest wait, ms (less is better)", "wait_max_ms"),
-    Chart("overtaking", "Sections that overtook somebody, % (less is better)", "inversions_percent"),
-)
+CHARTS = {
+    "throughput": ("sections_per_second", "Sections a second (more is better)"),
+    "wait": ("wait_p99_ms", "Wait, 99th percentile, ms (less is better)"),
+    "longest-wait": ("wait_max_ms", "Longest wait, ms (less is better)"),
+    "overtaking": ("inversions_percent", "Sections that overtook somebody, % (less is better)"),
+}
 OURS, OTHERS = "#0f9d7f", "#8a9199"
 TEXT = {"light": "#24292f", "dark": "#e6edf3"}  # the page's background shows through
 
@@ -63,10 +55,10 @@ TEXT = {"light": "#24292f", "dark": "#e6edf3"}  # the page's background shows th
 def draw(contenders: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
     """Write ``throughput-light.svg`` and its like into the folder, for pages with a light and with a dark
     background."""
-    for chart in CHARTS:
-        values = {name: figures[chart.key] for name, figures in contenders.items()}
+    for file, (key, title) in CHARTS.items():
+        values = {name: figures[key] for name, figures in contenders.items()}
         for theme, color in TEXT.items():
-            _draw_bars(chart.title, values, color, folder / f"{chart.file}-{theme}.svg")
+            _draw_bars(title, values, color, folder / f"{file}-{theme}.svg")
 
 
 def _draw_bars(title: str, values: Mapping[str, float], color: str, path: Path) -> None:

@@ -66,11 +66,11 @@ class Observer:
         ]
         requests = sum(int(info["total_reads_processed"]) - 1 for info in infos)
         received = sum(int(info["total_net_input_bytes"]) for info in infos)
-        return Statistics(requests, received, _cpu(infos) - self._cpu, commands)
+        return Statistics(requests, received, self.cpu() - self._cpu, commands)
 
     def cpu(self) -> float:
         """CPU seconds since the start."""
-        return _cpu(self._infos("cpu"))
+        return sum(float(info["used_cpu_sys"]) + float(info["used_cpu_user"]) for info in self._infos("cpu"))
 
     def memory(self) -> int:
         """Bytes in use, without the buffers of clients."""
@@ -85,7 +85,3 @@ class Observer:
 
     def _infos(self, section: str) -> list[dict[str, Any]]:
         return [client.info(section) for client in self.clients]
-
-
-def _cpu(infos: Sequence[Mapping[str, Any]]) -> float:
-    return sum(float(info["used_cpu_sys"]) + float(info["used_cpu_user"]) for info in infos)

@@ -26,10 +26,9 @@ WARM_UP = 10
 LEAST_ROUNDS = 3
 HERE = str(Path(__file__).parent)
 SPIN = """
-import os
+import os, sys
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-parent = os.getppid()
-while os.getppid() == parent:
+while os.getppid() == int(sys.argv[1]):
     pass
 """
 
@@ -129,11 +128,10 @@ def cpus_awake() -> Iterator[None]:
     """For the duration of a block, a process per CPU spins at the lowest priority, which yields to any other process at
     once.
 
-    Between a request and its answer an idle CPU sleeps. In a virtual machine, waking it takes longer than
-    the lock's own work. How long depends on the host, changes from hour to hour, and affects locks that wait longer
-    more.
+    Between a request and its answer an idle CPU sleeps. In a virtual machine, waking it takes longer than the lock's
+    own work. How long depends on the host, changes from hour to hour, and affects locks that wait longer more.
     """
-    command = [sys.executable, "-c", SPIN]
+    command = [sys.executable, "-c", SPIN, str(os.getpid())]
     spinners = [subprocess.Popen(command, start_new_session=True) for _ in range(os.cpu_count() or 1)]
     try:
         yield

@@ -23,7 +23,6 @@ IDLE_ROWS = (
     Row("connections", "connections in all, with the holder's", "{:d}"),
 )
 DRAIN_ROWS = (
-    Row("waiters", "waiting", "{:d}"),
     Row("got", "of them got it (worst round)", "{:d}"),
     Row("seconds", "until all got it, s", "{:.3f}"),
     Row("per_second", "drained per second", "{:.0f}"),
@@ -108,7 +107,6 @@ def measure_drain(bench: Bench, *, waiters: int = 300, rounds: int = 3) -> dict[
         # each round had a lock of its own
         sections = [section._replace(name=n) for n, one in enumerate(drained) for section in one.sections]
         figures[key] = {
-            "waiters": waiters,
             "got": got,
             "seconds": seconds,
             "per_second": waiters / seconds if seconds else None,

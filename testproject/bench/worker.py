@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, MutableSequence
+from functools import cache
 from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
@@ -31,7 +32,6 @@ from .tickets import note_tickets
 READY = "ready"
 
 T = TypeVar("T")
-E = TypeVar("E")
 
 Job = Callable[..., Coroutine[Any, Any, Any]]
 """Called with the worker and its arguments. It must await ``worker.ready()`` once; its result goes to the parent."""
@@ -62,24 +62,17 @@ class Worker:
     """What a job can use. ``inside`` is shared by all workers: for each name, the mark of the worker inside, or 0."""
 
     def __init__(
-        self,
-        number: int,
-        pipe: Connection,
-        inside: MutableSequence[int],
-        url: str,
-        *,
-        cluster: bool,
-        coroutines: bool,
+        self, number: int, pipe: Connection, inside: MutableSequence[int], url: str, cluster: bool, coroutines: bool
     ) -> None:
         self.number = number
         self.url = url
         self.cluster = cluster
         self.troubles: list[str] = []  # warnings of our locks, and errors of those that were started
         self.kept: list[Any] = []  # kept after the end of the job
+        self.one: Any = cache(lambda kind: kind(self))  # the contender of a kind, made when first needed
         self.loop = asyncio.new_event_loop() if coroutines else None  # also runs between jobs
         self._inside = inside
         self._pipe = pipe
-        self._made: dict[type[Any], Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._tickets: dict[str, int] | None = None
         logging.getLogger("django_redislock").addHandler(_Noting(self.troubles))
@@ -137,12 +130,6 @@ class Worker:
         start = await self.block(self._pipe.recv)
         await self.sleep(max(0.0, start - monotonic()))
 
-    def one(self, kind: type[E]) -> E:
-        """The contender of this kind, made when first needed."""
-        if kind not in self._made:
-            self._made[kind] = kind(self)  # type: ignore[call-arg]
-        return self._made[kind]  # type: ignore[no-any-return]
-
     async def section(self, contender: Contender, number: int = 0, hold: float = 0.0) -> Section:
         """Acquire the lock of this number (or any member of a pool), stay inside for ``hold`` seconds, release."""
         if self._tickets is None:
@@ -167,21 +154,16 @@ class Worker:
         return Section(self.number, number, asked, got, leaving, clash, ticket, fence)
 
     def serve(self) -> None:
-        """Run jobs until the parent closes the pipe."""
-        try:
-            while True:
-                job, args = self._pipe.recv()
-                result, failure = None, ""
-                try:
-                    result = self.run(job(self, *args))
-                except (EOFError, BrokenPipeError):
-                    raise
-                except Exception:
-                    failure = traceback.format_exc()
-                self._pipe.send(Answer(result, self.troubles.copy(), failure))
-                self.troubles.clear()
-        except (EOFError, OSError):
-            pass
+        """Run jobs until the parent ends this process."""
+        while True:
+            job, args = self._pipe.recv()
+            result, failure = None, ""
+            try:
+                result = self.run(job(self, *args))
+            except Exception:
+                failure = traceback.format_exc()
+            self._pipe.send(Answer(result, self.troubles.copy(), failure))
+            self.troubles.clear()
 
 
 async def clocks(worker: Worker, size: int, seconds: float) -> list[float]:
@@ -235,4 +217,4 @@ def main(
         REDISLOCK={"CLUSTER": cluster},
     )
     django.setup()
-    Worker(number, pipe, inside, url, cluster=cluster, coroutines=coroutines).serve()
+    Worker(number, pipe, inside, url, cluster, coroutines).serve()

@@ -117,18 +117,12 @@ class Buyer:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to sell: its title, and what the names of its views end with."""
+    """A way to sell. ``suffix``: what the names of its views end with."""
 
     title: str
     suffix: str
-
-    @property
-    def locked(self) -> bool:
-        return self.suffix != "-unlocked"
-
-    @property
-    def ours(self) -> bool:
-        return not self.suffix
+    locked: bool = True
+    ours: bool = False
 
 
 def sell(way: Way, ports: list[int], *, buyers: int, seats: int, on_progress: Callable[[int, int], object]) -> Figures:
@@ -171,26 +165,22 @@ def judge(way: Way, event: Event, crowd: list[Buyer]) -> Figures:
     sold_out, oversold = statuses.count(CONFLICT), max(0, sold - event.seats)
     waits = [turn.waited * 1000 for turn in turns]
     inversions = overtaking([turn.asked for turn in turns]) if way.locked else None
-    problems = []
-    if way.locked:
-        if oversold:
-            problems.append(f"oversold {oversold} seats")
-        if event.remaining != event.seats - sold:
-            problems.append(
-                f"sold {sold} of {event.seats} seats, yet the shop counts {event.remaining} as left: "
-                f"two buyers were inside at once"
-            )
-        if twice:
-            problems.append(f"charged {twice} orders twice")
-        if not errors and len(turns) != sold + sold_out:
-            problems.append(f"only {len(turns)} of {sold + sold_out} told when they asked for the lock")
-    if way.ours and inversions:
-        problems.append(f"{inversions} buyers were served while one that had asked earlier still waited")
-    if errors:
-        problems.append(f"{len(errors)} requests failed, the first with: {errors[0]}")
+    untold = not errors and len(turns) != sold + sold_out
+    checks = [
+        (way.locked and oversold, f"oversold {oversold} seats"),
+        (
+            way.locked and event.remaining != event.seats - sold,
+            f"sold {sold} of {event.seats} seats, yet the shop counts {event.remaining} as left: "
+            f"two buyers were inside at once",
+        ),
+        (way.locked and twice, f"charged {twice} orders twice"),
+        (way.locked and untold, f"only {len(turns)} of {sold + sold_out} told when they asked for the lock"),
+        (way.ours and inversions, f"{inversions} buyers were served while one that had asked earlier still waited"),
+        (errors, f"{len(errors)} requests failed, the first with: {next(iter(errors), '')}"),
+    ]
     return {
         "title": way.title,
-        "problems": [f"{way.title}: {problem}." for problem in problems],
+        "problems": [f"{way.title}: {text}." for is_so, text in checks if is_so],
         "errors": errors,
         "seats": event.seats,
         "remaining": event.remaining,  # seats, according to the shop

@@ -15,8 +15,11 @@ from urllib.request import urlopen
 import django
 from django.conf import settings
 from django.core.asgi import get_asgi_application
+from django.core.management.base import CommandError
 from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
 from django.core.wsgi import get_wsgi_application
+
+from .observer import watch
 
 TESTPROJECT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
@@ -52,15 +55,10 @@ class Servers:
             self.processes.append(process)
             self.ports.append(listener.getsockname()[1])
 
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.communicate()
-
 
 @contextmanager
 def running_servers(count: int, folder: Path) -> Iterator[Servers]:
-    """Run so many for the duration of a block; an OSError if they do not start."""
+    """Run so many for the duration of a block."""
     servers = Servers(folder)
     try:
         for _ in range(count):
@@ -69,10 +67,12 @@ def running_servers(count: int, folder: Path) -> Iterator[Servers]:
             try:
                 urlopen(f"http://{HOST}:{port}/", timeout=START_SECONDS).close()
             except OSError as error:
-                raise OSError(f"a server process does not respond. It said:\n{servers.said()}") from error
+                raise CommandError(f"The demo cannot start. A server process said:\n{servers.said()}") from error
         yield servers
     finally:
-        servers.close()
+        for process in servers.processes:
+            process.kill()
+            process.communicate()
 
 
 class Handler(WSGIRequestHandler):
@@ -104,10 +104,7 @@ def serve_coroutines(listener: socket.socket) -> None:
 
 def main() -> None:
     """Serve until the standard input is closed, as it is when the demo ends."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
     django.setup()
-    from .observer import watch
-
     watch()
     settings.MIDDLEWARE.insert(0, "demo.observer.observe")
     name, serve = ("uvicorn", serve_coroutines) if os.environ.get("SHOP_ASYNC") else ("wsgi", serve_threads)

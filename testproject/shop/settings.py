@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-BASE_DIR = Path(__file__).resolve().parent.parent
-
 SECRET_KEY = "only-for-the-demo-on-this-machine"
 DEBUG = False
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
@@ -25,7 +23,7 @@ ROOT_URLCONF = "shop.urls"
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
-        "NAME": os.environ.get("SHOP_DATABASE", str(BASE_DIR / "shop.sqlite3")),
+        "NAME": os.environ.get("SHOP_DATABASE", str(Path(__file__).parents[1] / "shop.sqlite3")),
         "CONN_MAX_AGE": 0 if ASYNC else None,  # under ASGI, the thread of a request ends with the request
         "OPTIONS": {
             "timeout": 20,
@@ -36,7 +34,6 @@ DATABASES = {
     }
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-USE_TZ = True
 
 # Without a Redis the locks live in the memory of this process: enough for one runserver, or a test suite.
 REDIS_URL = os.environ.get("REDIS_URL", "")

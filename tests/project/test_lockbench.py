@@ -73,7 +73,7 @@ def test_charts_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
 
     found = figures("contended", procs=2, seconds=0.3, rounds=1, charts=tmp_path)
     texts = {path.name: " ".join(parse_xml(path).getroot().itertext()).split() for path in tmp_path.iterdir()}
-    assert set(texts) == {f"{chart.file}-{theme}.svg" for chart in CHARTS for theme in ("light", "dark")}
+    assert set(texts) == {f"{chart}-{theme}.svg" for chart in CHARTS for theme in ("light", "dark")}
     assert set(found) <= set(texts["throughput-light.svg"])
 
 

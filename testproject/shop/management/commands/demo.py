@@ -10,8 +10,7 @@ import sys
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from importlib.util import find_spec
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -19,15 +18,11 @@ import redis
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
-
-try:
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.table import Table
-except ImportError:
-    sys.exit('The demo needs rich. From the repository\'s root: python -m pip install -e ".[demo]"')
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from bench.figures import Figures
 from demo.sale import Way, sell
@@ -76,8 +71,6 @@ class Command(BaseCommand):
         parser.add_argument("--svg", type=new_file, metavar="FILE", help="draw what it prints in this file, too")
 
     def handle(self, *, buyers: int, seats: int, asgi: bool, **options: Any) -> None:
-        if asgi and find_spec("uvicorn") is None:
-            raise CommandError('--asgi needs uvicorn. From the repository\'s root: python -m pip install -e ".[demo]"')
         self.stdout.ending = ""
         out, svg = cast("IO[str]", self.stdout), options["svg"]
         if svg:
@@ -86,13 +79,9 @@ class Command(BaseCommand):
         else:
             console = Console(file=out, no_color=options["no_color"] or None)
         other = Way("redis.asyncio" if asgi else "cache.lock", "-cache-lock")
-        ways = [Way("no lock", "-unlocked"), *([other] if REDIS_URL else []), Way("Lock", "")]
+        ways = [Way("no lock", "-unlocked", locked=False), *([other] if REDIS_URL else []), Way("Lock", "", ours=True)]
         try:
-            with ExitStack() as stack:
-                try:
-                    servers = stack.enter_context(_open_shop(asgi=asgi))
-                except (redis.RedisError, OSError, ValueError) as error:
-                    raise CommandError(f"The demo cannot start: {error}") from error
+            with _open_shop(asgi=asgi) as servers:
                 console.print(_welcome(buyers, seats, asgi=asgi), highlight=False)
                 sales = _sell(console, servers, ways, buyers, seats)
                 problems = [problem for facts in sales for problem in facts["problems"]]
@@ -115,8 +104,11 @@ class Command(BaseCommand):
 def _open_shop(*, asgi: bool) -> Iterator[Servers]:
     """Set up what the sales need, and remove it again: a database, a key prefix in Redis, servers."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # clean up then, too
-    if REDIS_URL:
-        redis.Redis.from_url(REDIS_URL).ping()  # raises if Redis cannot be reached
+    try:
+        if REDIS_URL:
+            redis.Redis.from_url(REDIS_URL).ping()
+    except (redis.RedisError, ValueError) as error:
+        raise CommandError(f"The demo cannot start: {error}") from error
     prefix = f"shop-demo-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory(prefix="redislock-demo-") as name:
         folder = Path(name)

@@ -18,8 +18,6 @@ from redisserver import NoServerError
 from shop.management.arguments import folder, number
 
 WIDTH = 132  # if the output is not a terminal
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "procs": {"type": number(int, 1), "help": "Processes."},
     "waiters": {"type": number(int, 1), "help": "Waiting in a process; load: in all."},
