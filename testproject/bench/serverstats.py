@@ -73,7 +73,8 @@ class Observer:
         return sum(float(info["used_cpu_sys"]) + float(info["used_cpu_user"]) for info in self._infos("cpu"))
 
     def memory(self) -> int:
-        """Bytes in use, without the buffers of clients."""
+        """Bytes in use, without the buffers of clients, and without those statistics."""
+        self.reset()
         return sum(int(info["used_memory"]) - int(info["mem_clients_normal"]) for info in self._infos("memory"))
 
     def connections(self) -> int:
