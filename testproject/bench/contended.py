@@ -4,178 +4,116 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack
 from statistics import median
-from time import monotonic, process_time
-from typing import NamedTuple
+from time import monotonic
 
-from .contenders import TTL, Contender
-from .figures import (
-    Figures,
-    Section,
-    by_name,
-    handovers,
-    jain,
-    kept,
-    median_ratio,
-    order,
-    percentile,
-    scatter,
-    shares,
-    violations,
-)
+from .contenders import Contender, Floor, OurLock, OurPool, PythonRedisLock, RedisPy
+from .figures import Figures, Section, handovers, median_ratio, order, percentile, violations
 from .report import Row
-from .runners import Routine
-from .serverstats import Observer
-from .worker import Worker
-from .workers import Workers
+from .worker import Worker, clocks
+from .workers import Bench, Turn, Workers
 
-WARM_UP = 0.2  # seconds for each name: connections, scripts, listeners
-LONGEST_WARM_UP = 15.0
+WARM_UP = 0.2  # seconds, after some names were locked once: connections, scripts, listeners
+TOUCHED = 64  # names
 CALIBRATION = 0.3  # seconds
 
+KINDS = (Floor, RedisPy, PythonRedisLock, OurLock)
+POOL_KINDS = (OurPool,)
 ROWS = (
     Row("sections_per_second", "sections/s", "{:.0f}"),
     Row("x_python_redis_lock", "sections/s / python-redis-lock", "{:.2f}"),
     Row("round_trips", "round trips per section", "{:.2f}"),
-    Row("server_us", "server time per section, us", "{:.1f}"),
-    Row("busiest_percent", "of that, at the busiest node, %", "{:.1f}"),
+    Row("busiest_percent", "server time at the busiest node, %", "{:.1f}"),
     Row("server_cpu_us", "server CPU per section, us", "{:.1f}"),
-    Row("cpu_us", "client CPU per section, us", "{:.1f}"),
     Row("handover_p50_ms", "hand-over p50, ms", "{:.2f}"),
     Row("handover_p99_ms", "hand-over p99, ms", "{:.2f}"),
-    Row("wait_p50_ms", "wait p50, ms", "{:.2f}"),
     Row("wait_p99_ms", "wait p99, ms", "{:.2f}"),
     Row("wait_max_ms", "longest wait, ms", "{:.1f}"),
-    Row("jain", "fairness between processes (Jain)", "{:.3f}"),
-    Row("min_by_max", "fewest / most sections of a process", "{:.2f}"),
-    Row("kept_percent", "same process again, %", "{:.1f}"),
     Row("inversions_percent", "overtook somebody, by time of request, %", "{:.2f}"),
-    Row("overtaken_percent", "were overtaken, by time of request, %", "{:.2f}"),
-    Row("inversions_in_server_order_percent", "overtook somebody, in server order, %", "{:.2f}"),
-    Row("inversions_in_server_order", "the same, number of sections", "{:d}"),
+    Row("inversions_in_server_order", "the same in server order, number of sections", "{:d}"),
     Row("violations", "violations of exclusion", "{:d}"),
+)
+POOL_ROWS = (
+    Row("sections_per_second", "check-outs/s", "{:.0f}"),
+    Row("round_trips", "round trips per check-out and -in", "{:.2f}"),
+    Row("uses_min", "uses of a member: fewest", "{:d}"),
+    Row("uses_max", "uses of a member: most", "{:d}"),
+    Row("violations", "times that a member was held twice", "{:d}"),
 )
 
 
-class Competed(NamedTuple):
-    log: list[Section]
-    cpu: float  # CPU seconds of all threads of the process
-    troubles: list[str]
-
-
-def compete(worker: Worker, kind: type[Contender], names: int, hold: float, seconds: float) -> Routine[Competed]:
+async def compete(worker: Worker, kind: type[Contender], names: int, hold: float, seconds: float) -> list[Section]:
     """Enter as often as possible for ``seconds``, each time under a random one of so many names."""
-    contenders = [worker.contender(kind, TTL, name) for name in range(names)]
-    again = kind in worker.kept
-    worker.kept.append(kind)
+    contender = worker.one(kind)
     dice = random.Random(worker.number)
-    worker.note_tickets()
-    end = monotonic() + min(WARM_UP * (1 if again else names), LONGEST_WARM_UP, seconds * names)
+    await contender.prepare(names)
+    for name in dice.sample(range(names), min(names, TOUCHED)):
+        await worker.section(contender, name)
+    end = monotonic() + WARM_UP
     while monotonic() < end:
-        name = dice.randrange(names)
-        yield from worker.section(contenders[name], worker.number, 0, name)
-    yield worker.ready()
+        await worker.section(contender, dice.randrange(names))
+    await worker.ready()
     log: list[Section] = []
-    cpu, end = process_time(), monotonic() + seconds
-    while monotonic() < end:
-        name = dice.randrange(names)
-        log.append((yield from worker.section(contenders[name], worker.number, hold, name)))
-    competed = Competed(log, process_time() - cpu, worker.troubles.copy())
-    worker.troubles.clear()
-    return competed
-
-
-def clocks(worker: Worker, seconds: float) -> Routine[list[float]]:
-    """The server's clock minus ours, while all workers ask for it."""
-    client = worker.runner.client(worker.url)
-    yield (client.ping,)
-    yield worker.ready()
-    offsets: list[float] = []
     end = monotonic() + seconds
     while monotonic() < end:
-        offsets.append((yield from worker.offset(client)))
-    return offsets
+        log.append(await worker.section(contender, dice.randrange(names), hold))
+    return log
 
 
 def measure(
-    start_workers: Callable[..., Workers],
-    observer: Observer,
-    kinds: Mapping[str, type[Contender]],
-    *,
-    procs: int,
-    names: int,
-    hold_ms: float,
-    seconds: float,
-    rounds: int,
-    tell: Callable[[str], None],
+    bench: Bench, *, procs: int = 8, names: int = 1, hold_ms: float = 0.0, seconds: float = 10.0, rounds: int = 3
 ) -> dict[str, Figures]:
-    """``rounds`` of ``seconds / rounds`` for each contender."""
-    sections: dict[str, list[list[Section]]] = defaultdict(list)
-    speeds: dict[str, list[float]] = defaultdict(list)
-    requests: dict[str, int] = defaultdict(int)
-    server_us: dict[str, float] = defaultdict(float)
-    server_cpu: dict[str, float] = defaultdict(float)
-    busiest: dict[str, float] = defaultdict(float)
-    cpu: dict[str, float] = defaultdict(float)
-    troubles: dict[str, Counter[str]] = defaultdict(Counter)
-    scatters: list[float] = []
+    """Many processes on one lock, or on several, in ``rounds`` of ``seconds / rounds`` for each contender."""
+    turns: dict[str, list[Turn]] = defaultdict(list)
     span = seconds / rounds
     with ExitStack() as stack:
-        places = {kind.elsewhere for kind in kinds.values()}
-        groups = {place: stack.enter_context(start_workers(procs, elsewhere=place, names=names)) for place in places}
-        for number in range(1, rounds + 1):
-            tell(f"round {number} of {rounds}: the clocks")
-            offsets = next(iter(groups.values())).call(clocks, min(CALIBRATION, span))
-            scatters.append(scatter([offset for answer in offsets for offset in answer]))
-            for key, kind in kinds.items():
-                tell(f"round {number} of {rounds}: {key}")
-                answers = groups[kind.elsewhere].call(
-                    compete, kind, names, hold_ms / 1000, span, seconds=span, when_ready=observer.reset
-                )
-                statistics = observer.read()
-                log = sorted((one for answer in answers for one in answer.log), key=lambda section: section.got)
-                sections[key].append(log)
-                # not those that were still waiting at the end, as nobody competes with them any more
-                end = min(section.asked for section in log) + span
-                speeds[key].append(sum(section.got <= end for section in log) / span)
-                requests[key] += statistics.requests
-                server_us[key] += statistics.server_us(kind)
-                server_cpu[key] += statistics.cpu
-                busiest[key] += statistics.busiest(kind)
-                for answer in answers:
-                    cpu[key] += answer.cpu
-                    troubles[key].update(answer.troubles)
-    tolerance = median(scatters)
+        places = {kind.elsewhere for kind in bench.kinds.values()}
+        groups = {place: stack.enter_context(Workers(bench, procs, names=names, elsewhere=place)) for place in places}
+        bench.tell("the clocks")
+        offsets = [one for result in groups[False].call("", clocks, 1, CALIBRATION).results for one in result]
+        for key, kind in bench.turns(rounds):
+            group = groups[kind.elsewhere]
+            turns[key].append(group.call(key, compete, kind, names, hold_ms / 1000, span, seconds=span))
+    logs = {key: [[one for log in turn.results for one in log] for turn in found] for key, found in turns.items()}
+    speeds = {key: [_speed(log, span) for log in found] for key, found in logs.items()}
     figures: dict[str, Figures] = {}
-    for key in kinds:
-        every = [section for log in sections[key] for section in log]
-        waits = [(section.got - section.asked) * 1000 for section in every]
-        each = [one for log in sections[key] for one in by_name(log)]
-        gaps = [gap * 1000 for one in each for gap in handovers(one)]
-        part = shares(every, procs)
+    for key, kind in bench.kinds.items():
+        log = [section for one in logs[key] for section in one]
+        counts = [turn.statistics for turn in turns[key]]
+        waits = [(section.got - section.asked) * 1000 for section in log]
+        gaps = [gap * 1000 for gap in handovers(log)]
+        of_nodes = [sum(each) for each in zip(*(one.server_us(kind) for one in counts), strict=True)]
+        uses = Counter(dict.fromkeys(range(names), 0))
+        uses.update(section.name for section in log)
         figures[key] = {
-            "sections": len(every),
+            "sections": len(log),
             "sections_per_second": median(speeds[key]),
             "x_python_redis_lock": median_ratio(speeds[key], speeds.get("python-redis-lock")),
-            "round_trips": requests[key] / len(every),
-            "server_us": server_us[key] / len(every),
-            "busiest_percent": 100 * busiest[key] / server_us[key],
-            "server_cpu_us": server_cpu[key] / len(every) * 1e6,
-            "cpu_us": cpu[key] / len(every) * 1e6,
+            "round_trips": sum(one.requests for one in counts) / len(log),
+            "busiest_percent": 100 * max(of_nodes) / sum(of_nodes),
+            "server_cpu_us": sum(one.cpu for one in counts) / len(log) * 1e6,
             "handover_p50_ms": percentile(gaps, 50),
             "handover_p99_ms": percentile(gaps, 99),
-            "wait_p50_ms": percentile(waits, 50),
             "wait_p99_ms": percentile(waits, 99),
             "wait_max_ms": max(waits),
-            "jain": jain(part),
-            "min_by_max": min(part) / max(part),
-            "sections_per_process": part,
-            "kept_percent": 100 * median(kept(one) or 0.0 for one in each),
-            **order(every, tolerance),
-            "order_tolerance_ms": tolerance * 1000,
-            "violations": sum(map(violations, each)),
-            "troubles": dict(troubles[key]),
+            "uses_min": min(uses.values()),
+            "uses_max": max(uses.values()),
+            **order(log, offsets),
+            "violations": violations(log),
         }
     return figures
+
+
+def measure_pool(
+    bench: Bench, *, procs: int = 50, members: int = 1000, hold_ms: float = 0.0, seconds: float = 10.0
+) -> dict[str, Figures]:
+    """Many processes check the members of a pool out and in: a section is what is done with a member."""
+    return measure(bench, procs=procs, names=members, hold_ms=hold_ms, seconds=seconds, rounds=1)
+
+
+def _speed(log: Sequence[Section], span: float) -> float:
+    """Sections a second, without those still waiting at the end, as nobody competes with them any more."""
+    end = min(section.asked for section in log) + span
+    return sum(section.got <= end for section in log) / span

@@ -2,140 +2,132 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import secrets
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
+from functools import cached_property
 from hashlib import sha1
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import redis
 import redis.asyncio
-import redis.asyncio.cluster
-import redis.cluster
 
-from django_redislock import FairLock, Lock
+import django_redislock  # another checkout may have no pools
+from django_redislock import Lock
 
-TTL = 30  # seconds
+if TYPE_CHECKING:
+    from .worker import Worker
 
-
-class Held(Protocol):
-    """An acquisition."""
-
-    def release(self) -> object: ...
+TTL = 60  # seconds
 
 
-class _Usual(Held, Protocol):
-    """A lock object of the usual kind."""
+async def done(result: Any) -> Any:
+    """What a call has returned; that of a client for coroutines is awaited."""
+    return await result if hasattr(result, "__await__") else result
 
-    def acquire(self) -> object: ...
 
-
-class Entrant(ABC):
-    """Something that is compared with others of its kind; made once per process, shared by its threads or
-    coroutines."""
+class Entrant:
+    """Something that is compared with others of its kind; each process makes it once."""
 
     key: ClassVar[str]
     package: ClassVar[str | None] = None  # a package that it needs
-    coroutines: ClassVar[bool] = False  # for coroutines, not threads: what its methods return must be awaited
-    few: ClassVar[bool] = True  # can be used by a single thread or coroutine of a process
-    many: ClassVar[bool] = True  # can be used by many of them
+    in_coroutines: ClassVar[bool] = True  # whether there is one for coroutines
+    on_cluster: ClassVar[bool] = True
     elsewhere: ClassVar[bool] = False  # is from another checkout of this package
-    on_server: ClassVar[bool] = True
-    on_cluster: ClassVar[bool] = False
-    note: ClassVar[str] = ""  # shown below the figures
+    coroutine_note: ClassVar[str] = ""  # shown below the figures of coroutines
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return cls.package is None or find_spec(cls.package) is not None
 
 
 class Contender(Entrant):
-    """One kind of lock on one name.
+    """A kind of lock.
 
     ``commands``: what it sends to Redis. ``in_script``: those of them that each of its scripts also calls once.
     """
 
-    commands: ClassVar[tuple[str, ...]]
+    commands: ClassVar[tuple[str, ...]] = ("set", "evalsha")
     in_script: ClassVar[tuple[str, ...]] = ()
-    options: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, url: str, name: str, ttl: int) -> None:
-        self.name = name
-        self.ttl = ttl  # seconds
-        self.client = self.connect(url)
+    @cached_property
+    def client(self) -> Any:
+        return self.worker.client(cluster=self.worker.cluster)
 
-    def connect(self, url: str) -> Any:
-        return redis.Redis.from_url(url, **self.options)
+    def name(self, number: int) -> str:
+        """The lock's name with this number."""
+        return f"bench:{self.key}:{number}"
 
-    def under(self, name: str) -> Contender:
-        """The same lock on another name, over the same connections."""
-        other = copy.copy(self)
-        other.name = name
-        return other
+    async def prepare(self, names: int) -> None:
+        """Called before so many names are locked."""
 
-    @abstractmethod
-    def acquire(self) -> Held | Awaitable[Held]:
+    async def acquire(self, name: str, ttl: int = TTL) -> Any:
         """Wait for the lock, without end."""
+        lock = self.make(name, ttl)
+        await done(lock.acquire())
+        return lock
 
-    def release(self, held: Any) -> object:
-        return held.release()
+    async def release(self, held: Any) -> None:
+        await done(held.release())
+
+    def number(self, held: Any, wanted: int) -> int:
+        """The number of what is held."""
+        return wanted
+
+    def make(self, name: str, ttl: int) -> Any:
+        """A lock object."""
+        raise NotImplementedError
 
 
 class Floor(Contender):
     """The least that a lock can do. Everything else is compared with it."""
 
     key = "floor"
-    many = False  # with hundreds of spinning waiters, this would measure the spinning
-    commands = ("set", "evalsha")
+    on_cluster = False
     script = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
     spin = 0.001  # seconds
 
-    def __init__(self, url: str, name: str, ttl: int) -> None:
-        super().__init__(url, name, ttl)
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
         self.sha = sha1(self.script.encode()).hexdigest()
-        with redis.Redis.from_url(url) as client:
+        with redis.Redis.from_url(worker.url) as client:
             client.script_load(self.script)
 
-    def acquire(self) -> Held | Awaitable[Held]:
+    async def acquire(self, name: str, ttl: int = TTL) -> tuple[str, str]:
         token = secrets.token_urlsafe(16)
-        while not self.client.set(self.name, token, nx=True, px=self.ttl * 1000):
-            time.sleep(self.spin)
-        return _FloorHeld(self, token)
+        while not await done(self.client.set(name, token, nx=True, px=ttl * 1000)):
+            await self.worker.sleep(self.spin)
+        return name, token
 
-
-class _FloorHeld:
-    __slots__ = ("floor", "token")
-
-    def __init__(self, floor: Floor, token: str) -> None:
-        self.floor = floor
-        self.token = token
-
-    def release(self) -> object:
-        return self.floor.client.evalsha(self.floor.sha, 1, self.floor.name, self.token)
+    async def release(self, held: tuple[str, str]) -> None:
+        await done(self.client.evalsha(self.sha, 1, *held))
 
 
 class RedisPy(Contender):
     """redis-py's own lock, which is also django-redis's ``cache.lock()``."""
 
     key = "redis-py"
-    commands = ("set", "evalsha")
 
-    def acquire(self) -> Held | Awaitable[Held]:
-        lock: redis.lock.Lock = self.client.lock(self.name, timeout=self.ttl)
-        lock.acquire()
-        return lock
+    def make(self, name: str, ttl: int) -> Any:
+        return self.client.lock(name, timeout=ttl)
 
 
-class ClusterRedisPy(RedisPy):
-    """The same on a cluster."""
+class CrowdedRedisPy(RedisPy):
+    """The same for many of one process at once."""
 
-    on_server = False
-    on_cluster = True
+    coroutine_note = (
+        "on a BlockingConnectionPool without a timeout; its usual pool fails whoever comes when all 100 are busy"
+    )
 
-    def connect(self, url: str) -> Any:
-        return redis.cluster.RedisCluster.from_url(url)
+    @cached_property
+    def client(self) -> Any:
+        if not self.worker.loop:
+            return self.worker.client()
+        pool = redis.asyncio.BlockingConnectionPool.from_url(self.worker.url, timeout=None)
+        return redis.asyncio.Redis(connection_pool=pool)
 
 
 class PythonRedisLock(Contender):
@@ -143,71 +135,42 @@ class PythonRedisLock(Contender):
 
     key = "python-redis-lock"
     package = "redis_lock"
+    in_coroutines = False
+    on_cluster = False
     commands = ("get", "set", "blpop", "evalsha")
     in_script = ("get",)
-    options = {"socket_timeout": None}  # redis-py's own 5 seconds would end its BLPOP with an error
 
-    def __init__(self, url: str, name: str, ttl: int) -> None:
-        super().__init__(url, name, ttl)
-        self.kind: Callable[..., _Usual] = import_module("redis_lock").Lock
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self.kind = import_module("redis_lock").Lock
 
-    def acquire(self) -> Held:
-        lock = self.kind(self.client, self.name, expire=self.ttl)
-        lock.acquire()
-        return lock
+    @cached_property
+    def client(self) -> Any:
+        return self.worker.client(socket_timeout=None)  # redis-py's own 5 seconds would end its BLPOP with an error
 
-
-class RedisFifoLock(Contender):
-    """redis-fifo-lock, the only other one with a queue and a fence. It is for asyncio, so each process runs an event
-    loop."""
-
-    key = "redis-fifo-lock"
-    package = "redis_fifo_lock"
-    many = False
-    commands = ("blpop", "evalsha")
-
-    def __init__(self, url: str, name: str, ttl: int) -> None:
-        super().__init__(url, name, ttl)
-        self.loop = asyncio.new_event_loop()
-        self.fifo_client = redis.asyncio.Redis.from_url(url)
-        self._make_lock()
-
-    def _make_lock(self) -> None:
-        # kept, because each new object asks Redis for its eviction policy, an extra round trip
-        self.lock = import_module("redis_fifo_lock").FifoLock(self.fifo_client, self.name)
-
-    def under(self, name: str) -> RedisFifoLock:
-        other = cast("RedisFifoLock", super().under(name))
-        other._make_lock()
-        return other
-
-    def acquire(self) -> Held:
-        return _FifoHeld(self, self.loop.run_until_complete(self.lock.acquire()))
-
-
-class _FifoHeld:
-    __slots__ = ("fifo", "lease")
-
-    def __init__(self, fifo: RedisFifoLock, lease: Any) -> None:
-        self.fifo = fifo
-        self.lease = lease
-
-    def release(self) -> None:
-        self.fifo.loop.run_until_complete(self.fifo.lock.release(self.lease))
+    def make(self, name: str, ttl: int) -> Any:
+        return self.kind(self.client, name, expire=ttl)
 
 
 class OurLock(Contender):
     """Ours, through the cache alias of the worker's settings."""
 
     key = "Lock"
-    on_cluster = True
     commands = ("evalsha",)
-    kind: ClassVar[type[Lock]] = Lock
 
-    def acquire(self) -> Held | Awaitable[Held]:
-        lock = self.kind(self.name, ttl=self.ttl)
-        lock.acquire()
+    async def acquire(self, name: str, ttl: int = TTL) -> Lock:
+        lock = Lock(name, ttl=ttl)
+        if self.worker.loop:
+            await lock.aacquire()
+        else:
+            lock.acquire()
         return lock
+
+    async def release(self, held: Lock) -> None:
+        if self.worker.loop:
+            await held.arelease()
+        else:
+            held.release()
 
 
 class OtherLock(OurLock):
@@ -217,121 +180,19 @@ class OtherLock(OurLock):
     elsewhere = True
 
 
-class OtherFairLock(OtherLock):
-    """The FairLock of another checkout, from when Lock and FairLock were two kinds."""
+class OurPool(OurLock):
+    """Members of one pool."""
 
-    key = "other FairLock"
-    kind = FairLock
+    key = "LockPool"
 
+    async def prepare(self, names: int) -> None:
+        """The first process fills the pool; the others wait for its members."""
+        if self.worker.number == 0:
+            await self.worker.block(django_redislock.LockPool("bench").assign, [str(number) for number in range(names)])
 
-class ForCoroutines(Contender):
-    """A contender for use in an event loop."""
+    async def acquire(self, name: str, ttl: int = TTL) -> Lock:
+        pool = django_redislock.LockPool("bench")
+        return await pool.aacquire(ttl=ttl) if self.worker.loop else pool.acquire(ttl=ttl)
 
-    coroutines = True
-
-    def connect(self, url: str) -> Any:
-        return redis.asyncio.Redis.from_url(url)
-
-
-class AsyncFloor(ForCoroutines, Floor):
-    """See Floor."""
-
-    async def acquire(self) -> Held:
-        token = secrets.token_urlsafe(16)
-        while not await self.client.set(self.name, token, nx=True, px=self.ttl * 1000):
-            await asyncio.sleep(self.spin)
-        return _FloorHeld(self, token)
-
-
-class AsyncRedisPy(ForCoroutines, RedisPy):
-    """redis.asyncio's own lock."""
-
-    many = False
-
-    async def acquire(self) -> Held:
-        lock: redis.asyncio.lock.Lock = self.client.lock(self.name, timeout=self.ttl)
-        await lock.acquire()
-        return lock
-
-
-class AsyncClusterRedisPy(AsyncRedisPy):
-    """The same on a cluster."""
-
-    on_server = False
-    on_cluster = True
-
-    def connect(self, url: str) -> Any:
-        return redis.asyncio.cluster.RedisCluster.from_url(url)
-
-
-class CrowdedAsyncRedisPy(AsyncRedisPy):
-    """The same for many coroutines at once."""
-
-    few = False
-    many = True
-    note = "on a BlockingConnectionPool without a timeout; its usual pool fails whoever comes when all 100 are busy"
-
-    def connect(self, url: str) -> Any:
-        return redis.asyncio.Redis(connection_pool=redis.asyncio.BlockingConnectionPool.from_url(url, timeout=None))
-
-
-class OurAsyncLock(ForCoroutines, OurLock):
-    """See OurLock."""
-
-    async def acquire(self) -> Held:
-        lock = self.kind(self.name, ttl=self.ttl)
-        await lock.aacquire()
-        return lock
-
-    def release(self, held: Lock) -> Awaitable[None]:
-        return held.arelease()
-
-
-class OtherAsyncLock(OurAsyncLock, OtherLock):
-    """See OtherLock."""
-
-
-class OtherAsyncFairLock(OurAsyncLock, OtherFairLock):
-    """See OtherFairLock."""
-
-
-KINDS: tuple[type[Contender], ...] = (
-    Floor,
-    RedisPy,
-    ClusterRedisPy,
-    PythonRedisLock,
-    RedisFifoLock,
-    OurLock,
-    AsyncFloor,
-    AsyncRedisPy,
-    AsyncClusterRedisPy,
-    CrowdedAsyncRedisPy,
-    OurAsyncLock,
-)
-OTHERS = (OtherLock, OtherFairLock, OtherAsyncLock, OtherAsyncFairLock)
-
-
-E = TypeVar("E", bound=Entrant)
-
-
-def able(kinds: Sequence[type[E]], *, coroutines: bool, crowd: bool, cluster: bool = False) -> dict[str, type[E]]:
-    """The contenders for coroutines or threads, for one per process or many, on a server or a cluster."""
-    return {
-        kind.key: kind
-        for kind in kinds
-        if kind.coroutines == coroutines
-        and (kind.many if crowd else kind.few)
-        and (kind.on_cluster if cluster else kind.on_server)
-    }
-
-
-@lru_cache
-def installed(kinds: tuple[type[Entrant], ...] = KINDS) -> tuple[str, ...]:
-    """The keys of those whose package is installed."""
-    return tuple(dict.fromkeys(kind.key for kind in kinds if kind.package is None or find_spec(kind.package)))
-
-
-@lru_cache
-def packages() -> tuple[str, ...]:
-    """What to ``pip install`` for the contenders that come from packages of their own."""
-    return tuple(kind.key for kind in KINDS if kind.package is not None and kind.key in installed())
+    def number(self, held: Any, wanted: int) -> int:
+        return int(held.key)

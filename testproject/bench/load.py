@@ -6,44 +6,43 @@ sent in batches by one process, which receives their messages and ignores them.
 
 from __future__ import annotations
 
+import copy
 import secrets
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from io import StringIO
-from statistics import median
-from time import monotonic, perf_counter, process_time
-from typing import Any, ClassVar
+from time import monotonic
+from typing import Any
 
 from django.core.management import call_command
 from redis.connection import Connection
-from redis.exceptions import NoScriptError
 
 from django_redislock import Lock
-from django_redislock.store.calls import HOLDER, QUEUED, WITHDRAWAL, LockRequest, release_command, renew_command
+from django_redislock.store import calls
+from django_redislock.store.calls import LockRequest
 from django_redislock.store.lock_store import Partition
 from django_redislock.store.records import make_keys
-from django_redislock.store.scripts import Script, with_source
+from django_redislock.store.scripts import with_source
 from django_redislock.store.stores import get_partition
 from django_redislock.store.wire import Command
 
-from .contenders import Entrant, OurLock
+from .contenders import OurLock
 from .figures import Figures
 from .report import Row
-from .runners import Routine
 from .serverstats import Observer
-from .worker import Job, Worker
-from .workers import BenchError, Workers
+from .worker import Worker
+from .workers import Bench
 
 TTL = 3600  # seconds; long enough that nothing ends or is renewed during the run
-LIMIT = 600.0  # seconds for each step
+LIMIT = 1800.0  # seconds for everything but the rest
 BATCH = 100  # requests in one write
 FORGOTTEN_AFTER = 60.0  # seconds after which Redis forgets a queue in which nobody looks
 TURNS = 10  # hand-overs of each lock
 THREADS = 40  # all of them want a connection at once
 RUSH = 0.5  # seconds
-LISTS = 3
 
+KINDS = (OurLock,)  # no other lock has a queue, or a list
 ROWS = (
     Row("lock_bytes", "memory per held lock, bytes", "{:.0f}"),
     Row("waiter_bytes", "memory per waiter, bytes", "{:.0f}"),
@@ -53,229 +52,121 @@ ROWS = (
     Row("handover_us", "to release and hand over, us", "{:.1f}"),
     Row("leave_us", "to leave the queue, us", "{:.1f}"),
     Row("list_seconds", "redislocks list, s", "{:.2f}"),
-    Row("list_cpu", "client CPU for that, s", "{:.2f}"),
     Row("busy_connections", "connections of the process, busy", "{:d}"),
     Row("quiet_connections", "connections of the process, after a rest", "{:d}"),
 )
 
-
-class Ours(Entrant):
-    """The only contender: no other lock has a queue, or a list."""
-
-    key: ClassVar[str] = OurLock.key
-    on_cluster = True
+Requests = Sequence[tuple[LockRequest, Command]]
 
 
-KINDS = (Ours,)
+async def load(
+    worker: Worker, kind: type[OurLock], urls: Sequence[str], locks: int, waiters: int, names: int, seconds: float
+) -> Figures:
+    """Do everything once. ``seconds``: idle time at the end, in which unneeded connections are closed."""
+    observer, figures = Observer(urls), Figures()
+    await worker.ready()
+
+    def cost(name: str, requests: Requests) -> list[Any]:
+        """Send the requests; note the server's CPU time for each. Redis's own time for scripts would include time in
+        which it had no CPU."""
+        before = observer.cpu()
+        answers = list(send(requests))
+        figures[name] = (observer.cpu() - before) / len(answers) * 1e6 if answers else None
+        return answers
+
+    memory = observer.memory()
+    held = [Lock(f"load:{number}", ttl=TTL) for number in range(locks)]
+    for lock in held:
+        lock.acquire()
+    figures["lock_bytes"] = (observer.memory() - memory) / locks
+
+    queues = [[request(lock.name) for _ in range(number, waiters, names)] for number, lock in enumerate(held[:names])]
+    everyone = [one for queue in queues for one in queue]
+    ears = listen(one.partition for one in everyone)
+    memory, began = observer.memory(), monotonic()
+    answers = cost("queue_us", [(one, calls.acquire_command(one, calls.QUEUED)) for one in everyone])
+    figures["waiter_bytes"] = (observer.memory() - memory) / len(everyone)
+    if monotonic() - began > FORGOTTEN_AFTER:
+        raise RuntimeError("This machine is too slow now: the first queues were forgotten before the last had begun.")
+    tickets = {one.id: answer[2] for one, answer in answers}
+    cost("look_us", [(one, calls.acquire_command(one, calls.QUEUED, tickets[one.id])) for one in everyone])
+    kept = [request(lock.name)._replace(id=lock.token or "") for lock in held]
+    cost("renew_us", [(one, calls.renew_command(one, "keep", TTL)) for one in kept])
+    for lock in held[:names]:
+        lock.release()  # to the first that waits
+    turns = min(TURNS, len(queues[-1]) - 1)  # the last ones of each queue keep waiting
+    leaving = [queue[turn] for turn in range(turns) for queue in queues]
+    cost("handover_us", [(one, calls.release_command(one, unknown=False)) for one in leaving])
+    leaving = [one for queue in queues for one in queue[turns + 1 :]]
+    how = calls.WITHDRAWAL
+    cost("leave_us", [(one, calls.release_command(one, unknown=False, how=how)) for one in leaving])
+    for ear in ears:
+        ear.disconnect()
+
+    for _ in range(2):  # the first time, it has to be imported
+        output, began = StringIO(), monotonic()
+        call_command("redislocks", "list", stdout=output)
+    figures["list_seconds"], figures["listed"] = monotonic() - began, output.getvalue().count("\nload:")
+    await worker.block(worker.start(THREADS, rush).over.wait)
+    figures["busy_connections"] = observer.connections()
+    await worker.sleep(seconds)
+    figures["quiet_connections"] = observer.connections()
+    return figures
 
 
-class Waiting(LockRequest):
-    """A waiter, with a channel of its own: on its own channel, the process would at once release locks granted to
-    unknown waiters."""
-
-    @property
-    def channel(self) -> str:
-        return self.partition.channel[:-16] + "load-of-waiters-"
-
-
-class Scene:
-    """The held locks and the waiters: ``queues`` has those of each name, in order."""
-
-    def __init__(self, locks: int, names: int) -> None:
-        self.locks = [Lock(f"load:{number}", ttl=TTL) for number in range(locks)]
-        self.queues: list[list[Waiting]] = [[] for _ in range(min(names, locks))]
-        self.tickets: dict[str, str] = {}  # by id
-        self._acquire = Script("acquire")
-        self._ears: list[Connection] = []
-
-    def waiter(self, name: str) -> Waiting:
-        partition = get_partition(name=name)
-        id = secrets.token_urlsafe(16)
-        return Waiting(partition, make_keys(partition.prefix, name), name, id, TTL, owner="host:4711 MainThread")
-
-    def listen(self) -> None:
-        """Subscribe, or the scripts would consider the waiters dead."""
-        for channel, partition in {
-            waiter.channel: waiter.partition for queue in self.queues for waiter in queue
-        }.items():
-            ear = partition.node.origin.connection(LIMIT)
-            ear.connect()
-            ear.send_command("SSUBSCRIBE" if partition.store.clustered else "SUBSCRIBE", channel)
-            ear.read_response()
-            self._ears.append(ear)
-
-    def hear_no_more(self) -> None:
-        for ear in self._ears:
-            ear.disconnect()
-
-    def ask(self, request: LockRequest) -> Command:
-        """The request with which a waiter queues, and later looks."""
-        values = {
-            **request._asdict(),
-            "channel": request.channel,
-            "known": "0",
-            "ttl": f"{TTL * 1000}",
-            "wait": QUEUED,
-            "ticket": self.tickets.get(request.id, ""),
-            "token": "-",
-            "most": "",
-        }
-        keys = (*request.keys.all, f"{request.partition.prefix}gone:{request.id}")
-        return self._acquire.command(keys, [values[name] for name in self._acquire.args])
+async def rush(number: int) -> None:
+    """Use a lock of one's own again and again."""
+    end = monotonic() + RUSH
+    while monotonic() < end:
+        with Lock(f"rush:{number}"):
+            pass
 
 
-def send(commands: Sequence[tuple[LockRequest, Command]]) -> Iterator[tuple[LockRequest, Any]]:
+def request(name: str) -> LockRequest:
+    partition = with_other_channel(get_partition(name=name))
+    id = secrets.token_urlsafe(16)
+    return LockRequest(partition, make_keys(partition.prefix, name), name, id, TTL, owner="host:4711 MainThread")
+
+
+@cache
+def with_other_channel(partition: Partition) -> Partition:
+    """The same for waiters: on its own channel, the process would at once release locks granted to unknown waiters."""
+    other = copy.copy(partition)
+    other.channel = partition.channel[:-16] + "load-of-waiters-"
+    return other
+
+
+def listen(partitions: Iterable[Partition]) -> list[Connection]:
+    """Subscribe, or the scripts would consider the waiters dead."""
+    ears = []
+    for partition in dict.fromkeys(partitions):
+        ear = partition.node.origin.connection(LIMIT)
+        ear.connect()
+        ear.send_command("SSUBSCRIBE" if partition.store.clustered else "SUBSCRIBE", partition.channel)
+        ear.read_response()
+        ears.append(ear)
+    return ears
+
+
+def send(requests: Requests) -> Iterator[tuple[LockRequest, Any]]:
     """Send requests; yield each with its answer."""
     parts: dict[Partition, list[tuple[LockRequest, Command]]] = defaultdict(list)
-    for request, command in commands:
-        parts[request.partition].append((request, command))
+    for one, command in requests:
+        parts[one.partition].append((one, command))
     for partition, part in parts.items():
+        part[0] = part[0][0], with_source(part[0][1])  # which loads the script
         for start in range(0, len(part), BATCH):
             batch = part[start : start + BATCH]
             answers, _ = partition.exchange([command for _, command in batch])
-            for (request, command), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, NoScriptError):
-                    answer = partition.execute(with_source(command))
+            for (one, _), answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Exception):
                     raise answer
-                yield request, answer
-
-
-# -- the steps, in their order ----------------------------------------------------------------------------------------
-
-
-def hold(worker: Worker, locks: int, names: int) -> Routine[None]:
-    scene = Scene(locks, names)
-    worker.kept.append(scene)
-    yield worker.ready()
-    for lock in scene.locks:
-        lock.acquire()
-
-
-def queue(worker: Worker, waiters: int) -> Routine[None]:
-    scene = _scene(worker)
-    for number in range(waiters):
-        row = scene.queues[number % len(scene.queues)]
-        row.append(scene.waiter(f"load:{number % len(scene.queues)}"))
-    scene.listen()
-    yield worker.ready()
-    for request, answer in send([(request, scene.ask(request)) for row in scene.queues for request in row]):
-        scene.tickets[request.id] = str(answer[2])
-
-
-def look(worker: Worker) -> Routine[int]:
-    scene = _scene(worker)
-    commands = [(request, scene.ask(request)) for row in scene.queues for request in row]
-    yield worker.ready()
-    return sum(1 for _ in send(commands))
-
-
-def renew(worker: Worker) -> Routine[int]:
-    scene = _scene(worker)
-    held = [scene.waiter(lock.name)._replace(id=lock.token or "") for lock in scene.locks]
-    commands: list[tuple[LockRequest, Command]] = [(request, renew_command(request, "keep", TTL)) for request in held]
-    yield worker.ready()
-    return sum(answer[0] for _, answer in send(commands))
-
-
-def hand_over(worker: Worker) -> Routine[int]:
-    """Each holder in turn releases the lock, except for the last ones of each queue, which keep waiting."""
-    scene = _scene(worker)
-    for lock, _ in zip(scene.locks, scene.queues, strict=False):
-        lock.release()  # to the first of them
-    yield worker.ready()
-    turns = min(TURNS, len(scene.queues[-1]) - 1)
-    done = 0
-    for _ in range(turns):
-        leaving = [row.pop(0) for row in scene.queues]
-        commands = [(request, release_command(request, unknown=False, how=HOLDER)) for request in leaving]
-        done += sum(answer[0] for _, answer in send(commands))
-    return done
-
-
-def leave(worker: Worker) -> Routine[int]:
-    """All waiters leave except the first of each queue, which has the lock."""
-    scene = _scene(worker)
-    leaving = [request for row in scene.queues for request in row[1:]]
-    commands = [(request, release_command(request, unknown=False, how=WITHDRAWAL)) for request in leaving]
-    yield worker.ready()
-    return sum(1 for _ in send(commands))
-
-
-def listing(worker: Worker) -> Routine[tuple[float, float, int]]:
-    """List all locks; return seconds, CPU seconds, and how many were listed."""
-    scene = _scene(worker)
-    scene.hear_no_more()
-    yield worker.ready()
-    wall, cpu = [], []
-    for _ in range(LISTS):
-        output, began, worked = StringIO(), perf_counter(), process_time()
-        call_command("redislocks", "list", stdout=output)
-        wall.append(perf_counter() - began)
-        cpu.append(process_time() - worked)
-    return median(wall), median(cpu), output.getvalue().count("\nload:")
-
-
-def rush(worker: Worker) -> Routine[None]:
-    """Many threads at once, each using a lock of its own."""
-
-    def acquire_and_release(number: int) -> Routine[None]:
-        end = monotonic() + RUSH
-        while monotonic() < end:
-            with Lock(f"rush:{number}"):
-                pass
-        yield (int,)
-
-    yield worker.ready()
-    yield worker.runner.run_blocking, worker.runner.start(THREADS, acquire_and_release).over.wait, LIMIT
-
-
-def _scene(worker: Worker) -> Scene:
-    [scene] = worker.kept
-    assert isinstance(scene, Scene)
-    return scene
+                yield one, answer
 
 
 def measure(
-    start_workers: Callable[[int], Workers],
-    observer: Observer,
-    kinds: Mapping[str, type[Ours]],
-    *,
-    locks: int,
-    waiters: int,
-    names: int,
-    seconds: float,
-    tell: Callable[[str], None],
+    bench: Bench, *, locks: int = 10_000, waiters: int = 100_000, names: int = 1000, seconds: float = 45.0
 ) -> dict[str, Figures]:
-    """Run all steps once. ``seconds``: idle time, in which unneeded connections are closed."""
-    figures: Figures = {}
-    with start_workers(1) as workers:
-
-        def step(job: Job, *args: Any) -> Any:
-            tell(job.__name__)
-            [answer] = workers.call(job, *args, seconds=LIMIT, when_ready=observer.reset)
-            return answer
-
-        def server_us(calls: int) -> float | None:
-            """The server's CPU time. Redis's own time for scripts would include time in which it had no CPU."""
-            return observer.read().cpu / calls * 1e6 if calls else None
-
-        memory = observer.memory()
-        step(hold, locks, names)
-        figures["lock_bytes"] = (observer.memory() - memory) / locks
-        memory = observer.memory()
-        began = monotonic()
-        step(queue, waiters)
-        figures["queue_us"] = server_us(waiters)
-        figures["waiter_bytes"] = (observer.memory() - memory) / waiters
-        if monotonic() - began > FORGOTTEN_AFTER:
-            raise BenchError("This machine is too slow now: the first queues were forgotten before the last had begun.")
-        for job in (look, renew, hand_over, leave):
-            figures[f"{job.__name__.replace('_', '')}_us"] = server_us(step(job))
-        figures["list_seconds"], figures["list_cpu"], figures["listed"] = step(listing)
-        step(rush)
-        figures["busy_connections"] = observer.connections()
-        tell("rest")
-        time.sleep(seconds)
-        figures["quiet_connections"] = observer.connections()
-    return dict.fromkeys(kinds, figures)
+    """What many locks and waiters cost the server."""
+    args = (bench.urls, locks, waiters, names, seconds)
+    return {key: turn.results[0] for key, [turn] in bench.fresh(1, 1, load, *args, seconds=LIMIT + seconds).items()}

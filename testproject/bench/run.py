@@ -2,210 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rediscluster import private_masters
-from redisserver import RedisServer, redis_server
+from redisserver import redis_server
 
-from . import awake, contended, dogpile, drain, idle, load, pool, uncontended
-from .contenders import KINDS, OTHERS, Entrant, able, installed
+from . import contended, dogpile, load, uncontended, waiting
+from .contenders import Entrant, OtherLock
 from .figures import Figures
-from .machine import describe
-from .report import Row, label
+from .report import Row
 from .serverstats import Observer
-from .workers import BenchError, Workers, unreached_by_interrupts
+from .workers import Bench, BenchError
+
+MASTERS = 3  # of a cluster
 
 
 class Mode(NamedTuple):
-    """``crowd``: many of a process wait at once. ``options``: the defaults, and those of coroutines where they differ.
-
-    ``awake``: keep the CPUs awake meanwhile. ``others``: another checkout can be measured, too. ``cluster``:
-    it can be measured on one.
-    """
+    """``flags``: besides the options of ``measure``. ``waiters``: the default for coroutines, if it differs."""
 
     measure: Callable[..., dict[str, Figures]]
+    kinds: Sequence[type[Entrant]]
     rows: Sequence[Row]
-    crowd: bool
-    options: Mapping[str, float]
-    coroutine_options: Mapping[str, float] = {}
-    kinds: tuple[type[Entrant], ...] = KINDS
-    awake: bool = False
-    others: bool = False
-    cluster: bool = False
+    flags: Sequence[str] = ("asyncio",)
+    waiters: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of ``measure``, with their defaults."""
+        parameters = signature(self.measure).parameters.values()
+        return {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
 
 
-CLUSTER_OPTIONS = {"masters": 3}
 MODES = {
-    "uncontended": Mode(uncontended.measure, uncontended.ROWS, False, {"seconds": 10.0}, awake=True, cluster=True),
+    "uncontended": Mode(uncontended.measure, uncontended.KINDS, uncontended.ROWS, ("asyncio", "cluster", "masters")),
     "contended": Mode(
-        contended.measure,
-        contended.ROWS,
-        False,
-        {"procs": 8, "names": 1, "hold_ms": 0.0, "seconds": 10.0, "rounds": 3},
-        others=True,
-        cluster=True,
+        contended.measure, contended.KINDS, contended.ROWS, ("asyncio", "cluster", "masters", "other", "charts")
     ),
-    "idle": Mode(idle.measure, idle.ROWS, True, {"procs": 4, "waiters": 20, "seconds": 10.0}, {"waiters": 1000}),
-    "drain": Mode(drain.measure, drain.ROWS, True, {"waiters": 300, "seconds": 3.0, "rounds": 3}, {"waiters": 10_000}),
-    "dogpile": Mode(
-        dogpile.measure,
-        dogpile.ROWS,
-        True,
-        {"procs": 4, "waiters": 50, "hold_ms": 100.0, "rounds": 3},
-        {"waiters": 1000},
-        dogpile.KINDS,
-    ),
-    "pool": Mode(
-        pool.measure,
-        pool.ROWS,
-        False,
-        {"procs": 50, "members": 1000, "hold_ms": 0.0, "seconds": 10.0},
-        kinds=pool.KINDS,
-    ),
-    "load": Mode(
-        load.measure,
-        load.ROWS,
-        False,
-        {"locks": 10_000, "waiters": 100_000, "names": 1000, "seconds": 45.0},
-        kinds=load.KINDS,
-        cluster=True,
-    ),
+    "idle": Mode(waiting.measure_idle, waiting.KINDS, waiting.IDLE_ROWS, waiters=1000),
+    "drain": Mode(waiting.measure_drain, waiting.KINDS, waiting.DRAIN_ROWS, waiters=10_000),
+    "dogpile": Mode(dogpile.measure, dogpile.KINDS, dogpile.ROWS, waiters=1000),
+    "pool": Mode(contended.measure_pool, contended.POOL_KINDS, contended.POOL_ROWS),
+    "load": Mode(load.measure, load.KINDS, load.ROWS, ("cluster", "masters")),
 }
-LEAST = {"seconds": 0.1, "hold_ms": 0}  # least values; 1 for all others
-MOST = {
-    "seconds": 3600,
-    "hold_ms": 10_000,
-    "procs": 256,
-    "waiters": 5000,
-    "rounds": 100,
-    "members": 100_000,
-    "locks": 1_000_000,
-    "names": 10_000,
-    "masters": 16,
-}
-MOST_OF = {"load": {"waiters": 1_000_000}}
-MOST_COROUTINES = {**MOST, "waiters": 50_000}
 
 
-def run(
-    mode: str,
-    options: Mapping[str, float | None],
-    only: Sequence[str],
-    tell: Callable[[str], None],
-    *,
-    coroutines: bool = False,
-    cluster: bool = False,
-    may_sleep: bool = False,
-    other: Path | None = None,
-    other_fair: bool = False,
-) -> dict[str, Any]:
-    """Measure on a private server, or on the masters of a private ``cluster``.
+def run(key: str, given: Mapping[str, Any], only: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
+    """Measure on a private server, or on the masters of a private cluster.
 
-    ``options`` that are None take the mode's defaults; ``only`` empty: everybody. ``coroutines``: they use the locks,
-    not threads. ``may_sleep``: the CPUs, in any mode. ``other``: a checkout of this
-    package whose Lock, or (``other_fair``) FairLock, is one more contender. Raises BenchError for what cannot be run.
+    ``given``: options of the mode; None takes its default. ``only`` empty: everybody. Raises BenchError for what cannot
+    be run.
     """
-    chosen = _options(mode, options, coroutines=coroutines, cluster=cluster)
-    kinds, notes = _contenders(mode, only, coroutines=coroutines, cluster=cluster)
-    if other is not None or other_fair:
+    mode = MODES[key]
+    coroutines, cluster, other = bool(given.get("asyncio")), bool(given.get("cluster")), given.get("other")
+    options = mode.options
+    if coroutines and mode.waiters:
+        options["waiters"] = mode.waiters
+    options |= {name: given[name] for name in options if given.get(name) is not None}
+    kinds, notes = _contenders(mode.kinds, only, coroutines=coroutines, cluster=cluster)
+    if other:
+        if not (other / "django_redislock" / "__init__.py").is_file():
+            raise BenchError(f"--other must be a folder with a django_redislock in it, not {other}.")
+        kinds[OtherLock.key] = OtherLock
+        notes.append(f"{OtherLock.key}: of {other}")
+    with ExitStack() as stack:
         if cluster:
-            raise BenchError("--other means nothing to a cluster.")
-        kind = _other(mode, other, fair=other_fair, coroutines=coroutines)
-        kinds[kind.key] = kind
-        notes.append(f"{kind.key}: of {other}")
-    stay_awake = MODES[mode].awake and awake.POSSIBLE and not may_sleep
-    measured = {name: value for name, value in chosen.items() if name not in CLUSTER_OPTIONS}
-    with (
-        _servers(int(chosen.get("masters", 0))) as servers,
-        Observer(*(server.client() for server in servers)) as observer,
-    ):
-        machine = describe(observer)
-        if stay_awake:
-            machine["CPUs"] += ", kept awake"
-
-        def start_workers(size: int, *, elsewhere: bool = False, names: int = 1) -> Workers:
-            # a database of its own, as the other version may write its keys differently
-            url, path = (f"{servers[0].url}?db=1", str(other)) if elsewhere else (servers[0].url, None)
-            return Workers(url, size, cluster=cluster, coroutines=coroutines, path=path, names=names)
-
-        with awake.cpus_awake() if stay_awake else nullcontext():
-            figures = MODES[mode].measure(start_workers, observer, kinds, tell=tell, **measured)
+            masters = given.get("masters") or MASTERS
+            urls = [node.url for node in stack.enter_context(private_masters(masters, maxclients=10_000))]
+        else:
+            urls = [stack.enter_context(redis_server(maxclients=10_000)).url]
+        bench = Bench(kinds, urls, tell, cluster, coroutines, other)
+        stack.callback(bench.observer.close)
+        machine = describe(bench.observer)
+        figures = mode.measure(bench, **options)
     return {
-        "mode": mode,
+        "mode": key,
         "asyncio": coroutines,
         "cluster": cluster,
-        "options": chosen,
+        "options": {**options, "masters": len(urls)} if cluster else options,
         "machine": machine,
-        "contenders": figures,
+        "contenders": {name: {**found, "troubles": bench.troubles[name]} for name, found in figures.items()},
         "notes": notes,
     }
 
 
-@contextmanager
-def _servers(masters: int) -> Iterator[Sequence[RedisServer]]:
-    """One server, or a cluster of so many masters, for the duration of a block."""
-    with ExitStack() as stack:
-        with unreached_by_interrupts():
-            if masters:
-                servers: Sequence[RedisServer] = stack.enter_context(private_masters(masters, maxclients=10_000))
-            else:
-                servers = [stack.enter_context(redis_server(maxclients=10_000))]
-        yield servers
-
-
-def _options(mode: str, options: Mapping[str, float | None], *, coroutines: bool, cluster: bool) -> dict[str, float]:
-    if mode not in MODES:
-        raise BenchError(f"There is no mode {mode!r}. There are: {', '.join(MODES)}.")
-    if cluster and not MODES[mode].cluster:
-        raise BenchError(f"--cluster means nothing to {mode!r}.")
-    chosen = {**MODES[mode].options, **(MODES[mode].coroutine_options if coroutines else {})}
-    if cluster:
-        chosen |= CLUSTER_OPTIONS
-    most = {**(MOST_COROUTINES if coroutines else MOST), **MOST_OF.get(mode, {})}
-    for name, value in options.items():
-        flag = _flag(name)
-        if value is None:
-            continue
-        if name not in chosen:
-            raise BenchError(f"{flag} {value} means nothing to {mode!r}. It has: {', '.join(map(_flag, chosen))}.")
-        least = LEAST.get(name, 1)
-        if not least <= value <= most[name]:
-            raise BenchError(f"{flag} must be from {least} to {most[name]}, not {value}.")
-        chosen[name] = value
-    return chosen
-
-
 def _contenders(
-    mode: str, only: Sequence[str], *, coroutines: bool, cluster: bool
+    kinds: Sequence[type[Entrant]], only: Sequence[str], *, coroutines: bool, cluster: bool
 ) -> tuple[dict[str, type[Entrant]], list[str]]:
-    kinds = able(MODES[mode].kinds, coroutines=coroutines, crowd=MODES[mode].crowd, cluster=cluster)
-    if not kinds:
-        raise BenchError(f"There is nothing to measure for {label(mode, coroutines=coroutines, cluster=cluster)!r}.")
-    there = installed(MODES[mode].kinds)
+    """Those that are wanted, by key; and what is to be said about them."""
+    able = [kind for kind in kinds if (kind.in_coroutines or not coroutines) and (kind.on_cluster or not cluster)]
+    there = {kind.key: kind for kind in able if kind.is_installed()}
     for key in only:
-        if key not in kinds:
-            what = label(mode, coroutines=coroutines, cluster=cluster)
-            raise BenchError(f"There is no contender {key!r} for {what!r}. There are: {', '.join(kinds)}.")
-    wanted = {key: kind for key, kind in kinds.items() if not only or key in only}
-    missing = [key for key in wanted if key not in there]
-    if missing and only:
-        raise BenchError(f"Not installed: {', '.join(missing)}. There are: {', '.join(there)}.")
-    notes = [f"{key}: not installed, left out" for key in missing]
-    notes += [f"{key}: {kind.note}" for key, kind in wanted.items() if kind.note]
-    return {key: kind for key, kind in wanted.items() if key not in missing}, notes
+        if key not in there:
+            raise BenchError(f"There is no contender {key!r} here. There are: {', '.join(there)}.")
+    wanted = {key: kind for key, kind in there.items() if not only or key in only}
+    notes = [f"{kind.key}: not installed, left out" for kind in able if kind.key not in there]
+    notes += [f"{key}: {kind.coroutine_note}" for key, kind in wanted.items() if coroutines and kind.coroutine_note]
+    return wanted, notes
 
 
-def _other(mode: str, path: Path | None, *, fair: bool, coroutines: bool) -> type[Entrant]:
-    if not MODES[mode].others:
-        raise BenchError(f"--other means nothing to {mode!r}.")
-    if path is None or not (path / "django_redislock" / "__init__.py").is_file():
-        raise BenchError(f"--other must be a folder with a django_redislock in it, not {path}.")
-    kinds = able(OTHERS, coroutines=coroutines, crowd=False)
-    return kinds["other FairLock" if fair else "other Lock"]
+def describe(observer: Observer) -> dict[str, str]:
+    """Machine and versions, by label."""
+    found = {
+        "CPUs": f"{os.cpu_count()} x {_cpu()}",
+        "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+        "system": f"{platform.system()} {platform.release()}",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "server": observer.version(),
+    }
+    for package in ("Django", "redis", "hiredis", "django-redis", "python-redis-lock"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()

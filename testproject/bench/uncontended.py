@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from types import FrameType
+from typing import NamedTuple
 
-from .contenders import TTL, Contender
+from .contenders import Contender, Floor, OurLock, PythonRedisLock, RedisPy
 from .figures import Figures, median_ratio
 from .report import Row
-from .runners import Routine
-from .serverstats import Observer
 from .worker import Worker
-from .workers import Workers
+from .workers import Bench, Turn, Workers
 
 PAIRS = 100  # in a block: about 20 ms
 WARM_UP = 10
 LEAST_ROUNDS = 3
 HERE = str(Path(__file__).parent)
+SPIN = """
+import os, sys
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[1]):
+    pass
+"""
 
+KINDS = (Floor, RedisPy, PythonRedisLock, OurLock)
 ROWS = (
     Row("us", "time per acquire + release, us", "{:.1f}"),
     Row("x_floor", "time / floor", "{:.3f}"),
@@ -38,14 +47,21 @@ ROWS = (
 )
 
 
-def pairs(contender: Contender, number: int) -> Routine[None]:
+class Block(NamedTuple):
+    """Per pair. Times are in seconds."""
+
+    time: float
+    cpu: float  # of all threads of the process
+    calls: float  # of Python functions, without those of the bench
+
+
+async def pairs(contender: Contender, number: int) -> None:
     for _ in range(number):
-        held = yield (contender.acquire,)
-        yield contender.release, held
+        await contender.release(await contender.acquire(f"bench:{contender.key}"))
 
 
-def count_calls(contender: Contender) -> Routine[float]:
-    """Calls of Python functions per pair in this thread, without those of the bench."""
+async def count_calls(contender: Contender) -> float:
+    """Calls of Python functions per pair in this thread."""
     calls = 0
 
     def note(frame: FrameType, event: str, arg: object) -> None:
@@ -54,71 +70,72 @@ def count_calls(contender: Contender) -> Routine[float]:
 
     sys.setprofile(note)
     try:
-        yield from pairs(contender, WARM_UP)
+        await pairs(contender, WARM_UP)
     finally:
         sys.setprofile(None)
     return calls / WARM_UP
 
 
-def block(worker: Worker, kind: type[Contender]) -> Routine[tuple[float, float, float]]:
-    """Seconds per pair: time, and CPU time of all threads of the process; and Python calls per pair."""
-    contender = worker.contender(kind, TTL)
-    yield from pairs(contender, WARM_UP)
-    calls = yield from count_calls(contender)
-    yield worker.ready()
+async def block(worker: Worker, kind: type[Contender]) -> Block:
+    contender = worker.one(kind)
+    await pairs(contender, WARM_UP)
+    calls = await count_calls(contender)
+    await worker.ready()
     wall, cpu = time.perf_counter(), time.process_time()
-    yield from pairs(contender, PAIRS)
-    return (time.perf_counter() - wall) / PAIRS, (time.process_time() - cpu) / PAIRS, calls
+    await pairs(contender, PAIRS)
+    return Block((time.perf_counter() - wall) / PAIRS, (time.process_time() - cpu) / PAIRS, calls)
 
 
-def measure(
-    start_workers: Callable[[int], Workers],
-    observer: Observer,
-    kinds: Mapping[str, type[Contender]],
-    *,
-    seconds: float,
-    tell: Callable[[str], None],
-) -> dict[str, Figures]:
-    """Rounds of one block each, shuffled, until ``seconds`` are over."""
-    wall: dict[str, list[float]] = defaultdict(list)
-    cpu: dict[str, list[float]] = defaultdict(list)
-    calls: dict[str, list[float]] = defaultdict(list)
-    received: dict[str, int] = defaultdict(int)
-    requests: dict[str, int] = defaultdict(int)
-    server_us: dict[str, float] = defaultdict(float)
-    server_cpu: dict[str, float] = defaultdict(float)
+def measure(bench: Bench, *, seconds: float = 10.0, let_cpus_sleep: bool = False) -> dict[str, Figures]:
+    """One process alone, in rounds of one block each, shuffled, until ``seconds`` are over."""
+    turns: dict[str, list[Turn]] = defaultdict(list)
     dice = random.Random(0)
-    with start_workers(1) as workers:
+    stay_awake = hasattr(os, "SCHED_IDLE") and not let_cpus_sleep
+    with Workers(bench, 1) as workers, cpus_awake() if stay_awake else nullcontext():
         rounds, end = 0, time.monotonic() + seconds
         while rounds < LEAST_ROUNDS or time.monotonic() < end:
             rounds += 1
-            tell(f"round {rounds}")
-            for key in dice.sample(list(kinds), len(kinds)):
-                ((one_wall, one_cpu, one_calls),) = workers.call(block, kinds[key], when_ready=observer.reset)
-                statistics = observer.read()
-                if rounds == 1:
-                    continue  # warm-up of connections, scripts and caches
-                wall[key].append(one_wall)
-                cpu[key].append(one_cpu)
-                calls[key].append(one_calls)
-                received[key] += statistics.received
-                requests[key] += statistics.requests
-                server_us[key] += statistics.server_us(kinds[key])
-                server_cpu[key] += statistics.cpu
+            bench.tell(f"round {rounds}")
+            for key in dice.sample(list(bench.kinds), len(bench.kinds)):
+                turn = workers.call(key, block, bench.kinds[key])
+                if rounds > 1:  # after a warm-up of connections, scripts and caches
+                    turns[key].append(turn)
     number = (rounds - 1) * PAIRS
-    return {
-        key: {
+    blocks: dict[str, list[Block]] = {key: [turn.results[0] for turn in turns[key]] for key in bench.kinds}
+    times = {key: [one.time for one in found] for key, found in blocks.items()}
+    cpu = {key: [one.cpu for one in found] for key, found in blocks.items()}
+    figures: dict[str, Figures] = {}
+    for key, kind in bench.kinds.items():
+        counts = [turn.statistics for turn in turns[key]]
+        figures[key] = {
             "pairs": number,
-            "us": median(wall[key]) * 1e6,
-            "x_floor": median_ratio(wall[key], wall.get("floor")),
-            "x_redis_py": median_ratio(wall[key], wall.get("redis-py")),
+            "us": median(times[key]) * 1e6,
+            "x_floor": median_ratio(times[key], times.get("floor")),
+            "x_redis_py": median_ratio(times[key], times.get("redis-py")),
             "cpu_us": median(cpu[key]) * 1e6,
             "cpu_x_floor": median_ratio(cpu[key], cpu.get("floor")),
-            "calls": median(calls[key]),
-            "bytes": received[key] / number,
-            "server_us": server_us[key] / number,
-            "server_cpu_us": server_cpu[key] / number * 1e6,
-            "round_trips": requests[key] / number,
+            "calls": median(one.calls for one in blocks[key]),
+            "bytes": sum(one.received for one in counts) / number,
+            "server_us": sum(sum(one.server_us(kind)) for one in counts) / number,
+            "server_cpu_us": sum(one.cpu for one in counts) / number * 1e6,
+            "round_trips": sum(one.requests for one in counts) / number,
         }
-        for key in kinds
-    }
+    return figures
+
+
+@contextmanager
+def cpus_awake() -> Iterator[None]:
+    """For the duration of a block, a process per CPU spins at the lowest priority, which yields to any other process at
+    once.
+
+    Between a request and its answer an idle CPU sleeps. In a virtual machine, waking it takes longer than the lock's
+    own work. How long depends on the host, changes from hour to hour, and affects locks that wait longer more.
+    """
+    command = [sys.executable, "-c", SPIN, str(os.getpid())]
+    spinners = [subprocess.Popen(command, start_new_session=True) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()

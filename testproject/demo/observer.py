@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import redis.asyncio.lock
 import redis.lock
 from django.core.management import call_command
+from django.http import HttpRequest, HttpResponse
+from django.utils.decorators import sync_and_async_middleware
 
+from bench.tickets import note_tickets
 from django_redislock import lock_acquired
-from django_redislock.store import calls
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
-    from django_redislock.base.steps import Steps
 
 HEADER = "X-Demo-Lock"
+LOOK = "X-Demo-Look"  # in a request: asks for the output of ``redislocks list`` while it holds the lock
 TRY = """
 local time, got = redis.call('TIME'), redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
 return {time[1], time[2], got and 1 or 0}
 """
-LOOK = "X-Demo-Look"  # in a request: asks for the output of ``redislocks list`` while it holds the lock
-
-ASGIApplication = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Turn(NamedTuple):
@@ -44,128 +39,88 @@ class Turn(NamedTuple):
     waited: float  # seconds
 
 
-@dataclass
 class Watched:
     """What an HTTP request, which acquires one lock, has done so far."""
 
-    look: bool
-    asked: int | None = None
-    since: float = 0.0  # monotonic; where the lock does not say how long it was waited for
-    turn: Turn | None = None
-    listing: str | None = None
+    def __init__(self, *, look: bool) -> None:
+        self.look = look
+        self.asked: int | None = None
+        self.since = 0.0  # monotonic; where the lock does not say how long it was waited for
+        self.headers: dict[str, Any] = {}
 
     def ask(self, number: int, since: float = 0.0) -> None:
         if self.asked is None:
             self.asked, self.since = number, since
 
     def serve(self, number: int, waited: float) -> None:
-        self.turn = Turn(number if self.asked is None else self.asked, number, waited)
+        self.headers[HEADER] = Turn(number if self.asked is None else self.asked, number, waited)
 
-    def headers(self) -> list[tuple[str, str]]:
-        values = {HEADER: self.turn, LOOK: self.listing}
-        return [(name, json.dumps(value)) for name, value in values.items() if value is not None]
+    def sign(self, response: HttpResponse) -> HttpResponse:
+        for name, value in self.headers.items():
+            response.headers[name] = json.dumps(value)
+        return response
 
 
-_request: ContextVar[Watched | None] = ContextVar("demo.request", default=None)
+_nobody = Watched(look=False)  # outside of requests
+_request: ContextVar[Watched] = ContextVar("demo.request", default=_nobody)
+
+
+@sync_and_async_middleware
+def observe(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    """The middleware that adds the headers."""
+
+    def watched(request: HttpRequest) -> Watched:
+        _request.set(Watched(look=LOOK in request.headers))
+        return _request.get()
+
+    async def aobserved(request: HttpRequest) -> HttpResponse:
+        return watched(request).sign(await get_response(request))
+
+    def observed(request: HttpRequest) -> HttpResponse:
+        return watched(request).sign(get_response(request))
+
+    return aobserved if iscoroutinefunction(get_response) else observed
 
 
 def watch() -> None:
-    """From now on, record requests for locks and grants: ours, redis-py's and redis.asyncio's."""
-    _watch_ours()
-    _watch_others()
+    """From now on, record requests for locks and grants: ours, redis-py's and redis.asyncio's.
 
-
-def _watch_ours() -> None:
-    """Records the ticket and the fence, which are times, as a rule."""
-    acquire = calls.acquire
-
-    def watched(*args: Any, **options: Any) -> Steps[calls.AcquireReply]:
-        taken = yield from acquire(*args, **options)
-        request = _request.get()
-        if taken.number and request is not None:
-            request.ask(taken.number)
-        return taken
-
-    calls.acquire = watched
+    Of ours, the ticket and the fence, which are times, as a rule. The others have no tickets, so each try asks for the
+    time in the same script.
+    """
+    note_tickets(lambda attempt, number: _request.get().ask(number))
     lock_acquired.connect(_on_acquired)
+    redis.lock.Lock.do_acquire = _do_acquire  # type: ignore[method-assign, assignment]
+    redis.asyncio.lock.Lock.do_acquire = _ado_acquire  # type: ignore[method-assign, assignment]
 
 
 def _on_acquired(*, fence: int, waited: float, **facts: Any) -> None:
     request = _request.get()
-    if request is not None:
-        request.serve(fence, waited)
-        if request.look:
-            request.listing = listing()
+    request.serve(fence, waited)
+    if request.look:  # asked here, because in memory mode only this process knows the locks
+        output = io.StringIO()
+        call_command("redislocks", "list", stdout=output)
+        request.headers[LOOK] = output.getvalue()
 
 
-def _watch_others() -> None:
-    """These locks have no tickets, so each try asks for the time in the same script."""
-
-    def tries(lock: Any, token: str) -> Any:
-        return lock.redis.eval(TRY, 1, lock.name, token, int(lock.timeout * 1000))
-
-    def note(reply: Any, since: float) -> bool:
-        seconds, us, served = map(int, reply)
-        request = _request.get()
-        if request is not None:
-            request.ask(seconds * 1_000_000 + us, since)
-            if served:
-                request.serve(seconds * 1_000_000 + us, monotonic() - request.since)
-        return bool(served)
-
-    def do_acquire(self: redis.lock.Lock, token: str) -> bool:
-        since = monotonic()
-        return note(tries(self, token), since)
-
-    async def ado_acquire(self: redis.asyncio.lock.Lock, token: str) -> bool:
-        since = monotonic()
-        return note(await tries(self, token), since)
-
-    redis.lock.Lock.do_acquire = do_acquire  # type: ignore[method-assign]
-    redis.asyncio.lock.Lock.do_acquire = ado_acquire  # type: ignore[method-assign, assignment]
+def _do_acquire(lock: redis.lock.Lock, token: str) -> bool:
+    since = monotonic()
+    return _note(_try(lock, token), since)
 
 
-def observed(application: WSGIApplication) -> WSGIApplication:
-    """The WSGI application, with these headers in its responses."""
-
-    def observe(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        request = Watched(look=f"HTTP_{LOOK.upper().replace('-', '_')}" in environ)
-        _request.set(request)
-
-        def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-            return start_response(status, [*headers, *request.headers()], *more)
-
-        return application(environ, start)
-
-    return observe
+async def _ado_acquire(lock: redis.asyncio.lock.Lock, token: str) -> bool:
+    since = monotonic()
+    return _note(await _try(lock, token), since)
 
 
-def aobserved(application: ASGIApplication) -> ASGIApplication:
-    """The same for an ASGI application."""
-
-    async def observe(scope: Any, receive: Any, send: Any) -> None:
-        request = Watched(look=LOOK.lower().encode() in dict(scope["headers"]))
-        _request.set(request)
-
-        async def send_more(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                ours = [(name.encode(), value.encode()) for name, value in request.headers()]
-                message = {**message, "headers": [*message["headers"], *ours]}
-            await send(message)
-
-        await application(scope, receive, send_more)
-
-    return observe
+def _try(lock: Any, token: str) -> Any:
+    return lock.redis.eval(TRY, 1, lock.name, token, int(lock.timeout * 1000))
 
 
-def listing() -> str:
-    """The output of ``manage.py redislocks list``, run here because in memory mode only this process knows the
-    locks."""
-    output = io.StringIO()
-    call_command("redislocks", "list", stdout=output)
-    return output.getvalue()
-
-
-def read(header: str | None) -> Turn | None:
-    """Parse the header."""
-    return Turn(*json.loads(header)) if header else None
+def _note(reply: Any, since: float) -> bool:
+    seconds, us, served = map(int, reply)
+    request = _request.get()
+    request.ask(seconds * 1_000_000 + us, since)
+    if served:
+        request.serve(seconds * 1_000_000 + us, monotonic() - request.since)
+    return bool(served)

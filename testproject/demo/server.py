@@ -1,31 +1,78 @@
-"""One server process of the shop, started by the demo: ``python -m demo.server``.
-
-Django's own WSGI server, or uvicorn with ``--asgi``, on a free port, which is the first line of output. It ends when
-its standard input is closed, so it cannot outlive the demo.
-"""
+"""The shop's server processes: ``python -m demo.server`` is one of them, on a socket that the demo has opened."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
 
 import django
+from django.conf import settings
 from django.core.asgi import get_asgi_application
+from django.core.management.base import CommandError
 from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
 from django.core.wsgi import get_wsgi_application
 
+from .observer import watch
+
+TESTPROJECT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
+START_SECONDS = 30
 BACKLOG = 512  # all buyers come at once
 KEEP_ALIVE = 60  # seconds; a tab may be idle for a whole sale
 
 
-class Server(ThreadedWSGIServer):
-    request_queue_size = BACKLOG
+class Servers:
+    """Several of them on one database, which is in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "log"
+        self.ports: list[int] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def said(self) -> str:
+        """The end of what the processes logged."""
+        return self.log.read_text(errors="replace")[-3000:].strip()
+
+    def add(self) -> None:
+        with socket.create_server((HOST, 0), backlog=BACKLOG) as listener, self.log.open("ab") as log:
+            number = listener.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "demo.server", str(number)],
+                cwd=TESTPROJECT,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[number],
+                start_new_session=True,  # Ctrl-C is for the demo, which then ends them
+            )
+            self.processes.append(process)
+            self.ports.append(listener.getsockname()[1])
+
+
+@contextmanager
+def running_servers(count: int, folder: Path) -> Iterator[Servers]:
+    """Run so many for the duration of a block."""
+    servers = Servers(folder)
+    try:
+        for _ in range(count):
+            servers.add()
+        for port in servers.ports:
+            try:
+                urlopen(f"http://{HOST}:{port}/", timeout=START_SECONDS).close()
+            except OSError as error:
+                raise CommandError(f"The demo cannot start. A server process said:\n{servers.said()}") from error
+        yield servers
+    finally:
+        for process in servers.processes:
+            process.kill()
+            process.communicate()
 
 
 class Handler(WSGIRequestHandler):
@@ -34,66 +81,36 @@ class Handler(WSGIRequestHandler):
     disable_nagle_algorithm = True
 
 
-def sabotage() -> None:
-    """Force-release the locks of all seats again and again while buyers hold them."""
-    from django_redislock import force_release, list_locks
-
-    while True:
-        for lock in list_locks("seats:*"):
-            force_release(lock.name, by="sabotage")
-        time.sleep(0.001)
-
-
-@contextmanager
-def wsgi() -> Iterator[int]:
+def serve_threads(listener: socket.socket) -> None:
     """Django's own WSGI server with a thread per connection, as runserver has it."""
-    from .observer import observed
+    server = ThreadedWSGIServer(listener.getsockname(), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    server.server_name, server.server_port = listener.getsockname()
+    server.setup_environ()
+    server.set_app(get_wsgi_application())
+    server.serve_forever()
 
-    server = Server((HOST, 0), Handler)
-    server.set_app(observed(get_wsgi_application()))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
 
-
-@contextmanager
-def asgi() -> Iterator[int]:
-    """Uvicorn. At the end, requests that still wait for the lock are cancelled."""
+def serve_coroutines(listener: socket.socket) -> None:
     import uvicorn
 
-    from .observer import aobserved
-
-    listener = socket.create_server((HOST, 0), backlog=BACKLOG)
+    application = get_asgi_application()
     config = uvicorn.Config(
-        aobserved(get_asgi_application()),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=1,
+        application, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE
     )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],), name="uvicorn", daemon=True)
-    thread.start()
-    yield listener.getsockname()[1]
-    server.should_exit = True
-    thread.join()
+    uvicorn.Server(config).run([listener])
 
 
 def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
-    os.environ["SHOP_ASYNC"] = "yes" if "--asgi" in sys.argv else ""
+    """Serve until the standard input is closed, as it is when the demo ends."""
     django.setup()
-    from .observer import watch
-
     watch()
-    if "--sabotage" in sys.argv:
-        threading.Thread(target=sabotage, daemon=True).start()
-    with asgi() if "--asgi" in sys.argv else wsgi() as port:
-        print(port, flush=True)
-        sys.stdin.read()
+    settings.MIDDLEWARE.insert(0, "demo.observer.observe")
+    name, serve = ("uvicorn", serve_coroutines) if os.environ.get("SHOP_ASYNC") else ("wsgi", serve_threads)
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=serve, args=(listener,), name=name, daemon=True).start()
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

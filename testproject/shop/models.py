@@ -22,11 +22,10 @@ class Order(models.Model):
     objects: ClassVar[models.Manager[Order]]
 
     event = models.ForeignKey(Event, on_delete=models.CASCADE, related_name="orders")
-    buyer = models.CharField(max_length=100)
     paid = models.BooleanField(default=False)
 
     def __str__(self) -> str:
-        return f"order {self.pk} of {self.buyer}"
+        return f"order {self.pk}"
 
 
 class Payment(models.Model):

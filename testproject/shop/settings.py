@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
-BASE_DIR = Path(__file__).resolve().parent.parent
-
-# a site that others can reach must keep its key out of the repository
-SECRET_KEY = os.environ.get("SHOP_SECRET_KEY", "only-for-the-demo-on-this-machine")
+SECRET_KEY = "only-for-the-demo-on-this-machine"
 DEBUG = False
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 LOCAL = ["security.W004", "security.W008", "security.W009", "security.W016"]  # no TLS and no secret on this machine
@@ -22,19 +18,12 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
 ASYNC = bool(os.environ.get("SHOP_ASYNC"))  # views that are coroutines, for an ASGI server
-ROOT_URLCONF = "shop.aurls" if ASYNC else "shop.urls"
-TEMPLATES = [
-    {
-        "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "APP_DIRS": True,
-        "OPTIONS": {"context_processors": ["django.template.context_processors.request"]},
-    }
-]
+ROOT_URLCONF = "shop.urls"
 
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
-        "NAME": os.environ.get("SHOP_DATABASE", str(BASE_DIR / "shop.sqlite3")),
+        "NAME": os.environ.get("SHOP_DATABASE", str(Path(__file__).parents[1] / "shop.sqlite3")),
         "CONN_MAX_AGE": 0 if ASYNC else None,  # under ASGI, the thread of a request ends with the request
         "OPTIONS": {
             "timeout": 20,
@@ -45,12 +34,9 @@ DATABASES = {
     }
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-USE_TZ = True
 
 # Without a Redis the locks live in the memory of this process: enough for one runserver, or a test suite.
-# redis://127.0.0.1:7000/0?cluster is a node of a Redis Cluster.
-REDIS_URL, _found = re.subn(r"[?&]cluster$", "", os.environ.get("REDIS_URL", ""))
-CLUSTER = bool(_found)
+REDIS_URL = os.environ.get("REDIS_URL", "")
 if REDIS_URL:
     CACHES = {
         "default": {
@@ -65,7 +51,6 @@ else:
     SILENCED_SYSTEM_CHECKS = [*LOCAL, "django_redislock.W001"]  # the warning that says just that
 
 REDISLOCK = {
-    "CLUSTER": CLUSTER,
     "TTL": 10,  # seconds after which the locks of a dead process are free; live processes renew theirs
     "TTLS": {"order:*": 60},  # paying may hang at the bank
     "BLOCKING_TIMEOUT": 30,
@@ -75,15 +60,8 @@ REDISLOCK = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "handlers": {"console": {"class": "logging.StreamHandler", "filters": ["expected"]}},
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["console"], "level": "WARNING"},
     # 409 and 423 are normal responses, and need no record in the log
     "loggers": {"django.request": {"level": "ERROR"}, "django.server": {"level": "ERROR"}},
-    # without Redis, the memory mode is intended
-    "filters": {
-        "expected": {
-            "()": "django.utils.log.CallbackFilter",
-            "callback": lambda record: not record.getMessage().startswith("event=memory-mode "),
-        }
-    },
 }

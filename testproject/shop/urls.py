@@ -1,25 +1,46 @@
+"""The shop's URLs: its views with our lock, without a lock, and with another one, which needs a Redis."""
+
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
 
 from django.urls import URLPattern, path
+from django.views.decorators.http import require_POST
+
+from django_redislock import locked_view
 
 from . import views
+from .settings import ASYNC
+from .views import View
+
+PATIENCE = 5  # seconds that a buyer waits for the lock
+
+sell, charge, cache_locked = (
+    (views.asell, views.acharge, views.acache_locked) if ASYNC else (views.sell, views.charge, views.cache_locked)
+)
 
 
-def patterns(views: ModuleType) -> list[URLPattern]:
-    """The shop's URLs with the views of a module, sync or async."""
+def unlocked(name: str, *, blocking_timeout: float) -> Callable[[View], View]:
+    """Oversells, and charges twice after a double click."""
+    return lambda view: view
+
+
+def patterns(suffix: str, lock: Callable[..., Any]) -> list[URLPattern]:
+    """Buyers wait for the lock, or go away at once with 423, as the second click on a payment does."""
+    buy = lock("seats:{pk}", blocking_timeout=PATIENCE)(sell)
+    buy_now = lock("seats:{pk}", blocking_timeout=0)(sell)
+    pay = lock("order:{pk}", blocking_timeout=0)(charge)
     return [
-        path("", views.index, name="index"),
-        path("events/<int:pk>/buy/", views.buy, name="buy"),
-        path("events/<int:pk>/buy/now/", views.buy_now, name="buy-now"),
-        path("orders/<int:pk>/pay/", views.pay, name="pay"),
-        path("events/<int:pk>/buy/unlocked/", views.buy_unlocked, name="buy-unlocked"),
-        path("orders/<int:pk>/pay/unlocked/", views.pay_unlocked, name="pay-unlocked"),
-        path("events/<int:pk>/buy/cache-lock/", views.buy_cache_lock, name="buy-cache-lock"),
-        path("events/<int:pk>/buy/cache-lock/now/", views.buy_now_cache_lock, name="buy-now-cache-lock"),
-        path("orders/<int:pk>/pay/cache-lock/", views.pay_cache_lock, name="pay-cache-lock"),
+        path(f"events/<int:pk>/buy{suffix}/", require_POST(buy), name=f"buy{suffix}"),
+        path(f"events/<int:pk>/buy{suffix}/now/", require_POST(buy_now), name=f"buy-now{suffix}"),
+        path(f"orders/<int:pk>/pay{suffix}/", require_POST(pay), name=f"pay{suffix}"),
     ]
 
 
-urlpatterns = patterns(views)
+urlpatterns = [
+    path("", views.index, name="index"),
+    *patterns("", locked_view),
+    *patterns("-unlocked", unlocked),
+    *patterns("-cache-lock", cache_locked),
+]

@@ -1,118 +1,137 @@
-"""Selling and charging: without a lock, with django-redis's, and with ours. Each lock is released after COMMIT."""
+"""Selling and charging, as real shops do it: read, wait, write. Locks are put around them in urls.py, so that each is
+released after COMMIT."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
 from collections.abc import Callable
 from functools import cache as kept
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.core.cache import cache
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_POST, require_safe
-from redis.cluster import RedisCluster
-from redis.lock import Lock
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404
+from django.views.decorators.csrf import ensure_csrf_cookie
+from django.views.decorators.http import require_safe
+from redis.asyncio import Redis
 
-from django_redislock import list_locks, locked_view
+from .models import Event, Order, Payment
+from .settings import REDIS_URL
 
-from .models import Event, Order
-from .responses import charge_order, crowded, sell_seat
-from .settings import CLUSTER, REDIS_URL
-
-PATIENCE = 5  # seconds that a buyer waits for the lock
+# seconds for prices, seat maps and banks, between reading a row and writing it
+THINK_SECONDS = float(os.environ.get("SHOP_THINK_SECONDS", "0.004"))
 CACHE_LOCK_SECONDS = 60  # django-redis's lock ends after this time, as nothing renews it
+
+P = ParamSpec("P")
+R = TypeVar("R")
+View = Callable[[HttpRequest, int], Any]
 
 
 @require_safe
+@ensure_csrf_cookie
 def index(request: HttpRequest) -> HttpResponse:
-    context = {
-        "events": Event.objects.order_by("-pk")[:10],
-        "unpaid": Order.objects.filter(paid=False).select_related("event").order_by("-pk")[:10],
-        "locks": list_locks(),
-        "said": request.GET.get("said", ""),
-    }
-    return render(request, "shop/index.html", context)
+    return JsonResponse({"events": list(Event.objects.values("pk", "name", "seats", "remaining"))})
 
 
-# -- with our lock ----------------------------------------------------------------------------------------------------
+def sell(request: HttpRequest, pk: int) -> HttpResponse:
+    """Sell one seat, if one is left. Without a lock, two requests at once may buy the same seat."""
+    event = get_object_or_404(Event, pk=pk)
+    if event.remaining < 1:
+        return JsonResponse({"detail": "Sold out."}, status=409)
+    time.sleep(THINK_SECONDS)
+    event.remaining -= 1
+    with transaction.atomic():
+        event.save(update_fields=["remaining"])
+        order = Order.objects.create(event=event)
+    return JsonResponse({"detail": "One seat is yours.", "order": order.pk}, status=201)
 
 
-@require_POST
-@locked_view("seats:{pk}", blocking_timeout=PATIENCE)
-def buy(request: HttpRequest, pk: int) -> HttpResponse:
-    """Waits for the lock, first come, first served. 423 if that takes too long."""
-    return sell_seat(request, pk)
+def charge(request: HttpRequest, pk: int) -> HttpResponse:
+    """Charge an order, unless it is paid. Without a lock, a double click may charge it twice."""
+    order = get_object_or_404(Order, pk=pk)
+    if order.paid:
+        return JsonResponse({"detail": "It was paid already."})
+    time.sleep(THINK_SECONDS)
+    with transaction.atomic():
+        Payment.objects.create(order=order)
+        order.paid = True
+        order.save(update_fields=["paid"])
+    return JsonResponse({"detail": "Paid."})
 
 
-@require_POST
-@locked_view("seats:{pk}")
-def buy_now(request: HttpRequest, pk: int) -> HttpResponse:
-    """Does not wait: 423 if somebody else holds the lock or waits for it."""
-    return sell_seat(request, pk)
+def crowded() -> HttpResponse:
+    """What locked_view does by default."""
+    return JsonResponse({"detail": "Please try again."}, status=423, headers={"Retry-After": "1"})
 
 
-@require_POST
-@locked_view("order:{pk}")
-def pay(request: HttpRequest, pk: int) -> HttpResponse:
-    """On a double click, the second request gets 423."""
-    return charge_order(request, pk)
+def cache_locked(name: str, *, blocking_timeout: float) -> Callable[[View], View]:
+    """What sites usually write, with the lock of django-redis. Those who wait try ten times a second."""
+
+    def decorate(view: View) -> View:
+        def locked(request: HttpRequest, pk: int) -> HttpResponse:
+            store: Any = cache
+            lock = store.lock(name.format(pk=pk), timeout=CACHE_LOCK_SECONDS, blocking_timeout=blocking_timeout)
+            if not lock.acquire():
+                return crowded()
+            try:
+                return view(request, pk)  # type: ignore[no-any-return]
+            finally:
+                lock.release()
+
+        return locked
+
+    return decorate
 
 
-# -- without a lock ---------------------------------------------------------------------------------------------------
+# -- the same as coroutines: waiting for a lock blocks no thread; database queries run in threads ---------------------
 
 
-@require_POST
-def buy_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
-    """Oversells."""
-    return sell_seat(request, pk)
+async def to_the_end(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call ``function`` in a thread, and wait for its end even when cancelled: the client is gone, but the thread still
+    runs.
 
-
-@require_POST
-def pay_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
-    """Charges twice after a double click."""
-    return charge_order(request, pk)
-
-
-# -- with the lock of django-redis, which needs a Redis ---------------------------------------------------------------
-
-
-@require_POST
-def buy_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
-    """Waits for the lock, in no particular order: waiters try ten times a second."""
-    return under_cache_lock(f"seats:{pk}", PATIENCE, sell_seat, request, pk)
-
-
-@require_POST
-def buy_now_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
-    return under_cache_lock(f"seats:{pk}", 0, sell_seat, request, pk)
-
-
-@require_POST
-def pay_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
-    return under_cache_lock(f"order:{pk}", 0, charge_order, request, pk)
-
-
-def under_cache_lock(
-    name: str, patience: float, view: Callable[[HttpRequest, int], HttpResponse], request: HttpRequest, pk: int
-) -> HttpResponse:
-    """What sites usually write."""
-    lock = cache_lock(name, timeout=CACHE_LOCK_SECONDS, blocking_timeout=patience)
-    if not lock.acquire():
-        return crowded(request)
+    Without this, the lock around it would be released while the thread is still selling.
+    """
+    work = asyncio.ensure_future(sync_to_async(function)(*args, **kwargs))
     try:
-        return view(request, pk)
-    finally:
-        lock.release()
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
-def cache_lock(name: str, **options: Any) -> Lock:
-    """django-redis does not support clusters: there, it is redis-py's own lock."""
-    if CLUSTER:
-        return cast("Lock", cluster().lock(cache.make_key(name), **options))
-    return cast("Any", cache).lock(name, **options)  # type: ignore[no-any-return]
+async def asell(request: HttpRequest, pk: int) -> HttpResponse:
+    return await to_the_end(sell, request, pk)
+
+
+async def acharge(request: HttpRequest, pk: int) -> HttpResponse:
+    return await to_the_end(charge, request, pk)
+
+
+def acache_locked(name: str, *, blocking_timeout: float) -> Callable[[View], View]:
+    """With redis.asyncio's lock: django-redis has none for coroutines."""
+
+    def decorate(view: View) -> View:
+        async def locked(request: HttpRequest, pk: int) -> HttpResponse:
+            key = cache.make_key(name.format(pk=pk))
+            lock = redis().lock(key, timeout=CACHE_LOCK_SECONDS, blocking_timeout=blocking_timeout)
+            if not await lock.acquire():
+                return crowded()
+            try:
+                return await view(request, pk)  # type: ignore[no-any-return]
+            finally:
+                await lock.release()
+
+        return locked
+
+    return decorate
 
 
 @kept
-def cluster() -> RedisCluster:
-    """The connections of this process."""
-    return RedisCluster.from_url(REDIS_URL)
+def redis() -> Redis:
+    """The connections of this process, which has one event loop."""
+    return Redis.from_url(REDIS_URL)

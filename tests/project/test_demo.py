@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from http.client import HTTPConnection
-from http.cookies import SimpleCookie
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import parse as parse_xml
 
 import pytest
 
-from rediscluster import private_masters
+from django_redislock import force_release, list_locks
 from redisserver import RedisServer
-from tests.helpers.cluster import find_cluster_server
-from tests.helpers.processes import require
 from tests.project.programs import ROOT
 
 SMALL = ["--seats", "24", "--buyers", "12"]
@@ -112,71 +107,41 @@ def test_the_demo_in_memory_mode_oversells_only_without_a_lock_and_draws_what_it
 
 @pytest.mark.complete
 @pytest.mark.parametrize(
-    ("options", "cluster", "other"),
-    [([], False, "cache.lock"), ([], True, "redis-py"), (["--asgi"], False, "redis.asyncio")],
-    ids=["threads", "cluster", "asgi"],
+    ("options", "other"), [([], "cache.lock"), (["--asgi"], "redis.asyncio")], ids=["threads", "asgi"]
 )
 def test_the_demo_with_redis_compares_another_lock_uses_three_processes_and_leaves_no_key_for_good(
-    options: list[str], cluster: bool, other: str, manage: Manage, server: RedisServer, tmp_path: Path
+    options: list[str], other: str, manage: Manage, server: RedisServer, client: Any, tmp_path: Path
 ) -> None:
     figures = tmp_path / "figures.json"
-    if cluster:
-        require(find_cluster_server)
-    with private_masters(3) if cluster else nullcontext([server]) as servers:
-        url = f"{servers[1].url}?cluster" if cluster else server.url
-        code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures), REDIS_URL=url))
-        assert (code, errors) == (0, "")
-        check_sales(figures, other=other)
-        assert ("3 server processes (async" if options else "3 threaded server processes") in " ".join(output.split())
-        for one in servers:
-            with one.client() as client:
-                assert [key for key in client.scan_iter() if client.ttl(key) == -1] == []
+    code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures), REDIS_URL=server.url))
+    assert (code, errors) == (0, "")
+    check_sales(figures, other=other)
+    assert ("3 server processes (async" if options else "3 threaded server processes") in " ".join(output.split())
+    assert [key for key in client.scan_iter() if client.ttl(key) == -1] == []
 
 
 @pytest.mark.complete
-def test_the_demo_fails_when_locks_are_force_released_under_the_buyers_hands(manage: Manage) -> None:
-    code, output, errors = run(manage("demo", *SMALL, "--sabotage"))
+def test_the_demo_fails_when_locks_are_force_released_under_the_buyers_hands(
+    manage: Manage, server: RedisServer, client: Any, eventually: Any, settings: Any
+) -> None:
+    process = manage("demo", *SMALL, REDIS_URL=server.url)
+    key = eventually(lambda: next(client.scan_iter("shop-demo-*lock:seats:*"), b"")).decode()
+    options = {**settings.CACHES["default"], "LOCATION": server.url, "KEY_PREFIX": key.partition(":")[0]}
+    settings.CACHES = {"default": options}
+    while process.poll() is None:
+        for lock in list_locks("seats:*"):
+            force_release(lock.name, by="sabotage")
+    code, output, errors = run(process)
     assert code == 1
     assert "FAILED Lock: oversold" in output
     assert "force-released" in errors
-
-
-def open_shop(process: subprocess.Popen[str]) -> HTTPConnection:
-    """A connection to the shop that a demo has left open."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(r"open at http://127\.0\.0\.1:(\d+)/", line):
-            return HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
-    raise AssertionError(f"the shop did not open: {process.communicate()}")
-
-
-@pytest.mark.complete
-@BOTH
-def test_the_shop_stays_open_with_serve_until_it_is_interrupted(manage: Manage, options: list[str]) -> None:
-    process = manage("demo", *options, "--seats", "4", "--buyers", "2", "--serve")
-    connection = open_shop(process)
-    connection.request("GET", "/")
-    response = connection.getresponse()
-    assert "Nothing is locked." in response.read().decode()
-    token = SimpleCookie(response.headers["Set-Cookie"])["csrftoken"].value
-    headers = {"Cookie": f"csrftoken={token}", "X-CSRFToken": token, "Accept": "text/html"}
-    for path in ("/events/3/buy/", "/events/3/buy/now/"):
-        connection.request("POST", path, headers=headers)
-        response = connection.getresponse()
-        response.read()
-        assert (response.status, response.headers["Location"]) == (302, "/?said=One+seat+is+yours.")
-    connection.request("GET", "/")
-    assert "<td>4</td><td>2</td>" in connection.getresponse().read().decode()
-    connection.close()
-    process.send_signal(signal.SIGINT)
-    assert run(process) == (0, "Closed.\n", "")
 
 
 @pytest.mark.complete
 def test_what_it_cannot_do_is_a_clear_error(manage: Manage) -> None:
     code, output, errors = run(manage("demo", "--seats", "0"))
     assert (code, output) == (2, "")
-    assert "argument --seats: must be a whole number from 1 to 1000, not '0'" in errors
+    assert "argument --seats: must be a number from 1 to 1000, not '0'" in errors
     code, output, errors = run(manage("demo", REDIS_URL="redis://127.0.0.1:1/0"))
     assert (code, output) == (1, "")
     assert "The demo cannot start: " in errors

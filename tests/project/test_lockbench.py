@@ -58,7 +58,7 @@ def test_a_contended_lock_excludes_keeps_the_order_and_is_on_one_node(
     found = figures("contended", asyncio=coroutines, cluster=cluster, names=names, procs=3, seconds=0.5, rounds=1)
     ours = found["Lock"]
     assert (ours["violations"], ours["inversions_in_server_order"], ours["troubles"]) == (0, 0, {})
-    assert ours["numbered"] == ours["sections"] == sum(ours["sections_per_process"]) > 0
+    assert ours["numbered"] == ours["sections"] > 0
     assert (ours["busiest_percent"] < 90) is (cluster and names > 1)  # the six are not on one of the three
 
 
@@ -69,11 +69,11 @@ def find_matplotlib() -> None:
 
 def test_charts_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
     require(find_matplotlib)
-    from bench.charts import CHARTS
+    from bench.report import CHARTS
 
     found = figures("contended", procs=2, seconds=0.3, rounds=1, charts=tmp_path)
     texts = {path.name: " ".join(parse_xml(path).getroot().itertext()).split() for path in tmp_path.iterdir()}
-    assert set(texts) == {f"{chart.file}-{theme}.svg" for chart in CHARTS for theme in ("light", "dark")}
+    assert set(texts) == {f"{chart}-{theme}.svg" for chart in CHARTS for theme in ("light", "dark")}
     assert set(found) <= set(texts["throughput-light.svg"])
 
 
@@ -101,7 +101,7 @@ def test_idle_waiters_all_wait(coroutines: bool) -> None:
 @BOTH
 def test_drain_serves_all_in_order(coroutines: bool) -> None:
     waiters = 100 if coroutines else 20
-    ours = figures("drain", asyncio=coroutines, waiters=waiters, seconds=0.1, rounds=1)["Lock"]
+    ours = figures("drain", asyncio=coroutines, waiters=waiters, rounds=1)["Lock"]
     assert (ours["got"], ours["release_failed"], ours["violations"]) == (waiters, 0, 0)
     assert (ours["numbered"], ours["inversions_in_server_order"], ours["troubles"]) == (waiters, 0, {})
 
@@ -117,16 +117,20 @@ def test_a_dogpile_computes_its_value_once(coroutines: bool) -> None:
 @BOTH
 def test_members_of_a_pool_are_held_once(coroutines: bool) -> None:
     [pool] = figures("pool", asyncio=coroutines, procs=3, members=20, seconds=0.5).values()
-    assert (pool["held_twice"], pool["troubles"]) == (0, {})
+    assert (pool["violations"], pool["troubles"]) == (0, {})
     assert pool["round_trips"] < 2.2  # a renewal, or the last call's answer
-    assert pool["check_outs"] > 20
+    assert pool["sections"] > 20
 
 
 def test_without_json_there_is_a_table_and_bad_arguments_are_named_with_the_choices() -> None:
-    text = " ".join(lockbench("drain", asyncio=True, waiters=3, seconds=0.1, rounds=1, only="redis-py").split())
-    assert "lockbench drain --asyncio (waiters 3, seconds 0.1, rounds 1)" in text
+    text = " ".join(lockbench("drain", asyncio=True, waiters=3, rounds=1, only="redis-py").split())
+    assert "lockbench drain --asyncio (waiters 3, rounds 1)" in text
     assert "redis-py: on a BlockingConnectionPool" in text
     with pytest.raises(CommandError, match=r"'fast'.*uncontended.*contended.*idle.*drain"):
         lockbench("fast")
-    with pytest.raises(CommandError, match="--waiters must be from 1 to 5000, not 5001"):
-        lockbench("drain", waiters=5001)
+    with pytest.raises(CommandError, match="--waiters: must be a number from 1 to inf, not '0'"):
+        lockbench("drain", "--waiters=0")
+    with pytest.raises(CommandError, match=r"'fast'.* There are: redis-py, .*Lock"):
+        lockbench("drain", only="fast")
+    with pytest.raises(CommandError, match="unrecognized arguments: --waiters=2"):
+        lockbench("contended", "--waiters=2")
