@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Collection
 from typing import Any
 
+from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from .base.log import warn
 from .conf import conf
@@ -24,9 +26,21 @@ def is_manual(connection: BaseDatabaseWrapper) -> bool:
     return connection.connection is not None and not connection.in_atomic_block and not connection.autocommit
 
 
+# whether this process has ever used a database: a release in one that has not is 5 us faster
+_connected = settings.configured and any(connections.all(initialized_only=True))
+
+
+def _on_connection(**kwargs: Any) -> None:
+    global _connected
+    _connected = True
+
+
+connection_created.connect(_on_connection, dispatch_uid="django_redislock.open_transactions")
+
+
 def open_aliases() -> list[str]:
     """The aliases on which this thread has a transaction open. Does not connect."""
-    opened = connections.all(initialized_only=True)
+    opened = connections.all(initialized_only=True) if _connected else []
     return [connection.alias for connection in opened if in_atomic_block(connection) or is_manual(connection)]
 
 
