@@ -94,7 +94,8 @@ class AcquireReply(NamedTuple):
 
 
 def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) -> Command:
-    """``wait``: NOT_AT_ALL, QUEUED, polled() or ADOPTING."""
+    """Return the command; ``wait``: NOT_AT_ALL, QUEUED, polled() or ADOPTING."""
+    # spelled out, as in release_command(): each lock comes here, and Script.command() would be one more call
     partition, keys = request.partition, request.keys
     script = _CHECKOUT if keys.any else _ACQUIRE[keys.stored]
     return (

@@ -204,12 +204,14 @@ class Partition:
     def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
         store = self.store
+        if not store.clustered:  # the way of nearly all locks: as few calls as can be
+            node = store._node_by_tag[0]
+            return store.threads.exchange(node, commands, by)[0], node
         node = store.node_of(self.tag, by)
         answers, sent = store.threads.exchange(node, commands, by)
         if store.doubts(node, sent):
             _believe(node, store.node_of(self.tag, _confirmed_by(by), node.answered_at))
-        if self.subscribed_at is not None:
-            self.heard_from(node)
+        self.heard_from(node)
         return answers, node
 
     async def aexchange(
@@ -217,6 +219,9 @@ class Partition:
     ) -> tuple[list[Any], Node]:
         """See exchange(). ``urgency``: see LockStore.aexchange()."""
         store = self.store
+        if not store.clustered:
+            node = store._node_by_tag[0]
+            return (await store.aexchange(node, commands, by, urgency=urgency))[0], node
         node = await store.anode_of(self.tag, by)
         answers, sent = await store.aexchange(node, commands, by, urgency=urgency)
         if store.doubts(node, sent):

@@ -118,9 +118,9 @@ def test_replicas_acknowledge_grants_and_handoffs(
     with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
         waiting.result(30)
     eventually(lambda: get_lock(name) is None)  # the handoff was passed on, or withdrawn
-    own_cluster.owner_of(slot_of(name)).client().script_flush()  # the time is for one WAIT, not for two
+    own_cluster.owner_of(slot_of(name)).client().script_flush()
     with pytest.raises(LockUnavailable, match=r"0 of 1 replicas acknowledged it within 0\.5 s\.$"):
-        me(lock, "acquire", blocking=False)
+        me(lock, "acquire", blocking_timeout=GENEROUS)
     eventually(lambda: get_lock(name) is None)
     me(plain, "acquire")
     me(plain, "release")
@@ -232,7 +232,7 @@ def test_a_node_that_was_in_trouble_is_asked_about_until_another_one_has_named_i
 def contended(own_cluster: Cluster, queue: Queue, eventually: Eventually) -> Any:
     """A held lock and a waiter: the name, the holder, and the waiter's future."""
     (name,) = names_on(own_cluster, own_cluster.masters()[0])
-    held = Lock(name)
+    held = Lock(name, ttl=GENEROUS)
     held.acquire()
     waiting = queue(Lock(name))
     eventually(lambda: Ears(name=name).hears)
