@@ -51,7 +51,7 @@ def make_token(given: bytes) -> Secret:
 
 
 def bears(token: bytes, stored: str) -> bool:
-    """Whether ``stored``, a token of ours, is ``token`` itself or was made for it."""
+    """Return whether ``stored``, a token of ours, is ``token`` itself or was made for it."""
     return token == stored.encode() or (len(stored) == 2 * DIGEST and stored.startswith(_digest(token)))
 
 
@@ -211,12 +211,12 @@ class CacheLock:
         return self._renew("reacquire", "set", None)
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock."""
+        """Return whether anybody holds the lock."""
         with _as_redis_has_it():
             return run(read_holder(self._partition(), self.name))[0]
 
     def owned(self) -> bool:
-        """Whether it is held by this lock: by this thread, or with ``thread_local=False`` by this object."""
+        """Return whether it is held by this lock: by this thread, or with ``thread_local=False`` by this object."""
         try:
             token = self._token("own")
         except LockError:

@@ -52,7 +52,7 @@ class Computation:
         return self._frame() is not None and not self.section.orphaned and not (lease is not None and lease.lost)
 
     def wait(self, deadline: Deadline) -> Steps[bool]:
-        """Whether it has ended in time. Also False if it never will."""
+        """Return whether it has ended in time. Also False if it never will."""
         waiter = lone_waiter((yield DrivingLoop()))
         self.waiters.add(waiter)
         try:

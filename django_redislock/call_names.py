@@ -106,7 +106,7 @@ def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapp
 
 
 def is_decorated(given: object) -> bool:
-    """Whether this first argument of a decorator is the function below it: the decorator has no parentheses.
+    """Return whether this first argument of a decorator is the function below it: the decorator has no parentheses.
 
     A lambda stands below no decorator, so it makes the name.
     """
@@ -221,7 +221,7 @@ def refuse_tasks(function: object, decorator: str) -> None:
 
 
 def _is_receiver(function: object) -> bool:
-    """Whether a signal of Django or Celery refers to it: they want to be told when their receivers are gone."""
+    """Return whether a signal of Django or Celery refers to it: they want to be told when their receivers are gone."""
     ends = [ref.__callback__ for ref in weakref.getweakrefs(function)]
     calls = [end.peek() for end in ends if isinstance(end, weakref.finalize)]
     return any(call is not None and hasattr(getattr(call[1], "__self__", None), "connect") for call in calls)

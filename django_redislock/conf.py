@@ -146,11 +146,11 @@ class Conf:
         return _first_match(self.TTLS, name, self.TTL)
 
     def is_fenced(self, name: str) -> bool:
-        """Whether whoever holds a lock of this name has to claim it in the database: a pattern of FENCED matches."""
+        """Return whether a lock of this name has to be claimed in the database: a pattern of FENCED matches."""
         return any(fnmatchcase(name, pattern) for pattern in self.FENCED)
 
     def is_cluster(self, alias: str) -> bool:
-        """Whether the cache alias names nodes of a Redis Cluster."""
+        """Return whether the cache alias names nodes of a Redis Cluster."""
         return self.CLUSTER and alias == self.CACHE if isinstance(self.CLUSTER, bool) else alias in self.CLUSTER
 
     def max_waiters_of(self, name: str) -> int | None:

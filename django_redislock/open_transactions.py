@@ -16,13 +16,13 @@ from .conf import conf
 
 
 def in_atomic_block(connection: BaseDatabaseWrapper) -> bool:
-    """Whether an atomic block is open. That of a test case does not count: it is never committed."""
+    """Return whether an atomic block is open. That of a test case does not count: it is never committed."""
     opened: list[Any] = connection.atomic_blocks
     return any(not block._from_testcase for block in opened)
 
 
 def is_manual(connection: BaseDatabaseWrapper) -> bool:
-    """Whether autocommit is off, so that a transaction may be open. Does not connect."""
+    """Return whether autocommit is off, so that a transaction may be open. Does not connect."""
     return connection.connection is not None and not connection.in_atomic_block and not connection.autocommit
 
 

@@ -154,7 +154,7 @@ class Options:
 
 
 def choose_waiting(options: Mapping[str, object]) -> bool:
-    """Whether these options are about waiting. Then a caller that tries once by default waits: BLOCKING_TIMEOUT."""
+    """Return whether these options are about waiting. Then whoever tries once by default waits."""
     return not options.keys().isdisjoint({"attempts", "backoff", "blocking"})
 
 

@@ -140,7 +140,7 @@ class ConditionalValue(Stored):
         self.eps: float = float(eps)
 
     def get(self) -> Value | None:
-        """What is stored; None when nothing is."""
+        """Return what is stored; None when nothing is."""
         return run_blocking(self._get(), "Await aget() instead")
 
     async def aget(self) -> Value | None:

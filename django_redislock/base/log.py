@@ -61,7 +61,7 @@ _HERE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether code of this package runs in the frame."""
+    """Return whether code of this package runs in the frame."""
     return frame.f_code.co_filename.startswith(_HERE)
 
 

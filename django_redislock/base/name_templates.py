@@ -17,7 +17,7 @@ _FIELD = re.compile(r"[^\W\d]\w*(\.\w+|\[[^]]+\])*")
 
 
 def has_fields(text: str) -> bool:
-    """Whether ``text``, taken as a template, has fields to fill."""
+    """Return whether ``text``, taken as a template, has fields to fill."""
     try:
         return any(field is not None for _, field, _, _ in string.Formatter().parse(text))
     except ValueError:  # a lone brace

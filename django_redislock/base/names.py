@@ -60,7 +60,7 @@ def matcher(pattern: str) -> Callable[[str], object]:
 
 
 def is_name(text: str) -> bool:
-    """Whether ``text`` can name a lock."""
+    """Return whether ``text`` can name a lock."""
     try:
         _check_text(text, "lock")
     except ValueError:
@@ -69,7 +69,7 @@ def is_name(text: str) -> bool:
 
 
 def can_be_asked_for(text: str) -> bool:
-    """Whether ``text`` can be asked for: a lock by its name, or any member of a pool."""
+    """Return whether ``text`` can be asked for: a lock by its name, or any member of a pool."""
     return is_name(text) or (_ANY_MEMBER.fullmatch(text) is not None and is_name(f"{text}1"))
 
 
@@ -164,7 +164,7 @@ def split_member(name: str) -> tuple[str, str] | None:
 
 
 def slot_text(name: str) -> str:
-    """What of ``name`` tells where it is kept on a cluster: a pool and its members are kept together."""
+    """Return what of ``name`` tells where it is kept on a cluster: a pool and its members are kept together."""
     found = _ANY_MEMBER.match(name)
     return name if found is None else found[0]
 

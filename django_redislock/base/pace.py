@@ -83,16 +83,16 @@ class Outage:
         return self.delay
 
     def is_stale(self, timeout: float) -> bool:
-        """Whether nobody is trying any more: the next try is overdue, even if it takes ``timeout`` seconds to fail."""
+        """Return whether nobody tries any more: the next try is overdue, even if it takes ``timeout`` s to fail."""
         return monotonic() > self.retry_at + timeout + LAST_RETRY
 
     def end_is_due(self) -> bool:
-        """Whether to log that it is over: once, and only if its beginning was logged."""
+        """Return whether to log that it is over: once, and only if its beginning was logged."""
         due, self._logged = self._logged, False
         return due
 
     def log_is_due(self) -> bool:
-        """Whether to log it now."""
+        """Return whether to log it now."""
         now = monotonic()
         if now < self._log_at:
             return False

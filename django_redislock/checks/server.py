@@ -134,7 +134,7 @@ def _useless(alias: str, trouble: Exception) -> CheckMessage:
 
 
 def _read(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
-    """What the answer to INFO says."""
+    """Yield what the answer to INFO says."""
     server, clustered = _server(partition.alias), partition.store.clustered
     if facts.get("cluster_enabled") == "1" and not clustered:
         yield Error(

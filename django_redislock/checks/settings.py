@@ -204,7 +204,7 @@ def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:
 
 
 def _unlimited(view: object, known: Conf) -> bool:
-    """Whether one of the locks of ``view`` is renewed without end."""
+    """Return whether one of the locks of ``view`` is renewed without end."""
     return known.MAX_HOLD is None and any(
         options.max_hold is None and (known.AUTO_RENEW if options.auto_renew is None else options.auto_renew)
         for options in _locks(view)

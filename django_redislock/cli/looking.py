@@ -121,7 +121,7 @@ def find_held(names: Iterable[str], stores: Sequence[LockStore]) -> list[LockInf
 
 
 def _the_only(found: Mapping[str, T]) -> T:
-    """What there is under one alias; CommandError if there are several."""
+    """Return what there is under one alias; CommandError if there are several."""
     if len(found) > 1:
         raise CommandError(f"Found in several cache aliases ({', '.join(found)}): give --using.", returncode=2)
     return next(iter(found.values()))
@@ -132,7 +132,7 @@ def none_matches(pattern: str) -> str:
 
 
 def not_held(names: Iterable[str]) -> list[str]:
-    """What to say of locks that nobody holds."""
+    """Return what to say of locks that nobody holds."""
     free = [printable(name) for name in names]
     lines = [f"Not held: {', '.join(free)}"] if free else []
     if any(character in name for name in free for character in "*?["):

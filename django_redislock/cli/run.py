@@ -202,7 +202,7 @@ class Program:
         return True
 
     def _is_left(self) -> bool:
-        """Whether anything of the program is left, once it has ended itself and its exit status is known."""
+        """Return whether anything of the program is left, once it has ended itself and its exit status is known."""
         if not self._shared:
             try:
                 while os.waitpid(self._target, os.WNOHANG)[0]:
@@ -247,7 +247,7 @@ class Program:
 
 
 def _has_terminal() -> bool:
-    """Whether we read from a terminal, in the foreground."""
+    """Return whether we read from a terminal, in the foreground."""
     try:
         return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:

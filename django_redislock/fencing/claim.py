@@ -90,12 +90,12 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
 
 
 def is_missing(error: DatabaseError) -> bool:
-    """Whether the database has no table for the fences."""
+    """Return whether the database has no table for the fences."""
     return bool(_codes(error) & MISSING) or "no such table" in str(error)
 
 
 def is_conflict(error: Exception) -> bool:
-    """Whether the database asks to begin the transaction again."""
+    """Return whether the database asks to begin the transaction again."""
     return bool(_codes(error) & CONFLICTS)
 
 
@@ -126,7 +126,7 @@ def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | No
 
 
 def _codes(error: Exception) -> set[object]:
-    """What the driver of the database says of its error: psycopg, psycopg2, mysqlclient."""
+    """Return what the driver of the database says of its error: psycopg, psycopg2, mysqlclient."""
     cause = error.__cause__
     number = cause.args[0] if cause is not None and cause.args else None
     return {getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), number} - {None}

@@ -57,7 +57,7 @@ def fences() -> Any:
 
 
 def remedy(alias: str) -> str:
-    """What creates the table in this database."""
+    """Return what creates the table in this database."""
     if router.allow_migrate_model(alias, fences().model):
         return f"Run manage.py migrate --database {alias}."
     return (

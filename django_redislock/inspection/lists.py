@@ -144,7 +144,7 @@ def read_items(
 
 
 def count_states(items: Sequence[tuple[str, LockStatus]]) -> tuple[int, int]:
-    """How many are (held, free)."""
+    """Return how many are (held, free)."""
     free = [status for _, status in items].count(LockStatus.FREE)
     return len(items) - free, free
 

@@ -160,7 +160,7 @@ def lock_aliases(first: str) -> list[str]:
 
 
 def has_locks(alias: str) -> bool:
-    """Whether the cache of ``alias`` has our ``lock()``."""
+    """Return whether the cache of ``alias`` has our ``lock()``."""
     try:
         kind = import_string(caches.settings[alias]["BACKEND"])
     except Exception:  # a missing library, for instance: such a backend is not ours
@@ -169,7 +169,7 @@ def has_locks(alias: str) -> bool:
 
 
 def find_origin(alias: str) -> Origin:
-    """How to reach the Redis of ``alias``; ImproperlyConfigured if locks cannot use it."""
+    """Return how to reach the Redis of ``alias``; ImproperlyConfigured if locks cannot use it."""
     try:
         return _find_origin(alias)
     except LockUnavailable:
@@ -236,7 +236,7 @@ def _pool_of(client: Any) -> Any:
 
 
 def _is_fake(client: Any) -> bool:
-    """Whether it is fakeredis's, whose connections do not do for locks: coroutines could not use them, for one."""
+    """Return whether it is fakeredis's: coroutines, for one, could not use its connections for locks."""
     kind = None if hasattr(client, "nodes_manager") else client.connection_pool.connection_class
     return str(getattr(kind, "__module__", "")).startswith("fakeredis.")
 

@@ -40,7 +40,7 @@ FREE = -2.0  # there is no lock
 
 
 def polled(patience: float) -> str:
-    """How to wait: by polling; the waiter counts as alive for ``patience`` seconds after each look."""
+    """Return how to wait: by polling; the waiter counts as alive for ``patience`` seconds after each look."""
     return f"p{_ms(patience)}"
 
 
@@ -174,7 +174,7 @@ def granted_at_once(request: LockRequest, tried: Tried) -> tuple[int, float] | N
 
 
 def released_at_once(tried: Tried) -> bool:
-    """Whether a first try has released a lock, and nothing is left to do."""
+    """Return whether a first try has released a lock, and nothing is left to do."""
     _, answers, node = tried
     return node is not None and answers[0] == [RELEASED, 0]  # type: ignore[index]
 
@@ -317,14 +317,14 @@ def suspend(partition: Partition, keys: Keys, name: str, seconds: float, owner: 
 def info(
     partition: Partition, keys: Keys, name: str, waiters: int, *, until: float = math.inf, by: float | None = None
 ) -> Steps[list[Any]]:
-    """What Redis knows of one lock, with at most ``waiters`` of its waiters; see info.lua, and call()."""
+    """Return what Redis knows of one lock, with at most ``waiters`` of its waiters; see info.lua, and call()."""
     command = _INFO[keys.stored].command(keys.all[:-1], (name, partition.channel, str(waiters)))
     reply = yield from call(partition, command, name, until=until, by=by)
     return reply.answer  # type: ignore[no-any-return]
 
 
 def read_holder(partition: Partition, name: str) -> Steps[tuple[bool, Holder | None]]:
-    """Whether anybody holds the lock, and who (None for a foreign value); one round trip."""
+    """Return whether anybody holds the lock, and who (None for a foreign value); one round trip."""
     value, *_ = yield from info(partition, make_keys(partition.prefix, name), name, 0)
     return value is not None, parse_holder(value)
 
@@ -357,7 +357,7 @@ def probe_command(partition: Partition) -> Command:
 
 
 def counts_us(partition: Partition) -> Steps[bool]:
-    """Whether the node that runs the scripts counts this process as a subscriber; True if it cannot tell."""
+    """Return whether the node that runs the scripts counts this process as a subscriber; True if it cannot tell."""
     reply = yield from call(partition, probe_command(partition))
     return bool(reply.answer[0])  # an error is no number
 

@@ -200,12 +200,12 @@ def _left(seconds: float, by: float | None) -> float:
 
 
 def _was_reset(connection: HangsUp) -> bool:
-    """Whether its transport has ended: writing to it can raise AttributeError (python/cpython#136234)."""
+    """Return whether its transport has ended: writing to it can raise AttributeError (python/cpython#136234)."""
     return connection._writer is None or connection._writer.transport.is_closing()
 
 
 async def _is_stale(connection: HangsUp) -> bool:
-    """Whether the server has closed the connection, or has sent what nobody asked for."""
+    """Return whether the server has closed the connection, or has sent what nobody asked for."""
     look = connection.can_read() if hasattr(connection, "can_read") else connection.can_read_destructive()
     if sys.version_info < (3, 11):  # pragma: no cover
         # redis-py before 8 checks by a read with a time limit of zero, which swallows a cancellation here

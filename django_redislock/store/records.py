@@ -54,7 +54,7 @@ def make_keys(prefix: str, name: str) -> Keys:
 
 
 def pool_keys(prefix: str, pool: str) -> tuple[str, ...]:
-    """What ``@pool`` stands for in the headers of scripts; ``pool`` as it appears in names."""
+    """Return what ``@pool`` stands for in the headers of scripts; ``pool`` as it appears in names."""
     words = ("members", "fresh", "free", "held", "busy", "took", "wanted", "queue", "waiters")
     return tuple(f"{prefix}{word}:{pool}" for word in words)
 
@@ -94,7 +94,7 @@ class Holder(NamedTuple):
         return f"nobody (suspended by {self.owner})" if self.suspension else self.owner
 
     def is_of(self, id: str | None, token: str | None = None) -> bool:
-        """Whether it is the acquisition of this id, or one with this token."""
+        """Return whether it is the acquisition of this id, or one with this token."""
         return self.id == id or self.token == token
 
 

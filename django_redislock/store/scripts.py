@@ -61,7 +61,7 @@ class Script:
 
 
 def wants_source(command: Command, answer: object) -> bool:
-    """Whether the server refuses to call a script by its hash: it does not know the script, or allows no EVALSHA."""
+    """Return whether the server refuses a call by hash: it does not know the script, or allows no EVALSHA."""
     return isinstance(answer, NoScriptError) or (
         isinstance(answer, ResponseError) and command[0] == "EVALSHA" and _NO_EVALSHA.search(str(answer)) is not None
     )

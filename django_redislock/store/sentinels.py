@@ -67,7 +67,7 @@ class LoopSentinels(Sentinels):
 
 
 def _ask(way: Any, seconds: float) -> Any:
-    """What a sentinel knows of all masters that it watches."""
+    """Return what a sentinel knows of all masters that it watches."""
     connection = way.connection(seconds)
     try:
         connection.send_command("SENTINEL", "MASTERS")

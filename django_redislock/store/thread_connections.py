@@ -172,7 +172,7 @@ def surplus(idle: Idle[C], bound: int, loans: Collection[object], before: float 
 
 
 def _is_stale(connection: Connection) -> bool:
-    """Whether the server has closed the connection, or sent something that nobody asked for."""
+    """Return whether the server has closed the connection, or sent something that nobody asked for."""
     try:
         return bool(connection.can_read(0))
     except CONNECTION_ERRORS:

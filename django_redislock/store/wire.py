@@ -44,7 +44,7 @@ CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 
 def is_demoted(answer: object) -> bool:
-    """Whether it says that the server is no longer a master. (Redis 6 wraps the errors that a script meets.)"""
+    """Return whether it says that the server is no longer a master. (Redis 6 wraps the errors that a script meets.)"""
     return isinstance(answer, ResponseError) and (isinstance(answer, ReadOnlyError) or "READONLY" in str(answer))
 
 

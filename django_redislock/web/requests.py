@@ -65,7 +65,7 @@ def warn_above_login(view: Any) -> None:
 
 
 def describe_request(request: HttpRequest) -> str:
-    """What the function in the setting VIEW_OWNER returns; "" without one."""
+    """Return what the function in the setting VIEW_OWNER returns; "" without one."""
     if conf().VIEW_OWNER is None:
         return ""
     text = import_function("VIEW_OWNER")(request)
