@@ -112,7 +112,11 @@ def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) 
         wait,
         str(ticket or ""),
         request.token or "-",
-        *(() if keys.any else ("" if request.most is None else str(request.most),)),
+        *(
+            ()
+            if keys.any
+            else (partition.channel if request.token else "", "" if request.most is None else str(request.most))
+        ),
         request.owner,
     )
 

@@ -11,6 +11,8 @@ import concurrent.futures
 import math
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
 from zlib import crc32
 
 from redis.cluster import ClusterNode, NodesManager
@@ -25,7 +27,7 @@ from redis.exceptions import (
 )
 
 from ..base.processes import try_start
-from ..base.times import monotonic
+from ..base.times import Alarm, monotonic
 from .aliases import Address, Origin
 from .lock_store import LockStore, Partition
 from .node import Node
@@ -84,7 +86,15 @@ class Question(threading.Thread):
 
     async def aanswer(self, by: float | None) -> None:
         """The same in an event loop."""
-        await asyncio.wait([asyncio.wrap_future(self._outcome)], timeout=_left(by))
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        alarm = None if by is None else Alarm(loop, max(0.0, by - monotonic()), partial(over.set_result, None))
+        try:
+            # neither is cancelled: others wait for the answer, too
+            await asyncio.wait([asyncio.wrap_future(self._outcome), over], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if alarm is not None:
+                alarm.cancel()
         self.answer(-math.inf)
 
 
@@ -151,11 +161,16 @@ class Cluster(LockStore):
     def _ask_nodes(self) -> NodesManager:
         """Ask the nodes in doubt last: they may hang, or not know of a failover yet."""
         doubted = {address for address, node in list(self._nodes.items()) if node.doubted_at}
-        try:
-            return self._ask_any([(host, port) for host, port in self._met if f"{host}:{port}" not in doubted])
-        except RedisClusterException:
-            # those in the settings, too: all that were met may have got new addresses since
-            return self._ask_any({*self.origin.startup, *self._met})
+        # those in the settings, too: all that were met may have got new addresses since
+        known = dict.fromkeys([*self._met, *self.origin.startup])
+        sure = [(host, port) for host, port in known if f"{host}:{port}" not in doubted]
+        for addresses in (
+            [each for each in sure if each in self._met],
+            [each for each in sure if each not in self._met],
+        ):
+            with suppress(RedisClusterException):
+                return self._ask_any(addresses)
+        return self._ask_any(known)
 
     def _ask_any(self, addresses: Collection[Address]) -> NodesManager:
         patience = min(self.timeout, ASKING_TAKES)

@@ -44,7 +44,7 @@ class _Limit:
     def _strike(self) -> None:
         self.struck = True
         self._connection.hang_up()
-        self._alarm = self._loop.call_later(0.1, self._strike)  # it may just have been connected
+        self._alarm = Alarm(self._loop, 0.1, self._strike)  # it may just have been connected
 
     def __enter__(self) -> _Limit:
         return self

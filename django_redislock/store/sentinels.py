@@ -54,7 +54,7 @@ class Sentinels:
                 continue
             state = parse_sentinel_masters(answer).get(self.service_name)
             if state and self.manager.check_master_state(state, self.service_name):
-                self.ways.sort(key=lambda each: each is not way)
+                self.ways[:] = [way, *(each for each in self.ways if each is not way)]  # in one step: all share it
                 return getattr(self.manager, "_force_master_ip", None) or state["ip"], state["port"]
         raise MasterNotFoundError(f"No sentinel knows the master {self.service_name!r}. {' '.join(troubles)}".rstrip())
 

@@ -532,7 +532,7 @@ def _pairs(words: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _caller(request: inside.Request) -> Process:
-    return Process(request.channel, request.partition.highest_fence)
+    return Process(request.channel, request.partition.highest_fence, request.partition.channel)
 
 
 # -- the scripts, by the machine's clock ------------------------------------------------------------------------------

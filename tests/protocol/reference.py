@@ -15,6 +15,7 @@ class Process(NamedTuple):
 
     channel: str  # '-': it is not subscribed
     known: int  # the highest fence it knows
+    own: str = ""  # its channel, also while it is not subscribed
 
 
 class Attempt(NamedTuple):
@@ -236,7 +237,7 @@ class Reference:
             return True
         if held.channel == "-":
             return False  # wherever its process is: nobody can find out whether it is gone
-        return held.channel != caller.channel and held.channel not in self.subscribed
+        return held.channel != caller.own and held.channel not in self.subscribed
 
     @staticmethod
     def _bears(attempt: Attempt, held: Held) -> bool:

@@ -1,9 +1,10 @@
 -- acquire: takes the lock, or queues for it; also every later look of a waiter. Idempotent per attempt.
 -- KEYS     @lock queue waiters index fence gone
--- ARGV     name id channel known ttl wait ticket token most owner
+-- ARGV     name id channel known ttl wait ticket token own most owner
 --            known: the highest fence that the caller knows; ttl: ms
 --            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, a: only adopt
 --            ticket: '' when none was drawn yet; token: '-' when it is the id
+--            own: with a token, the channel of the caller's process, even if it does not listen
 --            most: how many others may wait already, '' for any number
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
 --            false, 1 = a handoff to this process ran out unheard}; the last two may be missing. States: calls.py
@@ -47,7 +48,7 @@ local function may_adopt()
   if not bears then return false end
   if flag == 'd' then return true end
   if channel == '-' then return false end -- wherever that is: nobody can find out whether it is gone
-  return --[[@adopts-own]]channel ~= ARGV.channel and --[[@]]--[[@adopts-the-dead]]nobody_listens(channel)--[[@or]]true--[[@]]
+  return --[[@adopts-own]]channel ~= ARGV.own and --[[@]]--[[@adopts-the-dead]]nobody_listens(channel)--[[@or]]true--[[@]]
 end
 
 if may_adopt() then
