@@ -97,7 +97,11 @@ def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) 
     """Return the command; ``wait``: NOT_AT_ALL, QUEUED, polled() or ADOPTING."""
     # spelled out, as in release_command(): each lock comes here, and Script.command() would be one more call
     partition, keys = request.partition, request.keys
-    script = _CHECKOUT if keys.any else _ACQUIRE[keys.stored]
+    script = _CHECKOUT
+    more: tuple[str, ...] = ()
+    if not keys.any:
+        script = _ACQUIRE[keys.stored]
+        more = partition.channel if request.token else "", "" if request.most is None else str(request.most)
     return (
         "EVALSHA",
         script.sha,
@@ -112,11 +116,7 @@ def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) 
         wait,
         str(ticket or ""),
         request.token or "-",
-        *(
-            ()
-            if keys.any
-            else (partition.channel if request.token else "", "" if request.most is None else str(request.most))
-        ),
+        *more,
         request.owner,
     )
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
+from typing import Any
 from zlib import crc32
 
 from redis.cluster import ClusterNode, NodesManager
@@ -91,7 +92,8 @@ class Question(threading.Thread):
         alarm = None if by is None else Alarm(loop, max(0.0, by - monotonic()), partial(over.set_result, None))
         try:
             # neither is cancelled: others wait for the answer, too
-            await asyncio.wait([asyncio.wrap_future(self._outcome), over], return_when=asyncio.FIRST_COMPLETED)
+            waits: list[asyncio.Future[Any]] = [asyncio.wrap_future(self._outcome), over]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if alarm is not None:
                 alarm.cancel()
@@ -164,12 +166,9 @@ class Cluster(LockStore):
         # those in the settings, too: all that were met may have got new addresses since
         known = dict.fromkeys([*self._met, *self.origin.startup])
         sure = [(host, port) for host, port in known if f"{host}:{port}" not in doubted]
-        for addresses in (
-            [each for each in sure if each in self._met],
-            [each for each in sure if each not in self._met],
-        ):
+        for met in (True, False):
             with suppress(RedisClusterException):
-                return self._ask_any(addresses)
+                return self._ask_any([each for each in sure if (each in self._met) is met])
         return self._ask_any(known)
 
     def _ask_any(self, addresses: Collection[Address]) -> NodesManager:
