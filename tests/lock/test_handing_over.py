@@ -217,6 +217,19 @@ def test_a_token_that_is_in_use_in_this_process_adopts_nothing_there(crowd: Crow
     assert losses == []
 
 
+def test_a_process_that_is_not_subscribed_does_not_take_itself_for_dead(
+    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, you, held = crowd(), crowd(), Lock(NAME, token=TOKEN, ttl=600, using="far")
+    me(held, "acquire")
+    eventually(lambda: hears("far"))
+    network.lose_answer("SUBSCRIBE", times=1000)
+    client.client_kill_filter(_type="pubsub")
+    eventually(lambda: not hears("far"))
+    assert not you(Lock(NAME, token=TOKEN, using="far"), "acquire", blocking=False)
+    assert me(held, "owned")
+
+
 def test_a_lock_that_is_being_released_is_not_adopted_and_a_release_by_token_finds_it_gone(
     crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
 ) -> None:
