@@ -13,7 +13,7 @@ from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, Lock
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, leftovers
-from tests.inside import RELEASE
+from tests.inside import RELEASE, hears
 
 from .conftest import Eventually
 
