@@ -36,9 +36,10 @@ from django_redislock.base.times import NEVER
 from django_redislock.cache_lock import CacheLock
 from django_redislock.cached_values import computations
 from django_redislock.conf import conf
-from django_redislock.engine import Frame, Lease, Section, acquisition, draw_new_fence, held
+from django_redislock.engine import Frame, Lease, acquisition, draw_new_fence, held
 from django_redislock.engine import lease as _reasons
 from django_redislock.engine import runtime as runtime_module
+from django_redislock.engine import section as engine_section
 from django_redislock.engine.attempt import Attempt
 from django_redislock.engine.owner import _describe_process
 from django_redislock.engine.receiver import Receiver
@@ -592,6 +593,7 @@ def drop_idle_here() -> None:
 AWAITING: list[tuple[Any, str]] = [
     *((step, "arun") for step in (Call, CallOut, Evaluate, Execute, Park, Pause)),
     (acquisition, "atry_once"),
+    (engine_section, "atry_once"),
 ]
 
 
@@ -702,7 +704,7 @@ def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
     """A section is interrupted whose lock is given back by ``undo``; returns whether that is over."""
     block, section = Frame(), SimpleNamespace(undo=undo)
     runtime().watchdog.wake_up()
-    witness = runtime().watchdog.interruptions.watch(block, cast("Section", section))
+    witness = runtime().watchdog.interruptions.watch(block, cast("Any", section))
     return lambda: not (witness() or runtime().watchdog.interruptions)
 
 

@@ -1,4 +1,4 @@
-"""Moving the end of a lease, and detaching a lock for whoever has its token."""
+"""Moving the end of a lease, detaching a lock for whoever has its token, and what the bearer of a token may do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ..base.times import monotonic
 from ..store import calls
 from ..store.lock_store import Partition
 from .announcements import reason_of
-from .lease import Lease, Section
+from .held import Held
+from .lease import RELEASED, Lease
 from .runtime import runtime
 
 RENEWED_WITHIN = 3.0  # seconds in which a process that lives renews a lease, as after a handoff (R10)
@@ -65,7 +66,19 @@ def renew_by_token(partition: Partition, name: str, bears: Callable[[str], bool]
     return held is not None and (yield from calls.renew(held, how, left)).state == calls.HELD
 
 
-def detach(section: Section, left: float) -> Steps[str]:
+def release_by_token(partition: Partition, name: str, bears: Callable[[str], bool]) -> Steps[bool]:
+    """Release the lock, whoever acquired it, if ``bears`` accepts its token. Returns whether it was held with it."""
+    held = yield from calls.find_held(partition, name, bears)
+    if held is None:
+        return False
+    answer = yield from calls.release(held, unknown=False, how=calls.BEARER)
+    released = answer.state == calls.RELEASED or answer.twice
+    if released:
+        runtime().watchdog.lose_by_id(held.id, RELEASED)  # Redis tells only other processes
+    return released
+
+
+def detach(section: Held, left: float) -> Steps[str]:
     """End renewal and ownership here, for all sections that use the lease; the lock stays for ``left`` seconds.
 
     Returns the token by which another process can adopt it.

@@ -12,6 +12,7 @@ speaks, is decided before there is a coroutine; see :func:`twin`.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import update_wrapper
 from types import MethodType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import AsyncToSync, SyncToAsync
 
@@ -36,18 +37,52 @@ _ASGIREF = SyncToAsync.threadlocal
 FEW = 16  # entries that are copied each time
 
 
-class Held(Protocol):
-    """An Acquisition, as seen by code that does not make it."""
+class Held:
+    """An acquisition, as the context shows it, and whose it is. Each is an Acquisition, which see."""
 
+    name: str
+    partition: Partition
     lease: Lease | None
     keys: tuple[Key, ...]  # under which it is shown
-    over: bool
+    over: bool  # given back, or never got
+    _pid: int
+    _caller: Any  # weak
+    _keeper: Any  # weak: it is renewed as long as this lives
+    _ground: weakref.ref[Any] | None
 
     @property
-    def caller(self) -> Runner | None: ...
+    def caller(self) -> Runner | None:
+        """The task or thread that has called for it, as long as that exists; None where the context alone counts."""
+        return None if self._caller is None else self._caller()
 
     @property
-    def here(self) -> bool: ...
+    def here(self) -> bool:
+        """Whether it was made in this process, not in the one that it was forked from."""
+        return self._pid == os.getpid()
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether whoever has called for it has ended."""
+        if self._caller is None:
+            return not self.may_be_given_back()
+        runner = self._caller()
+        return runner is None or not runs(runner)
+
+    @property
+    def held(self) -> Lease:
+        """The lease, once it is obtained."""
+        assert self.lease is not None
+        return self.lease
+
+    def may_be_given_back(self) -> bool:
+        """Whether anybody is left who could do so."""
+        if self._ground is not None and not stands(self._ground()):
+            return False
+        return self._keeper is None or self._keeper() is not None
+
+    def undo(self) -> None: ...
+
+    def undo_after(self, block: object) -> None: ...
 
 
 References = tuple[weakref.ref[Held], ...]

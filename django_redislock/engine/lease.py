@@ -6,9 +6,8 @@ import asyncio
 import os
 import weakref
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any
 
-from ..base.steps import Steps
 from ..base.times import monotonic
 from ..exceptions import LockLost, LockUnavailable
 from ..store.calls import LockRequest, Renewed, lease_end
@@ -78,37 +77,6 @@ class Lease:
     the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`).
     """
 
-    __slots__ = (
-        "__weakref__",
-        "asked_fence",
-        "canceller",
-        "claimed",
-        "closed",
-        "detaching",
-        "due",
-        "ends",
-        "fence",
-        "fenced",
-        "handed",
-        "known",
-        "leaving",
-        "lost_reason",
-        "pid",
-        "raising",
-        "renewing",
-        "request",
-        "seen",
-        "shares",
-        "since",
-        "template",
-        "terms",
-        "tried_release",
-        "unknown",
-        "unrenewed",
-        "urgent",
-        "watched",
-    )
-
     def __init__(
         self,
         request: LockRequest,
@@ -133,7 +101,7 @@ class Lease:
         self.unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
         self.template: str = template or request.name  # the name as it was written
         self.canceller: Canceller | None = None
-        self.shares: list[Section] = []  # those that use it: several, if it is reentrant
+        self.shares: list[Any] = []  # the sections that use it: several, if it is reentrant
         self.lost_reason: str = ""
         self.closed: bool = False  # released or detached
         self.tried_release: bool = False
@@ -237,11 +205,11 @@ class Lease:
 
     # -- who may release it -----------------------------------------------------------------------------------------
 
-    def is_last(self, section: Section) -> bool:
+    def is_last(self, section: object) -> bool:
         """Whether no other section uses it; this one may have been undone in the background meanwhile."""
         return self.shares in ([section], [])
 
-    def leave(self, section: Section) -> None:
+    def leave(self, section: object) -> None:
         """This section no longer uses it. May be called again, and from any thread."""
         try:
             self.shares.remove(section)
@@ -291,27 +259,3 @@ class Lease:
             reason=reason,
             fence=self.fence,
         )
-
-
-class Section(Protocol):
-    """An Acquisition, as seen by code that does not make it: a section under a lock."""
-
-    lease: Lease | None
-    at_least: float
-
-    @property
-    def held(self) -> Lease: ...
-
-    def may_be_given_back(self) -> bool: ...
-
-    def give_back(self) -> Steps[bool]: ...
-
-    def end(self) -> Steps[bool]: ...
-
-    def exit(self, error: BaseException | None) -> Steps[bool]: ...
-
-    def leave(self) -> None: ...
-
-    def undo_after(self, block: object) -> None: ...
-
-    def undo(self) -> None: ...

@@ -10,26 +10,6 @@ from ..options import OnLost, Options
 class Terms:
     """Those of all acquisitions with the same options; where settings go by name, of one name. Times in seconds."""
 
-    __slots__ = (
-        "attempts",
-        "auto_renew",
-        "blocking",
-        "blocking_timeout",
-        "cancels",
-        "fence_timeout",
-        "fenced",
-        "listens",
-        "max_hold",
-        "most",
-        "on_lost",
-        "plain",
-        "replicas",
-        "settings",
-        "slow_wait",
-        "template",
-        "ttl",
-    )
-
     def __init__(self, options: Options, settings: Conf, name: str) -> None:
         timeout, renew, poll = options.blocking_timeout, options.auto_renew, options.poll
         self.settings: Conf = settings

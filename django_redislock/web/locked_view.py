@@ -15,7 +15,7 @@ from django.utils.decorators import method_decorator
 from ..base.display import shown, takes_by_name
 from ..base.steps import Call, Evaluate, Steps, arun, run_blocking
 from ..call_names import CallTexts, Name, given_name, refuse_generators, signature_of, template_of
-from ..engine import Acquisition, Frame, Lease, release_surely
+from ..engine import Acquisition, Frame, Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
@@ -221,7 +221,7 @@ class _LockedView:
 def _release(section: Acquisition, aliases: list[str]) -> Steps[None]:
     lease = section.held
     try:
-        if (yield from release_surely(section, request=section.purpose)):
+        if (yield from section.exit_surely(request=section.purpose)):
             note_held(lease)
     except LockLost:
         if not lease.binds(aliases):
