@@ -667,14 +667,14 @@ def end_process() -> None:
 
 def break_sender(patch: pytest.MonkeyPatch) -> Callable[[], bool]:
     """The thread that sends the next renewal dies of an error; tells whether it has ended."""
-    sender, dying = runtime().watchdog._dispatch._sender, list[threading.Thread]()
+    dispatch, dying = runtime().watchdog._dispatch, list[threading.Thread]()
 
     def fail(*facts: object) -> None:
         patch.undo()
         dying.append(threading.current_thread())
         raise ZeroDivisionError
 
-    patch.setattr(sender, "_answered", fail)
+    patch.setattr(dispatch, "_answered", fail)
     return lambda: bool(dying) and not dying[0].is_alive()  # pytest has met its error by then
 
 
