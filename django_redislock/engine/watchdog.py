@@ -76,7 +76,7 @@ class Watchdog:
             lease.watched = True
             self._leases[request.id] = lease
             due = first_look(lease)
-            self._agenda.begin(due, lease)
+            self._agenda.plan(due, lease)
             self._wake_for(due)
 
     def unwatch(self, lease: Lease) -> None:
@@ -95,7 +95,6 @@ class Watchdog:
         id = lease.request.id
         with self._mutex:
             lease.close()
-            self._agenda.drop(lease)
             if self._leases.get(id) is lease:
                 del self._leases[id]
 
