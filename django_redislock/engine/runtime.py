@@ -11,7 +11,6 @@ import sys
 import threading
 
 from ..base.processes import PerProcess
-from ..base.times import monotonic
 from ..store.calls import WITHDRAWAL, LockRequest
 from ..store.lock_store import LockStore, Partition
 from ..store.records import make_keys
@@ -20,37 +19,6 @@ from .listener import Listener
 from .subscriber import Subscriber
 from .watchdog import Watchdog
 
-MOST_STRAYS = 100  # that are answered in a second: anybody may have sent them
-
-
-class Strays:
-    """Acts on strays: a lease is lost, or a grant is passed on."""
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        self._watchdog = watchdog
-        self._count = 0  # up to this time (monotonic):
-        self._count_until = 0.0
-
-    def take(self, partition: Partition, kind: str, id: str, name: str) -> None:
-        """A message for an id with which nobody here waits."""
-        if self._watchdog.holds(id):
-            if kind in TOLD:
-                self._watchdog.lose_by_id(id, TOLD[kind])
-        elif kind in "gw" and self._may_answer():  # it has left in the meantime
-            self.pass_on(partition, id, name)
-
-    def pass_on(self, partition: Partition, id: str, name: str) -> None:
-        """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""
-        left = LockRequest(partition, make_keys(partition.prefix, name), name, id)
-        self._watchdog.release_later(left, unknown=False, how=WITHDRAWAL)
-
-    def _may_answer(self) -> bool:
-        now = monotonic()
-        if now >= self._count_until:
-            self._count, self._count_until = 0, now + 1.0
-        self._count += 1
-        return self._count <= MOST_STRAYS
-
 
 class Runtime:
     """One for each process: a forked child holds nothing, listens to nothing and renews nothing of its parent's."""
@@ -58,7 +26,6 @@ class Runtime:
     def __init__(self) -> None:
         self.notifier: Notifier = Notifier()
         self.watchdog: Watchdog = Watchdog(self.notifier, lambda partition: self.listener(partition).start())
-        self._strays = Strays(self.watchdog)
         self._listeners: dict[Partition, Listener] = {}
         self._subscribers: dict[LockStore, Subscriber] = {}
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
@@ -74,8 +41,8 @@ class Runtime:
             with self._mutex:
                 found = self._listeners.get(partition)
                 if found is None:
-                    want, strays = self._subscriber(partition.store).want, self._strays
-                    made = Listener(partition, want, strays.take, strays.pass_on, self.watchdog.renew_all)
+                    want = self._subscriber(partition.store).want
+                    made = Listener(partition, want, self._take_stray, self._pass_on, self.watchdog.renew_all)
                     found = self._listeners.setdefault(partition, made)
                     partition.store.when_closed(lambda: self._listeners.pop(partition, None))
         return found
@@ -86,6 +53,19 @@ class Runtime:
             found = self._subscribers.setdefault(store, Subscriber(store, self.notifier, self.listener))
             store.when_closed(lambda: self._subscribers.pop(store, None))
         return found
+
+    def _take_stray(self, partition: Partition, kind: str, id: str, name: str) -> None:
+        """A message for an id with which nobody here waits."""
+        if self.watchdog.holds(id):
+            if kind in TOLD:
+                self.watchdog.lose_by_id(id, TOLD[kind])
+        elif kind in "gw":  # it has left in the meantime
+            self._pass_on(partition, id, name)
+
+    def _pass_on(self, partition: Partition, id: str, name: str) -> None:
+        """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""
+        left = LockRequest(partition, make_keys(partition.prefix, name), name, id)
+        self.watchdog.release_later(left, unknown=False, how=WITHDRAWAL)
 
     def leave_parent(self) -> None:
         for subscriber in self._subscribers.values():
