@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from typing import Any
 
 from ..base.names import TOKEN, can_be_asked_for
 from ..base.times import monotonic
 from ..store.calls import ENDLESS, FREE, lease_end
 from ..store.lock_store import Partition
 from ..store.node import Node
-from .receiver import Receiver
 from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
 
 LOOK_EVERY = 5.0  # seconds between a process's looks at one name
@@ -53,7 +53,7 @@ class Listener:
         self.generation: int = 0
         self.heard: int = 0  # messages
         self.waiters: Waiters = Waiters()
-        self.receiver: Receiver[Listener] | None = None  # by which it is subscribed
+        self.receiver: Any = None  # the Receiver by which it is subscribed
         self._want = want
         self._on_stray = on_stray
         self._on_left = on_left
@@ -140,7 +140,7 @@ class Listener:
         if not self.ready:
             self._want(self)
 
-    def subscribed(self, receiver: Receiver[Listener] | None, *, polled: bool) -> None:
+    def subscribed(self, receiver: Any, *, polled: bool) -> None:
         """Messages arrive by ``receiver``; None: they do not arrive."""
         self.polled = polled
         self.generation += 1
@@ -170,8 +170,7 @@ class Listener:
 
     def reconnect(self) -> None:
         """Cut the connection: wakes should arrive on it, and do not."""
-        receiver = self.receiver
-        if receiver is not None:
+        if (receiver := self.receiver) is not None:
             receiver.cut()
 
     def close(self) -> None:

@@ -38,8 +38,8 @@ class Subscriber:
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
         self._wanted = threading.Condition(self._mutex)
         self._due: dict[Listener, float] = {}  # listeners to subscribe, and when (monotonic)
-        self._receivers: dict[Node, Receiver[Listener]] = {}
-        self._joining: Receiver[Listener] | None = None  # about to become one of them
+        self._receivers: dict[Node, Receiver] = {}
+        self._joining: Receiver | None = None  # about to become one of them
         self._thread: threading.Thread | None = None
         self._outage: Outage | None = None
         self._pauses: dict[Listener, float] = {}  # listeners that were refused: seconds until the next try
@@ -176,9 +176,7 @@ class Subscriber:
         return [each for each in here if not each.ready and each not in self._due and each not in listeners]
 
     @staticmethod
-    def _replace(
-        old: Receiver[Listener], new: Receiver[Listener], others: Sequence[Listener], refused: Container[Listener]
-    ) -> None:
+    def _replace(old: Receiver, new: Receiver, others: Sequence[Listener], refused: Container[Listener]) -> None:
         """Move ``others``, which were subscribed before, from the old receiver to the new one."""
         for each in others:
             if each not in refused:
@@ -187,7 +185,7 @@ class Subscriber:
         for each in _served_by(old):
             each.on_unsubscribed()  # it was refused: another node has its slot now
 
-    def _stand(self, listener: Listener, receiver: Receiver[Listener], counted: int | ResponseError) -> None:
+    def _stand(self, listener: Listener, receiver: Receiver, counted: int | ResponseError) -> None:
         if isinstance(counted, PASSING):
             self.store.redirect(listener.partition, counted, receiver.node)
             self._retry_less_often(listener, RECONNECTING / 10, RECONNECTING)
@@ -203,7 +201,7 @@ class Subscriber:
             self._last_refusal = ""
             listener.subscribed(receiver, polled=counted == 0)
 
-    def _ended(self, receiver: Receiver[Listener], error: Exception | None) -> None:
+    def _ended(self, receiver: Receiver, error: Exception | None) -> None:
         """Called in the thread of a receiver that has ended."""
         concerned = _served_by(receiver)
         self._forget(receiver)
@@ -216,7 +214,7 @@ class Subscriber:
             for listener in concerned:
                 listener.unsubscribed()
 
-    def _forget(self, receiver: Receiver[Listener]) -> None:
+    def _forget(self, receiver: Receiver) -> None:
         with self._mutex:
             if self._receivers.get(receiver.node) is receiver:
                 del self._receivers[receiver.node]
@@ -262,6 +260,6 @@ class Subscriber:
         self._notifier.log(WARNING, event, alias=self.store.alias, **facts)
 
 
-def _served_by(receiver: Receiver[Listener]) -> list[Listener]:
+def _served_by(receiver: Receiver) -> list[Listener]:
     """The listeners that are still subscribed by this receiver."""
     return [listener for listener in receiver.listeners if listener.receiver is receiver]
