@@ -208,6 +208,11 @@ class Attempt:
                 self.current_holder.note(answer.holder, answer.left, self.waiter)
         self.over = True
 
+    def tell_that_it_waits(self) -> None:
+        """Log that it waits, once, if it is time to."""
+        if monotonic() >= self.current_holder.tell_at:
+            self.current_holder.tell(self.request.name, monotonic() - self.begun, self.waiter)
+
     def refusal(self, *, adopting: bool = False, own: str | None = None) -> LockNotAcquired:
         """The error for a lock that was not acquired. ``own``: the id of an acquisition of the same caller."""
         waited, waits = monotonic() - self.begun, self.deadline.waits
@@ -241,8 +246,7 @@ def _poll(attempt: Attempt) -> Steps[Granted | None]:
         if granted is not None or last or reply.state in (calls.GIVEN_UP, calls.FULL):
             return granted
         attempt.ticket = reply.number or attempt.ticket
-        if monotonic() >= attempt.current_holder.tell_at:
-            _tell_that_it_waits(attempt)
+        attempt.tell_that_it_waits()
         yield Pause(min(delay, attempt.deadline.left()))
 
 
@@ -336,11 +340,6 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
         now = monotonic()
         if now >= due:
             return None, now < due + LOOK_LATE
-        if now >= attempt.current_holder.tell_at:
-            _tell_that_it_waits(attempt)
+        attempt.tell_that_it_waits()
         due = min(due, attempt.current_holder.tell_at)
         yield Park(waiter, None if due == math.inf else due - now)
-
-
-def _tell_that_it_waits(attempt: Attempt) -> None:
-    attempt.current_holder.tell(attempt.request.name, monotonic() - attempt.begun, attempt.waiter)

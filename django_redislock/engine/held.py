@@ -171,17 +171,12 @@ def running_task() -> Task | None:
     return None if asyncio._get_running_loop() is None else asyncio.current_task()
 
 
-def served_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop for one of whose tasks this thread runs sync code by ``sync_to_async``, if any."""
-    loop: asyncio.AbstractEventLoop | None = _ASGIREF.__dict__.get("main_event_loop")
-    return loop if loop is not None and loop.is_running() else None
-
-
 def caller() -> Runner | None:
     """The running task or thread. None in sync code that a thread runs for a task: it runs that of other tasks, too."""
     if asyncio._get_running_loop() is not None:
         return asyncio.current_task()
-    return None if _ASGIREF.__dict__ and served_loop() is not None else threading.current_thread()
+    served: Loop | None = _ASGIREF.__dict__.get("main_event_loop")
+    return threading.current_thread() if served is None or not served.is_running() else None
 
 
 def _is_of_sync_code(task: Task, other: Task) -> bool:
@@ -192,10 +187,9 @@ def _is_of_sync_code(task: Task, other: Task) -> bool:
     return getattr(task.get_coro(), "cr_code", None) is AsyncToSync.main_wrap.__code__
 
 
-def thread_of(loop: asyncio.AbstractEventLoop) -> threading.Thread:
-    """The thread whose sync code waits for this running loop by ``async_to_sync``; else the one that it runs in."""
-    executor = AsyncToSync.loop_thread_executors.get(loop)
-    return getattr(executor, "_work_thread", None) or threading.current_thread()
+def waiting_thread(loop: Loop) -> threading.Thread | None:
+    """The thread whose sync code waits for this running loop by ``async_to_sync``, if any."""
+    return getattr(AsyncToSync.loop_thread_executors.get(loop), "_work_thread", None)
 
 
 def is_foreign(acquisition: Held, runner: Runner | None) -> bool:
@@ -206,7 +200,9 @@ def is_foreign(acquisition: Held, runner: Runner | None) -> bool:
     if not asyncio.isfuture(runner):
         return not asyncio.isfuture(other)  # else it is the sync code of a task
     # else sync code waits for this task: that thread's, or that of the other task
-    return not _is_of_sync_code(runner, other) if asyncio.isfuture(other) else thread_of(runner.get_loop()) is not other
+    if asyncio.isfuture(other):
+        return not _is_of_sync_code(runner, other)
+    return other is not (waiting_thread(runner.get_loop()) or threading.current_thread())
 
 
 def runs(runner: Runner) -> bool:
@@ -257,11 +253,8 @@ def holds(partition: Partition, name: str, pool: str = "") -> Lease | None:
 def ground() -> weakref.ref[Any]:
     """The thread (of sync code) or event loop (of coroutines) that this is: where something acquired is given back."""
     loop = asyncio._get_running_loop()
-    if loop is None:
-        return weakref.ref(threading.current_thread())
     # sync code that waits for a loop of its own goes on with what that has acquired
-    executor = AsyncToSync.loop_thread_executors.get(loop)
-    return weakref.ref(getattr(executor, "_work_thread", None) or loop)
+    return weakref.ref(threading.current_thread() if loop is None else waiting_thread(loop) or loop)
 
 
 def stands(ground: threading.Thread | Loop | None) -> bool:

@@ -115,17 +115,11 @@ def section_of(block: WithBlock) -> Held | None:
     return section
 
 
-class _Last(threading.local):
-    """The block whose exit this thread has looked up last: it is the next one to be entered."""
-
-    block: Callable[[], WithBlock | None] | None = None
-
-
-_last = _Last()
+_last: Any = threading.local()  # the block whose exit this thread has looked up last: it is the next one to be entered
 
 
 def block_of(lock: object) -> WithBlock | None:
     """The block of the ``with`` statement that is entering ``lock`` now, if known."""
-    found, _last.block = _last.block, None
-    block = None if found is None else found()
+    found, _last.block = getattr(_last, "block", None), None
+    block: WithBlock | None = found and found()
     return block if block is not None and block.lock is lock else None
