@@ -162,7 +162,9 @@ class Acquisition(Section):
         above, own = self._held_above()
         if above is not None and (yield from self._enter_again(above, own, deadline)):
             return None
-        attempt = self._make_attempt(deadline, begun, asked=tried is not None)
+        request, listener = self._request or self._make_request(), self._runtime.listener(self.partition)
+        attempt = Attempt(request, listener, self.terms, deadline, begun, waiter=self._waiter, asked=tried is not None)
+        self._attempt = attempt
         first = None if tried is None else FirstLook(tried, self._waiter is not None, self._generation)
         granted = yield from (attempt.adopt() if self.options.adopt else obtain(attempt, first))
         if granted is None:
@@ -258,23 +260,6 @@ class Acquisition(Section):
             )
         return Canceller(task)
 
-    def _make_attempt(self, deadline: Deadline, begun: float, *, asked: bool) -> Attempt:
-        """``asked``: the first try has asked already."""
-        request = self._request or self._make_request()
-        attempt = Attempt(
-            request,
-            self._runtime.listener(self.partition),
-            deadline=deadline,
-            begun=begun,
-            polls=not request.listens,
-            backoff=self.options.backoff,
-            attempts=self.terms.attempts,
-            slow_wait=self.terms.slow_wait,
-        )
-        attempt.waiter, attempt.asked, attempt.asking = self._waiter, asked, asked
-        self._attempt = attempt
-        return attempt
-
     def _enter(self, lease: Lease) -> None:
         self._ground, self._above = ground(), ()
         self.lease = lease
@@ -324,8 +309,7 @@ class Acquisition(Section):
         if attempt is not None:
             if self.lease is None and attempt.asked and not attempt.over:
                 attempt.over = True
-                unknown = attempt.unknown or attempt.asking
-                watchdog.release_later(attempt.request, unknown=unknown, how=calls.WITHDRAWAL)
+                watchdog.release_later(attempt.request, unknown=attempt.unknown, how=calls.WITHDRAWAL)
             attempt.leave()
             return
         if self.lease is None and request is not None and not self.over:  # inside of the first try

@@ -144,6 +144,11 @@ class Lease:
     def ttl(self) -> float:
         return self.request.ttl
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the log and the signals say of it."""
+        return {"name": self.name, "template": self.template, "fence": self.fence}
+
     # -- what has become of it --------------------------------------------------------------------------------------
 
     @property

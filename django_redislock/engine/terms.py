@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+from redis.backoff import AbstractBackoff
+
+from ..base.pace import POLLING
 from ..base.times import NEVER, Deadline
 from ..conf import Conf, check_flag, conf
 from ..options import OnLost, Options
@@ -16,15 +21,17 @@ class Terms:
         self.ttl: float = settings.ttl_of(name) if options.ttl is None else options.ttl
         self.blocking: bool = options.blocking
         self.blocking_timeout: float | None = settings.BLOCKING_TIMEOUT if timeout is None else timeout
-        self.attempts: int | None = options.attempts
+        self.backoff: AbstractBackoff = options.backoff or POLLING
+        # at most so many tries
+        self.attempts: float = math.inf if options.attempts is None else options.attempts
         self.auto_renew: bool = settings.AUTO_RENEW if renew is None else renew
         self.max_hold: float | None = settings.MAX_HOLD if options.max_hold is None else options.max_hold
         # how many others may wait already; None: any number
         self.most: int | None = settings.max_waiters_of(name) if options.max_waiters is None else options.max_waiters
         self.replicas: int = settings.REPLICAS if options.replicas is None else options.replicas
         self.listens: bool = not (settings.POLL if poll is None else poll)
-        # None: never
-        self.slow_wait: float | None = settings.SLOW_WAIT if options.slow_wait is None else options.slow_wait or None
+        slow = settings.SLOW_WAIT if options.slow_wait is None else options.slow_wait
+        self.slow_wait: float = slow or math.inf
         self.fenced: bool | tuple[str, ...] = settings.is_fenced(name) if options.fenced is None else options.fenced
         self.fence_timeout: float | None = (
             settings.FENCE_TIMEOUT if options.fence_timeout is None else options.fence_timeout
