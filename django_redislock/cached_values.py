@@ -23,7 +23,7 @@ from .base.steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
 from .engine import Acquisition, Frame, holds
-from .engine.waiters import Park, Waiter, lone_waiter
+from .engine.waiters import Park, Waiter, make_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .options import Options, check_timeout
 from .store.stores import get_partition
@@ -53,7 +53,7 @@ class Computation:
 
     def wait(self, deadline: Deadline) -> Steps[bool]:
         """Whether it has ended in time. Also False if it never will."""
-        waiter = lone_waiter((yield DrivingLoop()))
+        waiter = make_waiter((yield DrivingLoop()))
         self.waiters.add(waiter)
         try:
             # who ends it says so first, and wakes those who wait then

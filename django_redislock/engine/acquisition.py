@@ -32,7 +32,7 @@ from .owner import describe_owner
 from .runtime import runtime
 from .section import Section, release_unused
 from .terms import Terms, terms_of
-from .waiters import Loop, Waiter
+from .waiters import Loop, Waiter, make_waiter
 
 _URLSAFE = bytes.maketrans(b"+/", b"-_")
 
@@ -136,7 +136,7 @@ class Acquisition(Section):
         self._generation = listener.generation  # first, so that it is not newer than the answer
         self._request = request = self._make_request()
         if listener.ready and deadline.waits:
-            self._waiter = waiter = listener.make_waiter(request.id, request.name, loop)
+            self._waiter = waiter = make_waiter(loop, request.id, request.name, listener.bury)
             listener.register(waiter)
             wait = calls.QUEUED
         return calls.acquire_command(request, wait)

@@ -21,7 +21,7 @@ from ..store.retry import ACKNOWLEDGED_WITHIN, Tried
 from .current_holder import CurrentHolder
 from .listener import SIT_OUT, Listener
 from .terms import Terms
-from .waiters import Park, Waiter
+from .waiters import Park, Waiter, make_waiter
 
 GRACE = 0.8  # seconds past the deadline in which an answer still counts
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, where it must stand before the first request
@@ -100,7 +100,7 @@ class Attempt:
         waiter = self.waiter
         if waiter is None:
             loop = yield DrivingLoop()
-            self.waiter = waiter = self.listener.make_waiter(self.request.id, self.request.name, loop)
+            self.waiter = waiter = make_waiter(loop, self.request.id, self.request.name, self.listener.bury)
         if not waiter.registered:
             self.listener.register(waiter)
             self.listener.start()

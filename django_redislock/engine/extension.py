@@ -73,8 +73,9 @@ def release_by_token(partition: Partition, name: str, bears: Callable[[str], boo
         return False
     answer = yield from calls.release(held, unknown=False, how=calls.BEARER)
     released = answer.state == calls.RELEASED or answer.twice
-    if released:
-        runtime().watchdog.lose_by_id(held.id, RELEASED)  # Redis tells only other processes
+    lease = runtime().watchdog.lease_of(held.id)
+    if released and lease is not None:
+        runtime().watchdog.lose(lease, RELEASED)  # Redis tells only other processes
     return released
 
 

@@ -15,7 +15,7 @@ from ..base.times import monotonic
 from ..store.calls import ENDLESS, FREE, lease_end
 from ..store.lock_store import Partition
 from ..store.node import Node
-from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
+from .waiters import Grant, Loop, Waiter, Waiters
 
 LOOK_EVERY = 5.0  # seconds between a process's looks at one name
 RECONNECTING = 1.0  # the same while there is no subscription
@@ -68,12 +68,6 @@ class Listener:
         return self.ready and not self.polled
 
     # -- the waiters' side ------------------------------------------------------------------------------------------
-
-    def make_waiter(self, id: str, name: str, loop: Loop | None) -> Waiter:
-        """For a coroutine in ``loop``, or for this thread."""
-        if loop is None:
-            return ThreadWaiter(id, name)
-        return TaskWaiter(id, name, loop, self.bury)
 
     def register(self, waiter: Waiter) -> None:
         """Let wakes reach this waiter. Must be called before its request is sent."""

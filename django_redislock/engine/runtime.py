@@ -56,9 +56,10 @@ class Runtime:
 
     def _take_stray(self, partition: Partition, kind: str, id: str, name: str) -> None:
         """A message for an id with which nobody here waits."""
-        if self.watchdog.holds(id):
+        lease = self.watchdog.lease_of(id)
+        if lease is not None:
             if kind in TOLD:
-                self.watchdog.lose_by_id(id, TOLD[kind])
+                self.watchdog.lose(lease, TOLD[kind])
         elif kind in "gw":  # it has left in the meantime
             self._pass_on(partition, id, name)
 

@@ -162,15 +162,9 @@ class Watchdog:
 
     # -- for what is heard elsewhere ---------------------------------------------------------------------------------
 
-    def holds(self, id: str) -> bool:
-        """Whether this acquisition holds a lock here, or is being released."""
-        return id in self._leases
-
-    def lose_by_id(self, id: str, reason: str) -> None:
-        """The acquisition of this id is over, if it is one of this process."""
-        lease = self._leases.get(id)
-        if lease is not None:
-            self.lose(lease, reason)
+    def lease_of(self, id: str) -> Lease | None:
+        """The lease of this id, if the lock is held here, or being released."""
+        return self._leases.get(id)
 
     def renew_all(self, partition: Partition) -> None:
         """After a reconnect: a flush or restart is noticed at once."""
