@@ -59,14 +59,12 @@ class PoolMember(Lock):
 
     def __aenter__(self) -> Any:
         block = engine.block_of(self)
-        return self._go_on_here() if self._go_on(block) else self._enter_anew(block)
+        return self._aenter_member(block, held=self._go_on(block))
 
-    async def _go_on_here(self) -> Self:
-        return self
-
-    async def _enter_anew(self, block: engine.WithBlock | None) -> Self:
-        await self._aenter(self._section(None), block)
-        self._entered = self._latest
+    async def _aenter_member(self, block: engine.WithBlock | None, *, held: bool) -> Self:
+        if not held:
+            await self._aenter(self._section(None), block)
+            self._entered = self._latest
         return self
 
     def _go_on(self, block: engine.WithBlock | None) -> bool:
