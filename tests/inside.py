@@ -44,7 +44,6 @@ from django_redislock.engine.attempt import Attempt
 from django_redislock.engine.owner import _describe_process
 from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
-from django_redislock.engine.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.waiters import Park, TaskWaiter
 from django_redislock.inspection.listing import read_page
 from django_redislock.options import Options

@@ -24,7 +24,7 @@ from .announcements import Notifier
 from .listener import RECONNECTING, SIT_OUT, Listener
 from .receiver import Receiver
 
-RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
+RESUBSCRIBE_EVERY = 5.0  # seconds, where subscribing is refused
 STANDS = 1.0  # seconds that a subscription must last, for its end to be a new outage
 
 
@@ -42,7 +42,6 @@ class Subscriber:
         self._joining: Receiver | None = None  # about to become one of them
         self._thread: threading.Thread | None = None
         self._outage: Outage | None = None
-        self._pauses: dict[Listener, float] = {}  # listeners that were refused: seconds until the next try
         self._last_refusal = ""
         store.when_closed(self.close)
 
@@ -188,16 +187,15 @@ class Subscriber:
     def _stand(self, listener: Listener, receiver: Receiver, counted: int | ResponseError) -> None:
         if isinstance(counted, PASSING):
             self.store.redirect(listener.partition, counted, receiver.node)
-            self._retry_less_often(listener, RECONNECTING / 10, RECONNECTING)
+            self._retry([listener], RECONNECTING / 4)
         elif isinstance(counted, ResponseError):
             # perhaps for a moment (BUSY, a password that is being changed), perhaps for good (a missing right)
             if str(counted) != self._last_refusal:
                 self._last_refusal = str(counted)
                 self._log("not-subscribed", error=wording(counted))
             listener.subscribed(None, polled=True)
-            self._retry_less_often(listener, RECONNECTING, RESUBSCRIBE_EVERY)
+            self._retry([listener], RESUBSCRIBE_EVERY)
         else:
-            self._pauses.pop(listener, None)
             self._last_refusal = ""
             listener.subscribed(receiver, polled=counted == 0)
 
@@ -242,11 +240,6 @@ class Subscriber:
             for listener in listeners:
                 listener.tell_all()
         self._retry(listeners, delay * random.uniform(0.5, 1))
-
-    def _retry_less_often(self, listener: Listener, first: float, last: float) -> None:
-        pause = min(self._pauses.get(listener, first), last)
-        self._pauses[listener] = pause * 2
-        self._retry([listener], pause)
 
     def _retry(self, listeners: Iterable[Listener], delay: float) -> None:
         with self._mutex:
