@@ -46,7 +46,7 @@ def draw_new_fence(lease: Lease) -> Steps[None]:
     The old one must not have been used. Raises LockLost, LockUnavailable.
     """
     watchdog = runtime().watchdog
-    lease.raising = True
+    lease.changing = True
     try:
         # without the old fence, so that a repetition still finds the lock
         answer = yield from calls.renew(lease.request, "raise", lease.ttl)
@@ -57,7 +57,7 @@ def draw_new_fence(lease: Lease) -> Steps[None]:
         lease.partition.note_fence(answer.fence)
         watchdog.moved(lease, "raise", lease.ttl, answer)
     finally:
-        lease.raising = False
+        lease.changing = False
 
 
 def renew_by_token(partition: Partition, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
@@ -85,11 +85,11 @@ def detach(section: Held, left: float) -> Steps[str]:
     Returns the token by which another process can adopt it.
     """
     lease = section.held
-    lease.detaching = lease.leaving = True
+    lease.detaching = lease.changing = True
     try:
         yield from renew(lease, "detach", left)
     finally:
-        lease.leaving = False
+        lease.changing = False
     for each in (*lease.shares, section):
         each.leave()
     return str(lease.token)  # as plain text

@@ -106,14 +106,13 @@ class Lease:
         self.closed: bool = False  # released or detached
         self.tried_release: bool = False
         self.detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
-        self.leaving: bool = False  # Redis is being asked to detach it; its answer counts for more than the clock
+        self.changing: bool = False  # Redis is being asked to detach it, or for a new fence
         self.watched: bool = False
         self.due: float = 0.0  # when the watchdog looks next
         self.urgent: bool = False  # ask Redis now, whatever the clock says
         self.seen: bool = False  # the watchdog has looked at it: it is no short section
         self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
         self.claimed: frozenset[str] = frozenset()  # on these databases
-        self.raising: bool = False  # a new fence was asked for
         self.asked_fence: int = fence  # in the latest renewal
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:

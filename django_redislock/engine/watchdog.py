@@ -244,12 +244,13 @@ class Watchdog:
     def _look_after(self, lease: Lease) -> Parcel | None:
         """What is to be sent for this lease now, if anything; else plan the next look."""
         now = monotonic()
+        if lease.changing:  # the answer to that counts for more than the clock. Later, ask in any case
+            lease.urgent, lease.seen = False, True
+            with self._mutex:
+                self._plan(now + CONFIRM_AFTER, lease)
+            return None
         if now >= lease.ends:
-            if lease.leaving:
-                with self._mutex:
-                    self._plan(now + CONFIRM_AFTER, lease)
-            else:
-                self.lose(lease, lease.end_reason)
+            self.lose(lease, lease.end_reason)
             return None
         released = not lease.may_be_released()
         if not lease.watched:
@@ -271,10 +272,6 @@ class Watchdog:
         if not how:
             with self._mutex:
                 self._plan(next_look(lease), lease)
-            return None
-        if lease.raising:  # with which fence?
-            with self._mutex:
-                self._plan(min(now + CONFIRM_AFTER, lease.ends), lease)
             return None
         lease.asked_fence = lease.fence
         command = renew_command(lease.request, how, lease.ttl, lease.fence)
@@ -313,7 +310,7 @@ class Watchdog:
                 # not when it was released, or extended by its holder, while the answer was on its way
                 if lease.watched and lease.due == parcel.due:
                     self.moved(lease, parcel.how, lease.ttl, answer)
-        elif lease.raising or lease.leaving or lease.asked_fence != lease.fence:
+        elif lease.changing or lease.asked_fence != lease.fence:
             with self._mutex:  # asked with a fence that was about to change, or while it is being detached
                 if lease.watched:
                     self._plan(min(monotonic() + CONFIRM_AFTER, lease.ends), lease)
