@@ -54,6 +54,11 @@ class Acquisition(Section):
     runs. ``purpose`` is shown after the owner: a request path, for instance.
     """
 
+    _request: LockRequest | None = None
+    _waiter: Waiter | None = None
+    _generation: int = 0  # of the subscription under which the first try was made
+    _attempt: Attempt | None = None  # once the first try was not enough
+
     def __init__(
         self,
         name: str,
@@ -67,25 +72,15 @@ class Acquisition(Section):
         self.options: Options = options
         self.token: str | None = token
         self.purpose: str = purpose
-        self.at_least = 0.0
         self.partition = get_partition(options.using, name)
         self.keys = ((self.partition, name),)
-        self.lease = None
-        self.over = False
         self._pid = os.getpid()
         runner = caller()
         self._caller = None if runner is None else weakref.ref(runner)
         self._through = None if through is None else weakref.ref(through)
         self._keeper = self._through
-        self._ground = None
         self._runtime = runtime()
         self.terms: Terms = terms_of(options, name)
-        self._request: LockRequest | None = None
-        self._waiter: Waiter | None = None
-        self._generation: int = 0  # of the subscription under which the first try was made
-        self._attempt: Attempt | None = None  # once the first try was not enough
-        self._witness = None
-        self._tried = None
         self._above = show(self, self.keys[0])
 
     # -- getting it -------------------------------------------------------------------------------------------------
@@ -148,7 +143,7 @@ class Acquisition(Section):
         if granted is None:
             return False
         fence, ends = granted
-        lease = Lease(self._request, self.terms, fence=fence, ends=ends, template=self.terms.template)
+        lease = Lease(self._request, self.terms, fence=fence, ends=ends, template=self.terms.template or self.name)
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
         if self._waiter is not None:  # only now that the lease is watched; see _go_on()
@@ -158,7 +153,7 @@ class Acquisition(Section):
 
     def _go_on(self, deadline: Deadline, begun: float, tried: Tried | None) -> Steps[LockNotAcquired | None]:
         """Get the lock where the first try, if there was one, was not enough. See acquire()."""
-        canceller = self._make_canceller()
+        canceller, template = self._make_canceller(), self.terms.template or self.name
         above, own = self._held_above()
         if above is not None and (yield from self._enter_again(above, own, deadline)):
             return None
@@ -175,11 +170,10 @@ class Acquisition(Section):
             attempt.leave()
             self._end()
             refusal = attempt.refusal(adopting=self.options.adopt, own=above.id if above is not None and own else None)
-            yield from tell_refused(self.name, self.terms.template or self.name, refusal)
+            yield from tell_refused(self.name, template, refusal)
             return refusal
-        template = self.terms.template or self.name
-        facts: Any = {"template": template, "handed": granted.handed, "unknown": attempt.unknown}
-        lease = Lease(attempt.request, self.terms, fence=granted.fence, ends=granted.ends, **facts)
+        facts: Any = {"template": template, "unknown": attempt.unknown}
+        lease = Lease(attempt.request, self.terms, **granted._asdict(), **facts)
         lease.canceller = canceller
         self._enter(lease)
         self._runtime.watchdog.watch(lease)

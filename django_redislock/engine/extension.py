@@ -98,4 +98,4 @@ def detach(section: Held, left: float) -> Steps[str]:
 def start_listening(lease: Lease) -> None:
     """Subscribe: somebody is about to learn the token, and must not take this process for dead."""
     if lease.request.listens:
-        runtime().listener(lease.request.partition).start()
+        runtime().listener(lease.partition).start()

@@ -42,13 +42,13 @@ class Held:
 
     name: str
     partition: Partition
-    lease: Lease | None
+    lease: Lease | None = None
     keys: tuple[Key, ...]  # under which it is shown
-    over: bool  # given back, or never got
+    over: bool = False  # given back, or never got
     _pid: int
     _caller: Any  # weak
     _keeper: Any  # weak: it is renewed as long as this lives
-    _ground: weakref.ref[Any] | None
+    _ground: weakref.ref[Any] | None = None
 
     @property
     def caller(self) -> Runner | None:

@@ -77,6 +77,20 @@ class Lease:
     the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`).
     """
 
+    unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
+    canceller: Canceller | None = None
+    lost_reason: str = ""
+    closed: bool = False  # released or detached
+    tried_release: bool = False
+    detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
+    changing: bool = False  # Redis is being asked to detach it, or for a new fence
+    watched: bool = False
+    due: float = 0.0  # when the watchdog looks next
+    urgent: bool = False  # ask Redis now, whatever the clock says
+    seen: bool = False  # the watchdog has looked at it: it is no short section
+    claimed: frozenset[str] = frozenset()  # on which databases
+    matters = True  # whether a failure to renew it is worth a warning
+
     def __init__(
         self,
         request: LockRequest,
@@ -84,11 +98,16 @@ class Lease:
         *,
         fence: int,
         ends: float,
-        template: str = "",
+        template: str,
         handed: bool = False,
         unknown: bool = False,
     ) -> None:
         self.request: LockRequest = request
+        self.partition: Partition = request.partition
+        self.name: str = request.name
+        self.id: str = request.id
+        self.token: str = request.token or request.id
+        self.ttl: float = request.ttl
         self.terms: Terms = terms
         self.fence: int = fence
         self.ends: float = ends
@@ -98,57 +117,21 @@ class Lease:
         self.known: float = self.since  # as of when Redis has said last that it is held
         self.pid: int = os.getpid()
         self.renewing: bool = terms.auto_renew
-        self.unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
-        self.template: str = template or request.name  # the name as it was written
-        self.canceller: Canceller | None = None
+        self.template: str = template  # the name as it was written
         self.shares: list[Any] = []  # the sections that use it: several, if it is reentrant
-        self.lost_reason: str = ""
-        self.closed: bool = False  # released or detached
-        self.tried_release: bool = False
-        self.detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
-        self.changing: bool = False  # Redis is being asked to detach it, or for a new fence
-        self.watched: bool = False
-        self.due: float = 0.0  # when the watchdog looks next
-        self.urgent: bool = False  # ask Redis now, whatever the clock says
-        self.seen: bool = False  # the watchdog has looked at it: it is no short section
         self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
-        self.claimed: frozenset[str] = frozenset()  # on these databases
         self.asked_fence: int = fence  # in the latest renewal
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """A lease cannot be pickled or copied: a copy of an object that refers to it has None instead."""
         return type(None), ()
 
-    matters = True  # whether a failure to renew it is worth a warning
-
-    # -- what was asked for -----------------------------------------------------------------------------------------
-
-    @property
-    def partition(self) -> Partition:
-        return self.request.partition
-
-    @property
-    def name(self) -> str:
-        return self.request.name
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def token(self) -> str:
-        return self.request.token or self.request.id
-
-    @property
-    def ttl(self) -> float:
-        return self.request.ttl
+    # -- what has become of it --------------------------------------------------------------------------------------
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the log and the signals say of it."""
         return {"name": self.name, "template": self.template, "fence": self.fence}
-
-    # -- what has become of it --------------------------------------------------------------------------------------
 
     @property
     def here(self) -> bool:

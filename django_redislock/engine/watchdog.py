@@ -71,10 +71,9 @@ class Watchdog:
 
     def watch(self, lease: Lease) -> None:
         """Renew this lease from now on, and tell its holder when it is lost."""
-        request = lease.request
         with self._mutex:
             lease.watched = True
-            self._leases[request.id] = lease
+            self._leases[lease.id] = lease
             due = first_look(lease)
             self._agenda.plan(due, lease)
             self._wake_for(due)
@@ -92,11 +91,10 @@ class Watchdog:
 
     def end(self, lease: Lease) -> None:
         """The lease has ended here, and is for nobody to use."""
-        id = lease.request.id
         with self._mutex:
             lease.close()
-            if self._leases.get(id) is lease:
-                del self._leases[id]
+            if self._leases.get(lease.id) is lease:
+                del self._leases[lease.id]
 
     def moved(self, lease: Lease, how: str, left: float, answer: Renewed) -> None:
         """The end of the lease was moved; see Lease.moved()."""
