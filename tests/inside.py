@@ -312,8 +312,7 @@ def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) ->
 
 def shown_here() -> int:
     """How many acquisitions the context shows, over or not."""
-    known, late = held._shown.get()
-    return sum(map(len, {**known, **late}.values()))
+    return sum(map(len, held._shown.get().values()))
 
 
 def undo_interrupted() -> None:
@@ -421,7 +420,8 @@ def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], objec
         return tried
 
     patch.setattr(calls, "call", slow)
-    patch.setattr(acquisition, "try_once", quick)
+    for module in (acquisition, engine_section):
+        patch.setattr(module, "try_once", quick)
 
 
 def before_each_request(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:

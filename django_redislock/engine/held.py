@@ -34,7 +34,7 @@ Key = tuple[Partition, str]
 
 # where asgiref notes for whom a thread runs sync code; __dict__: a fifth of the time of a getattr() that finds nothing
 _ASGIREF = SyncToAsync.threadlocal
-FEW = 16  # entries that are copied each time
+FEW = 16  # entries, from which on those that are over are dropped
 
 
 class Held:
@@ -88,28 +88,25 @@ class Held:
 References = tuple[weakref.ref[Held], ...]
 
 
-# By partition and name, the acquisitions that the context shows, as long as they exist: all of them, and what has
-# changed since. (One whose making was interrupted, or whose coroutine was never awaited, nobody else refers to.)
-# Neither dict is ever changed: a new one takes the place of the second, and seldom of both, so that the ten-thousandth
-# lock costs what the first does.
-_Map = Mapping[Key, References]
-_NOTHING: tuple[_Map, _Map] = ({}, {})
-_shown: ContextVar[tuple[_Map, _Map]] = ContextVar("django_redislock.held", default=_NOTHING)
+# By partition and name, the acquisitions that the context shows, as long as they exist. (One whose making was
+# interrupted, or whose coroutine was never awaited, nobody else refers to.) A dict is never changed: another takes its
+# place.
+_shown: ContextVar[Mapping[Key, References]] = ContextVar("django_redislock.held", default={})  # noqa: B039
 
 
 def _get(key: Key) -> References:
-    known, late = _shown.get()
-    return late[key] if key in late else known.get(key, ())
+    return _shown.get().get(key, ())
 
 
-def _put(key: Key, shown: References) -> None:
-    known, late = _shown.get()
-    late = {**late, key: shown}
-    if not shown and key not in known:
-        del late[key]
-    if len(late) > FEW and len(late) ** 2 > len(known):
-        known, late = {key: left for key, shown in {**known, **late}.items() if (left := _not_over(shown))}, {}
-    _shown.set((known, late))
+def _put(key: Key, references: References) -> None:
+    shown = {**_shown.get(), key: references}
+    if not references:
+        del shown[key]
+    elif len(shown) >= FEW and not len(shown) & (
+        len(shown) - 1
+    ):  # a power of two; some may have been given back elsewhere
+        shown = {key: left for key, some in shown.items() if (left := _not_over(some))}
+    _shown.set(shown)
 
 
 def _not_over(shown: References) -> References:

@@ -80,7 +80,7 @@ class Lease:
     unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
     canceller: Canceller | None = None
     lost_reason: str = ""
-    closed: bool = False  # released or detached
+    closed: bool = False  # released or detached: nobody here may use it any more
     tried_release: bool = False
     detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
     changing: bool = False  # Redis is being asked to detach it, or for a new fence
@@ -174,12 +174,6 @@ class Lease:
     def unwatch(self) -> None:
         """Ignore what the watchdog still learns of it."""
         self.watched = False
-        if self.canceller is not None:
-            self.canceller.end()
-
-    def close(self) -> None:
-        """It was released or detached: nobody here may use it any more."""
-        self.closed, self.watched = True, False
         if self.canceller is not None:
             self.canceller.end()
 

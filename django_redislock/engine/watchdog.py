@@ -92,7 +92,8 @@ class Watchdog:
     def end(self, lease: Lease) -> None:
         """The lease has ended here, and is for nobody to use."""
         with self._mutex:
-            lease.close()
+            lease.closed = True
+            lease.unwatch()
             if self._leases.get(lease.id) is lease:
                 del self._leases[lease.id]
 
