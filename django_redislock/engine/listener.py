@@ -131,7 +131,7 @@ class Listener:
 
     def start(self) -> None:
         """Subscribe, unless that is done or under way. Returns at once; later, ``ready`` is set and waiters look."""
-        if not self.ready:
+        if self.receiver is None:
             self._want(self)
 
     def subscribed(self, receiver: Any, *, polled: bool) -> None:
@@ -152,10 +152,7 @@ class Listener:
 
     def on_other_node(self) -> None:
         """C3: another node runs the scripts now. Subscribe there, and look again."""
-        try:
-            self._want(self)
-        except RuntimeError:
-            pass  # no thread can be started: the answer that told us must not be lost, and the next one tries again
+        self._want(self)
 
     def on_unsubscribed(self) -> None:
         """C3: the node has ended the subscription by itself, as it no longer has the slot."""

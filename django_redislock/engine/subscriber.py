@@ -8,14 +8,14 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from logging import WARNING
 from typing import Any
 
 from redis.exceptions import ResponseError
 
 from ..base.pace import Outage
-from ..base.processes import make_thread, start
+from ..base.processes import make_thread, try_start
 from ..base.times import monotonic
 from ..store.lock_store import LockStore, Partition
 from ..store.node import Node
@@ -47,20 +47,29 @@ class Subscriber:
 
     def want(self, listener: Listener) -> None:
         """Subscribe this listener, or check that it is at the right node. Returns at once; ``ready`` is set later."""
+        self._plan([listener])
+
+    def _plan(self, listeners: Sequence[Listener], due: float = 0.0) -> None:
+        """Subscribe these at this time; 0: soon, but after a refusal no sooner than planned.
+
+        Where no thread can be started, at the moment or (at the end of the process) for good, waiters poll.
+        """
         with self._mutex:
             if self.store.closed:
                 return
-            self._due.setdefault(listener, 0.0)  # after a refusal, the next try comes no sooner for this
+            for listener in listeners:
+                self._due[listener] = due or self._due.get(listener, 0.0)
             begun = self._wake()
-        if not begun:
-            listener.subscribed(None, polled=True)  # at the end of the process: waiters poll
+        for listener in listeners:
+            if not (begun or listener.ready):
+                listener.subscribed(None, polled=True)
 
     def _wake(self) -> bool:
-        """Make sure that our thread is at work. False: no thread can be started any more."""
+        """Make sure that our thread is at work. False: no thread can be started."""
         if self._thread is None or not self._thread.is_alive():
             # set before it starts: if start() is interrupted, the next caller must not start a second thread
             self._thread = thread = make_thread(self._run, "redislock-subscriber")
-            return start(thread)
+            return try_start(thread)
         self._wanted.notify_all()  # all, as a thread that is about to end may be waiting, too
         return True
 
@@ -187,14 +196,14 @@ class Subscriber:
     def _stand(self, listener: Listener, receiver: Receiver, counted: int | ResponseError) -> None:
         if isinstance(counted, PASSING):
             self.store.redirect(listener.partition, counted, receiver.node)
-            self._retry([listener], RECONNECTING / 4)
+            self._plan([listener], monotonic() + RECONNECTING / 4)
         elif isinstance(counted, ResponseError):
             # perhaps for a moment (BUSY, a password that is being changed), perhaps for good (a missing right)
             if str(counted) != self._last_refusal:
                 self._last_refusal = str(counted)
                 self._log("not-subscribed", error=wording(counted))
             listener.subscribed(None, polled=True)
-            self._retry([listener], RESUBSCRIBE_EVERY)
+            self._plan([listener], monotonic() + RESUBSCRIBE_EVERY)
         else:
             self._last_refusal = ""
             listener.subscribed(receiver, polled=counted == 0)
@@ -207,7 +216,7 @@ class Subscriber:
             self.store.doubt(receiver.node)
             if monotonic() - receiver.since >= STANDS:
                 self._outage = None
-            self._go_on_with(lambda: self._failed(concerned, error))
+            self._failed(concerned, error)
         else:
             for listener in concerned:
                 listener.unsubscribed()
@@ -216,17 +225,6 @@ class Subscriber:
         with self._mutex:
             if self._receivers.get(receiver.node) is receiver:
                 del self._receivers[receiver.node]
-
-    def _go_on_with(self, act: Callable[[], None]) -> None:
-        """Call ``act``, which wakes our thread. If none can be started, the current thread takes its place."""
-        try:
-            act()
-        except RuntimeError:  # no thread can be started
-            with self._mutex:
-                if self._thread is not None and self._thread.is_alive():
-                    return  # pragma: no cover (another thread was faster)
-                me = self._thread = threading.current_thread()
-            self._run(me)
 
     def _failed(self, listeners: Sequence[Listener], error: Exception) -> None:
         for listener in listeners:
@@ -239,15 +237,7 @@ class Subscriber:
         if outage.lasted > SIT_OUT:
             for listener in listeners:
                 listener.tell_all()
-        self._retry(listeners, delay * random.uniform(0.5, 1))
-
-    def _retry(self, listeners: Iterable[Listener], delay: float) -> None:
-        with self._mutex:
-            if not self.store.closed:
-                due = monotonic() + delay
-                for listener in listeners:
-                    self._due[listener] = due
-                self._wake()
+        self._plan(listeners, monotonic() + delay * random.uniform(0.5, 1))
 
     def _log(self, event: str, **facts: Any) -> None:
         self._notifier.log(WARNING, event, alias=self.store.alias, **facts)
