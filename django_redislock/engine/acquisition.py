@@ -15,7 +15,7 @@ from ..base.names import known_as
 from ..base.steps import Call, Step, Steps, arun, run
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
-from ..options import Options
+from ..options import Options, Terms, terms_of
 from ..signals import lock_acquired
 from ..store import calls
 from ..store.calls import LockRequest
@@ -31,7 +31,6 @@ from .lease import Canceller, Lease
 from .owner import describe_owner
 from .runtime import runtime
 from .section import Section, release_unused
-from .terms import Terms, terms_of
 from .waiters import Loop, Waiter, make_waiter
 
 _URLSAFE = bytes.maketrans(b"+/", b"-_")

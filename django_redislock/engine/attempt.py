@@ -13,6 +13,7 @@ from ..base.pace import Pace, alive_for
 from ..base.steps import DrivingLoop, Pause, Steps
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
+from ..options import Terms
 from ..store import calls
 from ..store.calls import AcquireReply, LockRequest, counts_us
 from ..store.loop_connections import ENTERING, RETURNING
@@ -20,7 +21,6 @@ from ..store.records import make_keys
 from ..store.retry import ACKNOWLEDGED_WITHIN, Tried
 from .current_holder import CurrentHolder
 from .listener import SIT_OUT, Listener
-from .terms import Terms
 from .waiters import Park, Waiter, make_waiter
 
 GRACE = 0.8  # seconds past the deadline in which an answer still counts

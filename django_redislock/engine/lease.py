@@ -10,9 +10,9 @@ from typing import Any
 
 from ..base.times import monotonic
 from ..exceptions import LockLost, LockUnavailable
+from ..options import Terms
 from ..store.calls import LockRequest, Renewed, lease_end
 from ..store.lock_store import Partition
-from .terms import Terms
 
 Task = asyncio.Task[Any]
 
