@@ -31,7 +31,7 @@ from django_redislock.base import pace
 from django_redislock.base.names import pool_name as pool_name
 from django_redislock.base.names import slot_text
 from django_redislock.base.processes import PerProcess
-from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run
+from django_redislock.base.steps import Call, CallOut, Pause, Steps, arun, run
 from django_redislock.base.times import NEVER
 from django_redislock.cache_lock import CacheLock
 from django_redislock.cached_values import computations
@@ -590,7 +590,7 @@ def drop_idle_here() -> None:
 
 # what awaits something, by its owner and its name: wherever a coroutine of the package may be cancelled
 AWAITING: list[tuple[Any, str]] = [
-    *((step, "arun") for step in (Call, CallOut, Evaluate, Execute, Park, Pause)),
+    *((step, "arun") for step in (Call, CallOut, Execute, Park, Pause)),
     (acquisition, "atry_once"),
     (engine_section, "atry_once"),
 ]
