@@ -648,6 +648,12 @@ def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> t
     return over
 
 
+def before_next_look(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let the renewer call ``act`` when it looks at a lease, once."""
+    left = [act]
+    _around(patch, Lease, "may_be_released", lambda *_: left and left.pop()())
+
+
 def stop_renewer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runtime().watchdog, "_work", lambda tasks: None)
 

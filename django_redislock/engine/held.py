@@ -34,7 +34,7 @@ Key = tuple[Partition, str]
 
 # where asgiref notes for whom a thread runs sync code; __dict__: a fifth of the time of a getattr() that finds nothing
 _ASGIREF = SyncToAsync.threadlocal
-FEW = 16  # entries, from which on those that are over are dropped
+FEW = 16  # entries, and twice, four times ... as many: then those that are over are dropped
 
 
 class Held:
@@ -102,9 +102,7 @@ def _put(key: Key, references: References) -> None:
     shown = {**_shown.get(), key: references}
     if not references:
         del shown[key]
-    elif len(shown) >= FEW and not len(shown) & (
-        len(shown) - 1
-    ):  # a power of two; some may have been given back elsewhere
+    elif len(shown) >= FEW and len(shown).bit_count() == 1:  # of which some may have been given back elsewhere
         shown = {key: left for key, some in shown.items() if (left := _not_over(some))}
     _shown.set(shown)
 
