@@ -20,7 +20,7 @@ from redis.exceptions import ClusterDownError, ResponseError
 
 from ..base.log import log_event
 from ..base.pace import LAST_RETRY, Outage
-from ..base.processes import start
+from ..base.processes import try_start
 from ..base.times import monotonic
 from ..store.lock_store import Partition
 from ..store.node import Node
@@ -100,15 +100,8 @@ class Dispatch:
             trip = _Trip(timeout, parcels)
             self._trips[node].append(trip)
         thread = threading.Thread(target=self._run, args=(node, trip), name="redislock-sender", daemon=True)
-        try:
-            started = start(thread)
-        except RuntimeError as error:  # no thread can be started: nothing must wait for this one
-            with self._mutex:
-                self._trips[node].remove(trip)
-            self._failed(node, trip.parcels, error)
-            return
-        if not started:
-            self._run(node, trip)  # the process is about to end, so this may block
+        if not try_start(thread):
+            self._run(node, trip)  # none is left, or the process is about to end: better late than not at all
 
     def _run(self, node: Node, trip: _Trip) -> None:
         try:
