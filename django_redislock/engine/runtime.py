@@ -1,8 +1,4 @@
-"""The objects with background threads, one set for each process, and how they are wired together.
-
-Also what becomes of strays: messages for no waiter of this process. They concern a lock that it holds, or a waiter that
-has left.
-"""
+"""The objects with background threads, one set for each process, and how they are wired together."""
 
 from __future__ import annotations
 
@@ -11,10 +7,8 @@ import sys
 import threading
 
 from ..base.processes import PerProcess
-from ..store.calls import WITHDRAWAL, LockRequest
 from ..store.lock_store import LockStore, Partition
-from ..store.records import make_keys
-from .announcements import TOLD, Notifier
+from .announcements import Notifier
 from .listener import Listener
 from .subscriber import Subscriber
 from .watchdog import Watchdog
@@ -41,8 +35,7 @@ class Runtime:
             with self._mutex:
                 found = self._listeners.get(partition)
                 if found is None:
-                    want = self._subscriber(partition.store).want
-                    made = Listener(partition, want, self._take_stray, self._pass_on, self.watchdog.renew_all)
+                    made = Listener(partition, self._subscriber(partition.store).want, self.watchdog)
                     found = self._listeners.setdefault(partition, made)
                     partition.store.when_closed(lambda: self._listeners.pop(partition, None))
         return found
@@ -53,20 +46,6 @@ class Runtime:
             found = self._subscribers.setdefault(store, Subscriber(store, self.notifier, self.listener))
             store.when_closed(lambda: self._subscribers.pop(store, None))
         return found
-
-    def _take_stray(self, partition: Partition, kind: str, id: str, name: str) -> None:
-        """A message for an id with which nobody here waits."""
-        lease = self.watchdog.lease_of(id)
-        if lease is not None:
-            if kind in TOLD:
-                self.watchdog.lose(lease, TOLD[kind])
-        elif kind in "gw":  # it has left in the meantime
-            self._pass_on(partition, id, name)
-
-    def _pass_on(self, partition: Partition, id: str, name: str) -> None:
-        """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""
-        left = LockRequest(partition, make_keys(partition.prefix, name), name, id)
-        self.watchdog.release_later(left, unknown=False, how=WITHDRAWAL)
 
     def leave_parent(self) -> None:
         for subscriber in self._subscribers.values():
