@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from typing import NamedTuple
 
 from ..base.times import monotonic
@@ -48,15 +49,12 @@ class Agenda:
         self._order = itertools.count()
         self._sweep_at = MANY
 
-    @property
-    def busy(self) -> bool:
-        """Whether there is anything, or was since this was asked last."""
+    def next_due(self, now: float) -> float:
+        """When something is due, or may be. Locks in quick succession must not wake the watchdog each time: after one
+        that has ended, a new one is due no sooner than this."""
         used, self._used = self._used, False
-        return used or bool(self._entries)
-
-    @property
-    def next_due(self) -> float | None:
-        return self._entries[0][0] if self._entries else None
+        idle_until = now + CONFIRM_AFTER if used else math.inf
+        return self._entries[0][0] if self._entries else idle_until
 
     def plan(self, due: float, task: Task) -> None:
         """Plan a task. For a lease, this replaces what was planned before."""

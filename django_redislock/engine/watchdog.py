@@ -206,15 +206,11 @@ class Watchdog:
         with self._mutex:
             while self._thread is me and not self.interruptions:
                 now = monotonic()
-                busy = self._agenda.busy
                 tasks = self._agenda.take_due(now)
                 if tasks:
                     return tasks
-                # locks in quick succession must not wake us each time: no new lease is due before this
-                idle_until = now + CONFIRM_AFTER if busy else math.inf
-                due = self._agenda.next_due
-                self._sleeps_until = idle_until if due is None else due
-                self._sleeps_until = min(self._sleeps_until, now + (LOOK_AROUND if self._leases else IDLE_LOOK))
+                look_around = now + (LOOK_AROUND if self._leases else IDLE_LOOK)
+                self._sleeps_until = min(self._agenda.next_due(now), look_around)
                 told = self._alarm.wait(self._sleeps_until - now)
                 self._sleeps_until = -math.inf
                 if not told:
