@@ -300,8 +300,8 @@ class Acquisition(Section):
     def _withdraw(self) -> None:
         attempt, request, watchdog = self._attempt, self._request, self._runtime.watchdog
         if attempt is not None:
-            if self.lease is None and attempt.asked and not attempt.over:
-                attempt.over = True
+            if self.lease is None and attempt.asked:
+                attempt.asked = False
                 watchdog.release_later(attempt.request, unknown=attempt.unknown, how=calls.WITHDRAWAL)
             attempt.leave()
             return

@@ -73,9 +73,8 @@ class Attempt:
         self.begun: float = begun  # monotonic
         self.current_holder: CurrentHolder = CurrentHolder(self.begun + terms.slow_wait)
         self.tries: int = 0
-        self.asked: bool = asked  # anything at all, by the first try for instance
+        self.asked: bool = asked  # there may be something of it in Redis
         self.unknown: bool = asked  # a request is on its way, or may still arrive whose answer we never saw
-        self.over: bool = False  # nothing of it is left in Redis, but for what it was granted
 
     def adopt(self) -> Steps[Granted | None]:
         """Go on with the lock that was left to the bearer of its token; None: it is still in use. LockLost: it is gone.
@@ -201,7 +200,7 @@ class Attempt:
             )
             if answer.holder is not None:
                 self.current_holder.note(answer.holder, answer.left, self.waiter)
-        self.over = True
+        self.asked = False
 
     def tell_that_it_waits(self) -> None:
         """Log that it waits, once, if it is time to."""
