@@ -23,7 +23,7 @@ from .base.display import Secret, SecretBytes, refuse_arguments, shown, takes_by
 from .base.names import check_name
 from .base.steps import run
 from .base.times import LONGEST, seconds, ttl_seconds
-from .engine import Acquisition, ExitMethod, WithBlock, block_of, release, release_by_token, renew, renew_by_token
+from .engine import Acquisition, ExitMethod, WithBlock, block_of, release_by_token, renew, renew_by_token
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from .open_transactions import warn_of_release
 from .options import Options
@@ -187,7 +187,7 @@ class CacheLock:
                 elif held.held.lost or not held.release_at_once(BEARER):
                     lease = held.held
                     if not lease.lost:
-                        run(release(lease, held, bearer=True, tried=held.first_release()))
+                        run(held.release(bearer=True))
                     elif not run(release_by_token(lease.partition, lease.name, lease.token.__eq__)):
                         raise lease.lost_error()  # unless another bearer has extended it in time
         except LockUnavailable:
@@ -253,7 +253,7 @@ class CacheLock:
             try:
                 if block is not None:
                     block.enter(section)
-                refusal = section.acquire(section.deadline(bool(blocking), _patience(timeout)))
+                refusal = section.acquire(section.terms.deadline(bool(blocking), _patience(timeout)))
                 if refusal is not None:
                     return refusal
                 if not self.thread_local:

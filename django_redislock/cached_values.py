@@ -22,8 +22,8 @@ from .base.processes import PerProcess
 from .base.steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
-from .engine import Acquisition, Frame, holds, release_quietly
-from .engine.waiters import Park, Waiter, lone_waiter
+from .engine import Acquisition, Frame, holds
+from .engine.waiters import Park, Waiter, make_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .options import Options, check_timeout
 from .store.stores import get_partition
@@ -53,7 +53,7 @@ class Computation:
 
     def wait(self, deadline: Deadline) -> Steps[bool]:
         """Return whether it has ended in time. Also False if it never will."""
-        waiter = lone_waiter((yield DrivingLoop()))
+        waiter = make_waiter((yield DrivingLoop()))
         self.waiters.add(waiter)
         try:
             # who ends it says so first, and wakes those who wait then
@@ -229,7 +229,7 @@ def _lookup(
         if value is MISSING:
             value = yield Call(default) if iscoroutinefunction(default) else CallOut(default)
             value = yield from keep(value)
-        yield from release_quietly(section)  # the value is there
+        yield from section.exit_quietly()  # the value is there
         return value
     except BaseException as error:
         if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses

@@ -23,7 +23,7 @@ from .base.names import check_name, check_token
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.times import Seconds, seconds, ttl_seconds
 from .conf import conf
-from .engine import Acquisition, Lease, Section, WithBlock, find, holds, twin
+from .engine import Acquisition, Lease, WithBlock, find, holds, twin
 from .exceptions import LockError, LockNotOwned
 from .fencing import claim
 from .inspection.info import LockInfo, LockStatus, inspect, read_status, resume, suspend
@@ -206,7 +206,7 @@ class Lock:
         section = self._section(token)
         del token  # error reports show local variables
         try:
-            return section.acquire(section.deadline(blocking, check_timeout(blocking_timeout))) is None
+            return section.acquire(section.terms.deadline(blocking, check_timeout(blocking_timeout))) is None
         except BaseException:
             section.undo()
             raise
@@ -232,7 +232,7 @@ class Lock:
 
     async def _aobtain(self, section: Acquisition, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
         try:
-            return await section.aacquire(section.deadline(blocking, check_timeout(blocking_timeout))) is None
+            return await section.aacquire(section.terms.deadline(blocking, check_timeout(blocking_timeout))) is None
         except BaseException as error:
             section.undo_cancelled(error)
             raise
@@ -509,7 +509,7 @@ class Lock:
             raise self._not_owned("release")
         warn_of_release(self.name)
 
-    def _end(self, section: Section | None, error: BaseException | None) -> Steps[None]:
+    def _end(self, section: Acquisition | None, error: BaseException | None) -> Steps[None]:
         """The ``with`` block of this section (None: there is none) has ended: with ``error``, or (None) normally."""
         lease = self._latest if section is None else section.lease
         if lease is not None and lease.detached:

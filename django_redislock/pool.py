@@ -58,14 +58,12 @@ class PoolMember(Lock):
 
     def __aenter__(self) -> Any:
         block = engine.block_of(self)
-        return self._go_on_here() if self._go_on(block) else self._enter_anew(block)
+        return self._aenter_member(block, held=self._go_on(block))
 
-    async def _go_on_here(self) -> Self:
-        return self
-
-    async def _enter_anew(self, block: engine.WithBlock | None) -> Self:
-        await self._aenter(self._section(None), block)
-        self._entered = self._latest
+    async def _aenter_member(self, block: engine.WithBlock | None, *, held: bool) -> Self:
+        if not held:
+            await self._aenter(self._section(None), block)
+            self._entered = self._latest
         return self
 
     def _go_on(self, block: engine.WithBlock | None) -> bool:
@@ -119,37 +117,37 @@ class LockPool:
 
         Many are added in steps of 250, each atomic. After LockUnavailable, some may have been added: call it again.
         """
-        return run_blocking(self._change("add", keys), "Await aextend() instead")
+        return run_blocking(change_members(*self._location(), "add", self._quoted(keys)), "Await aextend() instead")
 
     async def aextend(self, keys: Iterable[str]) -> int:
         """See extend()."""
-        return await arun(self._change("add", keys))
+        return await arun(change_members(*self._location(), "add", self._quoted(keys)))
 
     def shrink(self, keys: Iterable[str]) -> int:
         """Remove members; return how many were removed. A held one stays locked until its holder releases it.
 
         In steps, like extend().
         """
-        return run_blocking(self._change("remove", keys), "Await ashrink() instead")
+        return run_blocking(change_members(*self._location(), "remove", self._quoted(keys)), "Await ashrink() instead")
 
     async def ashrink(self, keys: Iterable[str]) -> int:
         """See shrink()."""
-        return await arun(self._change("remove", keys))
+        return await arun(change_members(*self._location(), "remove", self._quoted(keys)))
 
     def assign(self, keys: Iterable[str]) -> int:
         """Make these the only members; return how many are new. Held ones that are removed: see shrink().
 
         However many they are, all change at one moment. (They are sent beforehand, in steps of 250.)
         """
-        return run_blocking(self._replace(keys), "Await aassign() instead")
+        return run_blocking(replace_members(*self._location(), self._quoted(keys)), "Await aassign() instead")
 
     async def aassign(self, keys: Iterable[str]) -> int:
         """See assign()."""
-        return await arun(self._replace(keys))
+        return await arun(replace_members(*self._location(), self._quoted(keys)))
 
     def clear(self) -> None:
         """Remove all members. Held ones: see shrink()."""
-        run_blocking(self._replace(()), "Await aclear() instead")
+        run_blocking(replace_members(*self._location(), []), "Await aclear() instead")
 
     async def aclear(self) -> None:
         """See clear()."""
@@ -157,14 +155,14 @@ class LockPool:
 
     def keys(self) -> list[str]:
         """The members, held or free, by name."""
-        return run_blocking(self._keys(), "Await akeys() instead")
+        return run_blocking(read_keys(self._partition(), self.name), "Await akeys() instead")
 
     async def akeys(self) -> list[str]:
         """See keys()."""
-        return await arun(self._keys())
+        return await arun(read_keys(self._partition(), self.name))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(run_blocking(self._keys(), "Use async for instead."))
+        return iter(run_blocking(read_keys(self._partition(), self.name), "Use async for instead."))
 
     async def __aiter__(self) -> AsyncIterator[str]:
         for key in await self.akeys():
@@ -178,11 +176,11 @@ class LockPool:
         return await arun(self._contains(key))
 
     def __len__(self) -> int:
-        return run_blocking(self._len(), "Await alen() instead")
+        return run_blocking(count_members(*self._location()), "Await alen() instead")
 
     async def alen(self) -> int:
         """How many members there are."""
-        return await arun(self._len())
+        return await arun(count_members(*self._location()))
 
     def __bool__(self) -> bool:
         return True  # even when empty: testing its truth must cost no round trip
@@ -305,12 +303,6 @@ class LockPool:
             return refusal
         return refusal if members else refusal.in_words(f"{text}it has no members.")
 
-    def _change(self, how: str, keys: Iterable[str]) -> Steps[int]:
-        return (yield from change_members(*self._location(), how, self._quoted(keys)))
-
-    def _replace(self, keys: Iterable[str]) -> Steps[int]:
-        return (yield from replace_members(*self._location(), self._quoted(keys)))
-
     def _quoted(self, keys: Iterable[str]) -> list[str]:
         """Quoted, each once."""
         if isinstance(keys, str):
@@ -330,16 +322,10 @@ class LockPool:
         partition, pool = self._partition(), pool_name(self.name)
         return partition, make_keys(partition.prefix, pool), pool
 
-    def _keys(self) -> Steps[list[str]]:
-        return (yield from read_keys(self._partition(), self.name))
-
     def _contains(self, key: object) -> Steps[bool]:
         if not isinstance(key, str):
             return False
         return (yield from has_member(*self._location(), quote(key)))
-
-    def _len(self) -> Steps[int]:
-        return (yield from count_members(*self._location()))
 
     def _suspend(self, key: str, seconds: Seconds, note: str) -> Steps[None]:
         self._quote(key)

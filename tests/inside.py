@@ -31,19 +31,19 @@ from django_redislock.base import pace
 from django_redislock.base.names import pool_name as pool_name
 from django_redislock.base.names import slot_text
 from django_redislock.base.processes import PerProcess
-from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run
+from django_redislock.base.steps import Call, CallOut, Pause, Steps, arun, run
 from django_redislock.base.times import NEVER
 from django_redislock.cache_lock import CacheLock
 from django_redislock.cached_values import computations
 from django_redislock.conf import conf
-from django_redislock.engine import Frame, Lease, Section, acquisition, draw_new_fence, held
+from django_redislock.engine import Frame, Lease, acquisition, draw_new_fence, held
 from django_redislock.engine import lease as _reasons
 from django_redislock.engine import runtime as runtime_module
+from django_redislock.engine import section as engine_section
 from django_redislock.engine.attempt import Attempt
 from django_redislock.engine.owner import _describe_process
 from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
-from django_redislock.engine.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.waiters import Park, TaskWaiter
 from django_redislock.inspection.lists import list_everywhere
 from django_redislock.options import Options
@@ -421,7 +421,8 @@ def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], objec
         return tried
 
     patch.setattr(calls, "call", slow)
-    patch.setattr(acquisition, "try_once", quick)
+    for module in (acquisition, engine_section):
+        patch.setattr(module, "try_once", quick)
 
 
 def before_each_request(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -590,8 +591,9 @@ def drop_idle_here() -> None:
 
 # what awaits something, by its owner and its name: wherever a coroutine of the package may be cancelled
 AWAITING: list[tuple[Any, str]] = [
-    *((step, "arun") for step in (Call, CallOut, Evaluate, Execute, Park, Pause)),
+    *((step, "arun") for step in (Call, CallOut, Execute, Park, Pause)),
     (acquisition, "atry_once"),
+    (engine_section, "atry_once"),
 ]
 
 
@@ -647,6 +649,12 @@ def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> t
     return over
 
 
+def before_next_look(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let the renewer call ``act`` when it looks at a lease, once."""
+    left = [act]
+    _around(patch, Lease, "may_be_released", lambda *_: left and left.pop()())
+
+
 def stop_renewer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runtime().watchdog, "_work", lambda tasks: None)
 
@@ -665,14 +673,14 @@ def end_process() -> None:
 
 def break_sender(patch: pytest.MonkeyPatch) -> Callable[[], bool]:
     """The thread that sends the next renewal dies of an error; tells whether it has ended."""
-    sender, dying = runtime().watchdog._dispatch._sender, list[threading.Thread]()
+    dispatch, dying = runtime().watchdog._dispatch, list[threading.Thread]()
 
     def fail(*facts: object) -> None:
         patch.undo()
         dying.append(threading.current_thread())
         raise ZeroDivisionError
 
-    patch.setattr(sender, "_answered", fail)
+    patch.setattr(dispatch, "_answered", fail)
     return lambda: bool(dying) and not dying[0].is_alive()  # pytest has met its error by then
 
 
@@ -702,7 +710,7 @@ def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
     """A section is interrupted whose lock is given back by ``undo``; returns whether that is over."""
     block, section = Frame(), SimpleNamespace(undo=undo)
     runtime().watchdog.wake_up()
-    witness = runtime().watchdog.interruptions.watch(block, cast("Section", section))
+    witness = runtime().watchdog.interruptions.watch(block, cast("Any", section))
     return lambda: not (witness() or runtime().watchdog.interruptions)
 
 

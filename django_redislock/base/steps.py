@@ -99,43 +99,31 @@ class Call:
         return await self.twin(*self.args, **self.kwargs)
 
 
-class Evaluate:
-    """A function that may be called twice: in a thread, if it needs one (a lazily loaded user, a template)."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function: Callable[[], Any] = function
-
-    def run(self) -> Any:
-        return self.function()
-
-    async def arun(self) -> Any:
-        try:
-            result = self.function()
-        except SynchronousOnlyOperation:
-            result = await sync_to_async(self.function)()
-        return (await result) if isawaitable(result) else result
-
-
 class CallOut:
     """One of the site's functions (no coroutine function), called once, under asyncio in a thread.
 
-    It may return an awaitable.
+    It may return an awaitable. ``twice``: it may be called twice, and only the second time in a thread, if it needs one
+    (a lazily loaded user, a template).
     """
 
-    __slots__ = ("function",)
+    __slots__ = ("function", "twice")
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], *, twice: bool = False) -> None:
         self.function: Callable[[], Any] = function
+        self.twice: bool = twice
 
     def run(self) -> Any:
         result = self.function()
         return async_to_sync(_await)(result) if isawaitable(result) else result
 
     async def arun(self) -> Any:
-        result = await sync_to_async(self.function)()
-        return (await result) if isawaitable(result) else result
+        try:
+            result = self.function() if self.twice else sync_to_async(self.function)()
+        except SynchronousOnlyOperation:
+            result = sync_to_async(self.function)()
+        while isawaitable(result):
+            result = await result
+        return result
 
 
 async def _await(result: Awaitable[T]) -> T:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from .acquisition import Acquisition, Frame
-from .extension import detach, draw_new_fence, renew, renew_by_token, start_listening
+from .extension import detach, draw_new_fence, release_by_token, renew, renew_by_token, start_listening
 from .held import find, hide, holds, twin, under
-from .lease import Lease, Section
+from .lease import Lease
 from .owner import describe_owner
-from .release import release, release_by_token, release_quietly, release_surely
 from .with_block import ExitMethod, WithBlock, block_of, section_of
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "ExitMethod",
     "Frame",
     "Lease",
-    "Section",
     "WithBlock",
     "block_of",
     "describe_owner",
@@ -24,10 +22,7 @@ __all__ = [
     "find",
     "hide",
     "holds",
-    "release",
     "release_by_token",
-    "release_quietly",
-    "release_surely",
     "renew",
     "renew_by_token",
     "section_of",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from typing import NamedTuple
 
 from ..base.times import monotonic
@@ -44,31 +45,16 @@ class Agenda:
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, int, Task]] = []
-        # leases not looked at yet, which soon are due. Most are released before, and a heap cannot forget them
-        self._young: dict[Lease, None] = {}
         self._used = False
         self._order = itertools.count()
         self._sweep_at = MANY
 
-    @property
-    def busy(self) -> bool:
-        """Whether there is anything, or was since this was asked last."""
+    def next_due(self, now: float) -> float:
+        """When something is due, or may be. Locks in quick succession must not wake the watchdog each time: after one
+        that has ended, a new one is due no sooner than this."""
         used, self._used = self._used, False
-        return used or bool(self._entries or self._young)
-
-    @property
-    def next_due(self) -> float | None:
-        return min([lease.due for lease in self._young] + [entry[0] for entry in self._entries[:1]], default=None)
-
-    def begin(self, due: float, lease: Lease) -> None:
-        """Plan the first look at a lease."""
-        self._used = True
-        lease.due = due
-        self._young[lease] = None
-
-    def drop(self, lease: Lease) -> None:
-        """The lease has ended."""
-        self._young.pop(lease, None)
+        idle_until = now + CONFIRM_AFTER if used else math.inf
+        return self._entries[0][0] if self._entries else idle_until
 
     def plan(self, due: float, task: Task) -> None:
         """Plan a task. For a lease, this replaces what was planned before."""
@@ -76,7 +62,6 @@ class Agenda:
         heapq.heappush(self._entries, (due, next(self._order), task))
         if isinstance(task, Lease):
             task.due = due  # last, so that an interruption in here leaves the lease with a valid entry
-            self._young.pop(task, None)
         if len(self._entries) > self._sweep_at:
             # stale entries would stay until they are due: for hours, with a TTL of a day
             entries = [entry for entry in self._entries if not _is_stale(entry)]
@@ -86,10 +71,7 @@ class Agenda:
 
     def take_due(self, now: float) -> list[Task]:
         """Take out the tasks that are due."""
-        grown = [lease for lease in self._young if lease.due <= now or not lease.watched]
-        for lease in grown:
-            del self._young[lease]
-        tasks: list[Task] = [lease for lease in grown if lease.watched]
+        tasks: list[Task] = []
         while self._entries:
             entry = self._entries[0]
             stale = _is_stale(entry)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Any
 
+from django.dispatch import Signal
+
 from ..base.log import log_event, logger
 from ..base.names import named
 from ..base.processes import try_start
@@ -76,25 +78,24 @@ class Notifier:
 
 
 def tell_acquired(lease: Lease, waited: float) -> Steps[None]:
-    log_event(DEBUG, "acquired", name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
-    if lock_acquired.receivers:
-        yield sending(lock_acquired, name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
+    return _tell("acquired", lock_acquired, {**lease.facts, "waited": waited})
+
+
+def tell_released(lease: Lease) -> Steps[None]:
+    """By its holder."""
+    return _tell("released", lock_released, {**lease.facts, "held": monotonic() - lease.since})
 
 
 def tell_refused(name: str, template: str, refusal: LockNotAcquired) -> Steps[None]:
     """``name``: of a lock, or of a pool of which any member would have done."""
     facts = {"template": template, "outcome": refusal.outcome, "waited": refusal.waited}
-    log_event(DEBUG, "not-acquired", **named(name), **facts)
-    if lock_not_acquired.receivers:
-        yield sending(lock_not_acquired, name=name, **facts)
+    return _tell("not-acquired", lock_not_acquired, {"name": name, **facts}, {**named(name), **facts})
 
 
-def tell_released(lease: Lease) -> Steps[None]:
-    """By its holder."""
-    held_for = monotonic() - lease.since
-    log_event(DEBUG, "released", name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
-    if lock_released.receivers:
-        yield sending(lock_released, name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
+def _tell(event: str, signal: Signal, facts: dict[str, Any], logged: dict[str, Any] | None = None) -> Steps[None]:
+    log_event(DEBUG, event, **(logged or facts))
+    if signal.receivers:
+        yield sending(signal, **facts)
 
 
 # why a lease was lost, by the kind of the message that says so
@@ -112,12 +113,8 @@ def tell_lost(lease: Lease) -> None:
     """Tell the site's code that a lease was lost; it is marked as lost already."""
     if lease.canceller is not None:
         lease.canceller.strike()  # again, in case whoever discovered the loss was interrupted before doing so
-    facts = {"name": lease.name, "template": lease.template, "fence": lease.fence, "reason": lease.lost_reason}
-    expired = lease.lost_reason == OVER
-    if expired:
-        log_event(INFO, "expired", **facts)
-    else:
-        log_event(WARNING, "lost", **facts)
+    facts, expired = {**lease.facts, "reason": lease.lost_reason}, lease.lost_reason == OVER
+    log_event(INFO if expired else WARNING, "expired" if expired else "lost", **facts)
     try:
         send(lock_lost, **facts, expired=expired)
         if lease.terms.on_lost is not None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from redis.backoff import AbstractBackoff
-
 from ..base.names import known_as
-from ..base.pace import POLLING, Pace, alive_for
+from ..base.pace import Pace, alive_for
 from ..base.steps import DrivingLoop, Pause, Steps
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
+from ..options import Terms
 from ..store import calls
 from ..store.calls import AcquireReply, LockRequest, counts_us
 from ..store.loop_connections import ENTERING, RETURNING
@@ -22,7 +21,7 @@ from ..store.records import make_keys
 from ..store.retry import ACKNOWLEDGED_WITHIN, Tried
 from .current_holder import CurrentHolder
 from .listener import SIT_OUT, Listener
-from .waiters import Park, Waiter
+from .waiters import Park, Waiter, make_waiter
 
 GRACE = 0.8  # seconds past the deadline in which an answer still counts
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, where it must stand before the first request
@@ -58,29 +57,24 @@ class Attempt:
         self,
         request: LockRequest,
         listener: Listener,
-        *,
+        terms: Terms,
         deadline: Deadline,
         begun: float,
-        polls: bool = False,
-        backoff: AbstractBackoff | None = None,
-        attempts: int | None = None,
-        slow_wait: float | None = None,
+        *,
+        waiter: Waiter | None,
+        asked: bool,
     ) -> None:
         self.request: LockRequest = request
         self.listener: Listener = listener
         self.deadline: Deadline = deadline
-        self.polls: bool = polls  # by choice: nothing is subscribed to
-        self.backoff: AbstractBackoff = backoff or POLLING
-        self.attempts: int | None = attempts  # at most so many tries; None: only time counts
-        self.waiter: Waiter | None = None
+        self.terms: Terms = terms
+        self.waiter: Waiter | None = waiter
         self.ticket: int | None = None
         self.begun: float = begun  # monotonic
-        self.current_holder: CurrentHolder = CurrentHolder(math.inf if slow_wait is None else self.begun + slow_wait)
+        self.current_holder: CurrentHolder = CurrentHolder(self.begun + terms.slow_wait)
         self.tries: int = 0
-        self.asked: bool = False  # anything at all
-        self.asking: bool = False  # a request is on its way
-        self.unknown: bool = False  # a request may still arrive whose answer we never saw
-        self.over: bool = False  # nothing of it is left in Redis, but for what it was granted
+        self.asked: bool = asked  # there may be something of it in Redis
+        self.unknown: bool = asked  # a request is on its way, or may still arrive whose answer we never saw
 
     def adopt(self) -> Steps[Granted | None]:
         """Go on with the lock that was left to the bearer of its token; None: it is still in use. LockLost: it is gone.
@@ -105,7 +99,7 @@ class Attempt:
         waiter = self.waiter
         if waiter is None:
             loop = yield DrivingLoop()
-            self.waiter = waiter = self.listener.make_waiter(self.request.id, self.request.name, loop)
+            self.waiter = waiter = make_waiter(loop, self.request.id, self.request.name, self.listener.bury)
         if not waiter.registered:
             self.listener.register(waiter)
             self.listener.start()
@@ -121,8 +115,9 @@ class Attempt:
         while True:
             urgency = RETURNING if self.asked else ENTERING
             by = give_up_at(self.deadline)
-            self.asked = self.asking = True
-            if request.token is not None and not self.polls:
+            unknown = self.unknown and tried is None
+            self.asked = self.unknown = True
+            if request.token is not None and self.terms.listens:
                 # else a process that does not listen passes for dead
                 request = request._replace(listens=wait == calls.QUEUED or self.listener.hears)
             try:
@@ -130,15 +125,14 @@ class Attempt:
                     request, wait, self.ticket, until=self.deadline.at, by=by, urgency=urgency, tried=tried
                 )
             except LockUnavailable:
-                self.asking, self.unknown, tried = False, True, None
-                now = monotonic()
+                tried, now = None, monotonic()
                 failing_since = failing_since or now
                 patience = min(failing_since + SIT_OUT, self.deadline.at)
                 if self.ticket is None or now >= patience:
                     raise
                 yield Pause(min(0.5, patience - now))
                 continue
-            self.asking, self.unknown, tried = False, self.unknown or reply.repeated, None
+            self.unknown, tried = unknown or reply.repeated, None
             if reply.state not in (calls.GRANTED, calls.ALREADY):
                 self.current_holder.note(reply.holder, reply.left, self.waiter)
                 self.current_holder.full = reply.state == calls.FULL
@@ -206,7 +200,12 @@ class Attempt:
             )
             if answer.holder is not None:
                 self.current_holder.note(answer.holder, answer.left, self.waiter)
-        self.over = True
+        self.asked = False
+
+    def tell_that_it_waits(self) -> None:
+        """Log that it waits, once, if it is time to."""
+        if monotonic() >= self.current_holder.tell_at:
+            self.current_holder.tell(self.request.name, monotonic() - self.begun, self.waiter)
 
     def refusal(self, *, adopting: bool = False, own: str | None = None) -> LockNotAcquired:
         """The error for a lock that was not acquired. ``own``: the id of an acquisition of the same caller."""
@@ -227,22 +226,21 @@ LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
 
 def obtain(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
     """Get the lock, or None in the end. ``first``: the first look, if it was made."""
-    return _poll(attempt) if attempt.polls else _await_wakes(attempt, first)
+    return _await_wakes(attempt, first) if attempt.terms.listens else _poll(attempt)
 
 
 def _poll(attempt: Attempt) -> Steps[Granted | None]:
     """Look, and look again after a while."""
-    pace = Pace(attempt.backoff)
+    pace = Pace(attempt.terms.backoff)
     while True:
         delay = pace.next_look()
         last = not attempt.deadline.waits or attempt.deadline.passed
-        last = last or (attempt.attempts is not None and attempt.attempts <= attempt.tries + 1)
+        last = last or attempt.terms.attempts <= attempt.tries + 1
         reply, granted = yield from attempt.look(calls.NOT_AT_ALL if last else calls.polled(alive_for(delay)))
         if granted is not None or last or reply.state in (calls.GIVEN_UP, calls.FULL):
             return granted
         attempt.ticket = reply.number or attempt.ticket
-        if monotonic() >= attempt.current_holder.tell_at:
-            _tell_that_it_waits(attempt)
+        attempt.tell_that_it_waits()
         yield Pause(min(delay, attempt.deadline.left()))
 
 
@@ -265,7 +263,7 @@ def _await_wakes(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | N
             (tried, queued, generation), first = first, None
         wait, delay = calls.QUEUED if queued else calls.NOT_AT_ALL, 0.0
         if queued and listener.polled and tried is None:
-            pace = pace or Pace(attempt.backoff)
+            pace = pace or Pace(attempt.terms.backoff)
             delay = pace.next_look()
             wait = calls.polled(alive_for(delay))
         reply, granted = yield from attempt.look(wait, tried)
@@ -336,11 +334,6 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
         now = monotonic()
         if now >= due:
             return None, now < due + LOOK_LATE
-        if now >= attempt.current_holder.tell_at:
-            _tell_that_it_waits(attempt)
+        attempt.tell_that_it_waits()
         due = min(due, attempt.current_holder.tell_at)
         yield Park(waiter, None if due == math.inf else due - now)
-
-
-def _tell_that_it_waits(attempt: Attempt) -> None:
-    attempt.current_holder.tell(attempt.request.name, monotonic() - attempt.begun, attempt.waiter)

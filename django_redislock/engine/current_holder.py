@@ -35,7 +35,7 @@ class CurrentHolder:
         """Log once, after a long wait, who holds the lock, as of the last look: somebody may have forgotten it."""
         self.tell_at = math.inf
         if waiter is not None:
-            self._value = waiter.group.seen  # the oldest waiter looks for all
+            self._value = waiter.group.seen or self._value  # the oldest waiter looks for all
         holder = parse_holder(self._value)
         held = {} if holder is None else {"owner": holder.described, "fence": holder.fence}
         log_event(WARNING, "still-waiting", **named(name), **held, waited=waited)

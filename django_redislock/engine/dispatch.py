@@ -1,9 +1,8 @@
 """How renewals and pending releases get to their nodes, and what their answers mean for a node.
 
-The dispatch knows which nodes fail, since when, and when to try again. Its sender sees to it that the watchdog never
-has to wait for an answer: it sends in short-lived threads, with a connection each. Usually there is none. While one
-waits for a slow Redis, commands with the same patience or more wait for that thread, and those with less get a thread
-of their own.
+The dispatch knows which nodes fail, since when, and when to try again. The watchdog never has to wait for an answer:
+short-lived threads send, with a connection each. Usually there is none. While one waits for a slow Redis, commands with
+the same patience or more wait for that thread, and those with less get a thread of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -21,7 +20,7 @@ from redis.exceptions import ClusterDownError, ResponseError
 
 from ..base.log import log_event
 from ..base.pace import LAST_RETRY, Outage
-from ..base.processes import start
+from ..base.processes import try_start
 from ..base.times import monotonic
 from ..store.lock_store import Partition
 from ..store.node import Node
@@ -40,10 +39,6 @@ class Parcel(NamedTuple):
     how: str = ""
 
 
-Answered = Callable[[Node, list[Parcel], list[Any], float], None]
-Failed = Callable[[Node, list[Parcel], Exception], None]
-
-
 class _Trip:
     """A thread at work, and what it sends next."""
 
@@ -54,17 +49,45 @@ class _Trip:
         self.parcels = parcels
 
 
-class Sender:
-    """Calls ``answered(node, parcels, answers, sent)`` or ``failed(node, parcels, error)`` in its threads."""
+LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 
-    def __init__(self, answered: Answered, failed: Failed) -> None:
-        self._answered = answered
-        self._failed = failed
+
+class Dispatch:
+    """Calls ``on_answer(parcel, answer, node, sent)``; ``again(parcels, delay)`` for what has to be sent once more
+    after so many seconds; and ``on_recovery(partition)`` when a node has answered that had failed before.
+    """
+
+    def __init__(
+        self,
+        notifier: Notifier,
+        on_answer: Callable[[Parcel, Any, Node, float], object],
+        again: Callable[[list[Parcel], float], object],
+        on_recovery: Callable[[Partition], object],
+    ) -> None:
+        self._notifier = notifier
+        self._on_answer = on_answer
+        self._again = again
+        self._on_recovery = on_recovery
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may find a node closed
         self._trips: WeakKeyDictionary[Node, list[_Trip]] = WeakKeyDictionary()
         self._spare: dict[Node, tuple[float, Connection]] = {}
+        self._outages: WeakKeyDictionary[Node, Outage] = WeakKeyDictionary()
 
-    def send(self, node: Node, parcels: list[Parcel], timeout: float) -> None:
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    def send(self, parcels: Iterable[Parcel]) -> None:
+        """Send them, and return at once."""
+        batches, lost = _by_node(parcels)
+        if lost:  # of a cluster that could never be asked
+            self._again(lost, LAST_RETRY)
+        # C5: each node for itself, with a time limit of its own
+        for node, batch in batches.items():
+            patience = min(
+                (parcel.task.ttl / 6 for parcel in batch if isinstance(parcel.task, Lease)), default=math.inf
+            )
+            self._send(node, batch, max(0.05, min(node.origin.timeout, patience)))
+
+    def _send(self, node: Node, parcels: list[Parcel], timeout: float) -> None:
         """Send ``parcels`` in one write. Neither connecting nor any answer takes longer than ``timeout`` seconds."""
         with self._mutex:
             if node not in self._trips:
@@ -77,15 +100,8 @@ class Sender:
             trip = _Trip(timeout, parcels)
             self._trips[node].append(trip)
         thread = threading.Thread(target=self._run, args=(node, trip), name="redislock-sender", daemon=True)
-        try:
-            started = start(thread)
-        except RuntimeError as error:  # no thread can be started: nothing must wait for this one
-            with self._mutex:
-                self._trips[node].remove(trip)
-            self._failed(node, trip.parcels, error)
-            return
-        if not started:
-            self._run(node, trip)  # the process is about to end, so this may block
+        if not try_start(thread):
+            self._run(node, trip)  # none is left, or the process is about to end: better late than not at all
 
     def _run(self, node: Node, trip: _Trip) -> None:
         try:
@@ -132,76 +148,24 @@ class Sender:
         if spare is not None:
             spare.disconnect()
 
-
-def send_now(connection: Connection, parcels: Sequence[Parcel], by: float | None = None) -> tuple[list[Any], float]:
-    """Send ``parcels``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
-    connection.connect()
-    sent = monotonic()
-    answers = exchange(connection, [parcel.command for parcel in parcels], by)
-    refused = [i for i, answer in enumerate(answers) if wants_source(parcels[i].command, answer)]
-    if refused:
-        again = exchange(connection, [with_source(parcels[i].command) for i in refused], by)
-        for i, answer in zip(refused, again, strict=True):
-            answers[i] = answer
-    return answers, sent
-
-
-def send_last(parcels: Mapping[Node, Sequence[Parcel]], within: float) -> Iterator[tuple[Node, Exception]]:
-    """Send these in this thread, within that many seconds in all. Yields the nodes that have not answered, and why."""
-    end = monotonic() + within
-    for nodes, (node, batch) in zip(range(len(parcels), 0, -1), parcels.items(), strict=True):
-        # each node gets its share of the time left, for connecting and for the answers
-        patience = max(0.02, (end - monotonic()) / nodes)
-        by = monotonic() + patience
-        connection = node.origin.connection(min(node.origin.timeout, patience / 2))
-        try:
-            send_now(connection, batch, by)
-        except Exception as error:
-            yield node, error
-        finally:
-            connection.disconnect()
-
-
-LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
-
-
-class Dispatch:
-    """Calls ``answered(parcel, answer, node, sent)``; ``again(parcels, delay)`` for what has to be sent once more after
-    so many seconds; and ``recovered(partition)`` when a node has answered that had failed before.
-    """
-
-    def __init__(
-        self,
-        notifier: Notifier,
-        answered: Callable[[Parcel, Any, Node, float], object],
-        again: Callable[[list[Parcel], float], object],
-        recovered: Callable[[Partition], object],
-    ) -> None:
-        self._notifier = notifier
-        self._on_answer = answered
-        self._again = again
-        self._on_recovery = recovered
-        self._sender = Sender(self._answered, self._failed)
-        self._outages: WeakKeyDictionary[Node, Outage] = WeakKeyDictionary()
-
-    def send(self, parcels: Iterable[Parcel]) -> None:
-        """Send them, and return at once."""
-        batches, lost = _by_node(parcels)
-        if lost:  # of a cluster that could never be asked
-            self._again(lost, LAST_RETRY)
-        # C5: each node for itself, with a time limit of its own
-        for node, batch in batches.items():
-            patience = min(
-                (parcel.task.ttl / 6 for parcel in batch if isinstance(parcel.task, Lease)), default=math.inf
-            )
-            self._sender.send(node, batch, max(0.05, min(node.origin.timeout, patience)))
-
     def send_last(self, parcels: Iterable[Parcel]) -> None:
-        """Send them before the process ends, and its threads with it. Takes LAST_WORDS in all."""
+        """Send them before the process ends, and its threads with it, in this thread. Takes LAST_WORDS in all."""
         batches, _ = _by_node(parcels)
-        for node, error in send_last(batches, LAST_WORDS):
-            if any(parcel.task.matters for parcel in batches[node]):
-                log_event(WARNING, "releases-not-sent", alias=node.origin.alias, error=error)
+        end = monotonic() + LAST_WORDS
+        for nodes, (node, batch) in zip(range(len(batches), 0, -1), batches.items(), strict=True):
+            # each node gets its share of the time left, for connecting and for the answers
+            patience = max(0.02, (end - monotonic()) / nodes)
+            by = monotonic() + patience
+            connection = node.origin.connection(min(node.origin.timeout, patience / 2))
+            try:
+                send_now(connection, batch, by)
+            except Exception as error:
+                if any(parcel.task.matters for parcel in batch):
+                    log_event(WARNING, "releases-not-sent", alias=node.origin.alias, error=error)
+            finally:
+                connection.disconnect()
+
+    # -- what comes of it -------------------------------------------------------------------------------------------
 
     def _answered(self, node: Node, parcels: list[Parcel], answers: list[Any], sent: float) -> None:
         moved: list[Parcel] = []
@@ -246,6 +210,19 @@ class Dispatch:
         if isinstance(error, ClusterDownError) or not isinstance(error, ResponseError):
             for store in {parcel.task.partition.store for parcel in parcels}:
                 store.look_around(node)
+
+
+def send_now(connection: Connection, parcels: Sequence[Parcel], by: float | None = None) -> tuple[list[Any], float]:
+    """Send ``parcels``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
+    connection.connect()
+    sent = monotonic()
+    answers = exchange(connection, [parcel.command for parcel in parcels], by)
+    refused = [i for i, answer in enumerate(answers) if wants_source(parcels[i].command, answer)]
+    if refused:
+        again = exchange(connection, [with_source(parcels[i].command) for i in refused], by)
+        for i, answer in zip(refused, again, strict=True):
+            answers[i] = answer
+    return answers, sent
 
 
 def _by_node(parcels: Iterable[Parcel]) -> tuple[dict[Node, list[Parcel]], list[Parcel]]:

@@ -1,4 +1,4 @@
-"""Moving the end of a lease, and detaching a lock for whoever has its token."""
+"""Moving the end of a lease, detaching a lock for whoever has its token, and what the bearer of a token may do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ..base.times import monotonic
 from ..store import calls
 from ..store.lock_store import Partition
 from .announcements import reason_of
-from .lease import Lease, Section
+from .held import Held
+from .lease import RELEASED, Lease
 from .runtime import runtime
 
 RENEWED_WITHIN = 3.0  # seconds in which a process that lives renews a lease, as after a handoff (R10)
@@ -45,7 +46,7 @@ def draw_new_fence(lease: Lease) -> Steps[None]:
     The old one must not have been used. Raises LockLost, LockUnavailable.
     """
     watchdog = runtime().watchdog
-    lease.raising = True
+    lease.changing = True
     try:
         # without the old fence, so that a repetition still finds the lock
         answer = yield from calls.renew(lease.request, "raise", lease.ttl)
@@ -56,7 +57,7 @@ def draw_new_fence(lease: Lease) -> Steps[None]:
         lease.partition.note_fence(answer.fence)
         watchdog.moved(lease, "raise", lease.ttl, answer)
     finally:
-        lease.raising = False
+        lease.changing = False
 
 
 def renew_by_token(partition: Partition, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
@@ -65,17 +66,30 @@ def renew_by_token(partition: Partition, name: str, bears: Callable[[str], bool]
     return held is not None and (yield from calls.renew(held, how, left)).state == calls.HELD
 
 
-def detach(section: Section, left: float) -> Steps[str]:
+def release_by_token(partition: Partition, name: str, bears: Callable[[str], bool]) -> Steps[bool]:
+    """Release the lock, whoever acquired it, if ``bears`` accepts its token. Returns whether it was held with it."""
+    held = yield from calls.find_held(partition, name, bears)
+    if held is None:
+        return False
+    answer = yield from calls.release(held, unknown=False, how=calls.BEARER)
+    released = answer.state == calls.RELEASED or answer.twice
+    lease = runtime().watchdog.lease_of(held.id)
+    if released and lease is not None:
+        runtime().watchdog.lose(lease, RELEASED)  # Redis tells only other processes
+    return released
+
+
+def detach(section: Held, left: float) -> Steps[str]:
     """End renewal and ownership here, for all sections that use the lease; the lock stays for ``left`` seconds.
 
     Returns the token by which another process can adopt it.
     """
     lease = section.held
-    lease.detaching = lease.leaving = True
+    lease.detaching = lease.changing = True
     try:
         yield from renew(lease, "detach", left)
     finally:
-        lease.leaving = False
+        lease.changing = False
     for each in (*lease.shares, section):
         each.leave()
     return str(lease.token)  # as plain text
@@ -84,4 +98,4 @@ def detach(section: Section, left: float) -> Steps[str]:
 def start_listening(lease: Lease) -> None:
     """Subscribe: somebody is about to learn the token, and must not take this process for dead."""
     if lease.request.listens:
-        runtime().listener(lease.request.partition).start()
+        runtime().listener(lease.partition).start()

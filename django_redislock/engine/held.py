@@ -12,6 +12,7 @@ speaks, is decided before there is a coroutine; see :func:`twin`.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import update_wrapper
 from types import MethodType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import AsyncToSync, SyncToAsync
 
@@ -33,21 +34,55 @@ Key = tuple[Partition, str]
 
 # where asgiref notes for whom a thread runs sync code; __dict__: a fifth of the time of a getattr() that finds nothing
 _ASGIREF = SyncToAsync.threadlocal
-FEW = 16  # entries that are copied each time
+FEW = 16  # entries, and twice, four times ... as many: then those that are over are dropped
 
 
-class Held(Protocol):
-    """An Acquisition, as seen by code that does not make it."""
+class Held:
+    """An acquisition, as the context shows it, and whose it is. Each is an Acquisition, which see."""
 
-    lease: Lease | None
+    name: str
+    partition: Partition
+    lease: Lease | None = None
     keys: tuple[Key, ...]  # under which it is shown
-    over: bool
+    over: bool = False  # given back, or never got
+    _pid: int
+    _caller: Any  # weak
+    _keeper: Any  # weak: it is renewed as long as this lives
+    _ground: weakref.ref[Any] | None = None
 
     @property
-    def caller(self) -> Runner | None: ...
+    def caller(self) -> Runner | None:
+        """The task or thread that has called for it, as long as that exists; None where the context alone counts."""
+        return None if self._caller is None else self._caller()
 
     @property
-    def here(self) -> bool: ...
+    def here(self) -> bool:
+        """Whether it was made in this process, not in the one that it was forked from."""
+        return self._pid == os.getpid()
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether whoever has called for it has ended."""
+        if self._caller is None:
+            return not self.may_be_given_back()
+        runner = self._caller()
+        return runner is None or not runs(runner)
+
+    @property
+    def held(self) -> Lease:
+        """The lease, once it is obtained."""
+        assert self.lease is not None
+        return self.lease
+
+    def may_be_given_back(self) -> bool:
+        """Whether anybody is left who could do so."""
+        if self._ground is not None and not stands(self._ground()):
+            return False
+        return self._keeper is None or self._keeper() is not None
+
+    def undo(self) -> None: ...
+
+    def undo_after(self, block: object) -> None: ...
 
 
 References = tuple[weakref.ref[Held], ...]
@@ -67,13 +102,13 @@ def _get(key: Key) -> References:
     return late[key] if key in late else known.get(key, ())
 
 
-def _put(key: Key, shown: References) -> None:
+def _put(key: Key, references: References) -> None:
     known, late = _shown.get()
-    late = {**late, key: shown}
-    if not shown and key not in known:
+    late = {**late, key: references}
+    if not references and key not in known:
         del late[key]
     if len(late) > FEW and len(late) ** 2 > len(known):
-        known, late = {key: left for key, shown in {**known, **late}.items() if (left := _not_over(shown))}, {}
+        known, late = {key: left for key, some in {**known, **late}.items() if (left := _not_over(some))}, {}
     _shown.set((known, late))
 
 
@@ -136,17 +171,12 @@ def running_task() -> Task | None:
     return None if asyncio._get_running_loop() is None else asyncio.current_task()
 
 
-def served_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop for one of whose tasks this thread runs sync code by ``sync_to_async``, if any."""
-    loop: asyncio.AbstractEventLoop | None = _ASGIREF.__dict__.get("main_event_loop")
-    return loop if loop is not None and loop.is_running() else None
-
-
 def caller() -> Runner | None:
     """The running task or thread. None in sync code that a thread runs for a task: it runs that of other tasks, too."""
     if asyncio._get_running_loop() is not None:
         return asyncio.current_task()
-    return None if _ASGIREF.__dict__ and served_loop() is not None else threading.current_thread()
+    served: Loop | None = _ASGIREF.__dict__.get("main_event_loop")
+    return threading.current_thread() if served is None or not served.is_running() else None
 
 
 def _is_of_sync_code(task: Task, other: Task) -> bool:
@@ -157,10 +187,9 @@ def _is_of_sync_code(task: Task, other: Task) -> bool:
     return getattr(task.get_coro(), "cr_code", None) is AsyncToSync.main_wrap.__code__
 
 
-def thread_of(loop: asyncio.AbstractEventLoop) -> threading.Thread:
-    """The thread whose sync code waits for this running loop by ``async_to_sync``; else the one that it runs in."""
-    executor = AsyncToSync.loop_thread_executors.get(loop)
-    return getattr(executor, "_work_thread", None) or threading.current_thread()
+def waiting_thread(loop: Loop) -> threading.Thread | None:
+    """The thread whose sync code waits for this running loop by ``async_to_sync``, if any."""
+    return getattr(AsyncToSync.loop_thread_executors.get(loop), "_work_thread", None)
 
 
 def is_foreign(acquisition: Held, runner: Runner | None) -> bool:
@@ -171,7 +200,9 @@ def is_foreign(acquisition: Held, runner: Runner | None) -> bool:
     if not asyncio.isfuture(runner):
         return not asyncio.isfuture(other)  # else it is the sync code of a task
     # else sync code waits for this task: that thread's, or that of the other task
-    return not _is_of_sync_code(runner, other) if asyncio.isfuture(other) else thread_of(runner.get_loop()) is not other
+    if asyncio.isfuture(other):
+        return not _is_of_sync_code(runner, other)
+    return other is not (waiting_thread(runner.get_loop()) or threading.current_thread())
 
 
 def runs(runner: Runner) -> bool:
@@ -222,11 +253,8 @@ def holds(partition: Partition, name: str, pool: str = "") -> Lease | None:
 def ground() -> weakref.ref[Any]:
     """The thread (of sync code) or event loop (of coroutines) that this is: where something acquired is given back."""
     loop = asyncio._get_running_loop()
-    if loop is None:
-        return weakref.ref(threading.current_thread())
     # sync code that waits for a loop of its own goes on with what that has acquired
-    executor = AsyncToSync.loop_thread_executors.get(loop)
-    return weakref.ref(getattr(executor, "_work_thread", None) or loop)
+    return weakref.ref(threading.current_thread() if loop is None else waiting_thread(loop) or loop)
 
 
 def stands(ground: threading.Thread | Loop | None) -> bool:

@@ -6,14 +6,13 @@ import asyncio
 import os
 import weakref
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any
 
-from ..base.steps import Steps
 from ..base.times import monotonic
 from ..exceptions import LockLost, LockUnavailable
+from ..options import Terms
 from ..store.calls import LockRequest, Renewed, lease_end
 from ..store.lock_store import Partition
-from .terms import Terms
 
 Task = asyncio.Task[Any]
 
@@ -78,36 +77,19 @@ class Lease:
     the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`).
     """
 
-    __slots__ = (
-        "__weakref__",
-        "asked_fence",
-        "canceller",
-        "claimed",
-        "closed",
-        "detaching",
-        "due",
-        "ends",
-        "fence",
-        "fenced",
-        "handed",
-        "known",
-        "leaving",
-        "lost_reason",
-        "pid",
-        "raising",
-        "renewing",
-        "request",
-        "seen",
-        "shares",
-        "since",
-        "template",
-        "terms",
-        "tried_release",
-        "unknown",
-        "unrenewed",
-        "urgent",
-        "watched",
-    )
+    unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
+    canceller: Canceller | None = None
+    lost_reason: str = ""
+    closed: bool = False  # released or detached: nobody here may use it any more
+    tried_release: bool = False
+    detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
+    changing: bool = False  # Redis is being asked to detach it, or for a new fence
+    watched: bool = False
+    due: float = 0.0  # when the watchdog looks next
+    urgent: bool = False  # ask Redis now, whatever the clock says
+    seen: bool = False  # the watchdog has looked at it: it is no short section
+    claimed: frozenset[str] = frozenset()  # on which databases
+    matters = True  # whether a failure to renew it is worth a warning
 
     def __init__(
         self,
@@ -116,11 +98,16 @@ class Lease:
         *,
         fence: int,
         ends: float,
-        template: str = "",
+        template: str,
         handed: bool = False,
         unknown: bool = False,
     ) -> None:
         self.request: LockRequest = request
+        self.partition: Partition = request.partition
+        self.name: str = request.name
+        self.id: str = request.id
+        self.token: str = request.token or request.id
+        self.ttl: float = request.ttl
         self.terms: Terms = terms
         self.fence: int = fence
         self.ends: float = ends
@@ -130,53 +117,21 @@ class Lease:
         self.known: float = self.since  # as of when Redis has said last that it is held
         self.pid: int = os.getpid()
         self.renewing: bool = terms.auto_renew
-        self.unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
-        self.template: str = template or request.name  # the name as it was written
-        self.canceller: Canceller | None = None
-        self.shares: list[Section] = []  # those that use it: several, if it is reentrant
-        self.lost_reason: str = ""
-        self.closed: bool = False  # released or detached
-        self.tried_release: bool = False
-        self.detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
-        self.leaving: bool = False  # Redis is being asked to detach it; its answer counts for more than the clock
-        self.watched: bool = False
-        self.due: float = 0.0  # when the watchdog looks next
-        self.urgent: bool = False  # ask Redis now, whatever the clock says
-        self.seen: bool = False  # the watchdog has looked at it: it is no short section
+        self.template: str = template  # the name as it was written
+        self.shares: list[Any] = []  # the sections that use it: several, if it is reentrant
         self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
-        self.claimed: frozenset[str] = frozenset()  # on these databases
-        self.raising: bool = False  # a new fence was asked for
         self.asked_fence: int = fence  # in the latest renewal
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """A lease cannot be pickled or copied: a copy of an object that refers to it has None instead."""
         return type(None), ()
 
-    matters = True  # whether a failure to renew it is worth a warning
-
-    # -- what was asked for -----------------------------------------------------------------------------------------
-
-    @property
-    def partition(self) -> Partition:
-        return self.request.partition
-
-    @property
-    def name(self) -> str:
-        return self.request.name
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def token(self) -> str:
-        return self.request.token or self.request.id
-
-    @property
-    def ttl(self) -> float:
-        return self.request.ttl
-
     # -- what has become of it --------------------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the log and the signals say of it."""
+        return {"name": self.name, "template": self.template, "fence": self.fence}
 
     @property
     def here(self) -> bool:
@@ -222,12 +177,6 @@ class Lease:
         if self.canceller is not None:
             self.canceller.end()
 
-    def close(self) -> None:
-        """It was released or detached: nobody here may use it any more."""
-        self.closed, self.watched = True, False
-        if self.canceller is not None:
-            self.canceller.end()
-
     def fence_as_well(self, fenced: bool | tuple[str, ...] | None) -> None:
         """It was entered again with this ``fenced``, which can add to the claims asked for, not take any away."""
         if fenced is True or self.fenced is True:
@@ -237,11 +186,11 @@ class Lease:
 
     # -- who may release it -----------------------------------------------------------------------------------------
 
-    def is_last(self, section: Section) -> bool:
+    def is_last(self, section: object) -> bool:
         """Whether no other section uses it; this one may have been undone in the background meanwhile."""
         return self.shares in ([section], [])
 
-    def leave(self, section: Section) -> None:
+    def leave(self, section: object) -> None:
         """This section no longer uses it. May be called again, and from any thread."""
         try:
             self.shares.remove(section)
@@ -291,27 +240,3 @@ class Lease:
             reason=reason,
             fence=self.fence,
         )
-
-
-class Section(Protocol):
-    """An Acquisition, as seen by code that does not make it: a section under a lock."""
-
-    lease: Lease | None
-    at_least: float
-
-    @property
-    def held(self) -> Lease: ...
-
-    def may_be_given_back(self) -> bool: ...
-
-    def give_back(self) -> Steps[bool]: ...
-
-    def end(self) -> Steps[bool]: ...
-
-    def exit(self, error: BaseException | None) -> Steps[bool]: ...
-
-    def leave(self) -> None: ...
-
-    def undo_after(self, block: object) -> None: ...
-
-    def undo(self) -> None: ...

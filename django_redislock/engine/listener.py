@@ -8,14 +8,17 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from typing import Any
 
 from ..base.names import TOKEN, can_be_asked_for
 from ..base.times import monotonic
-from ..store.calls import ENDLESS, FREE, lease_end
+from ..store.calls import ENDLESS, FREE, WITHDRAWAL, LockRequest, lease_end
 from ..store.lock_store import Partition
 from ..store.node import Node
-from .receiver import Receiver
-from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
+from ..store.records import make_keys
+from .announcements import TOLD
+from .waiters import Grant, Loop, Waiter, Waiters
+from .watchdog import Watchdog
 
 LOOK_EVERY = 5.0  # seconds between a process's looks at one name
 RECONNECTING = 1.0  # the same while there is no subscription
@@ -28,36 +31,22 @@ DOUBT_EVERY = 5.0  # seconds between looks of all waiters because of late messag
 _GRANT = r"(\d{1,16}) (\d{1,17}) (\d{1,12})(|@[0-9a-f]{40}|@\?) "
 _MESSAGE = re.compile(rf"(?:(g)|([wfar])) ({TOKEN}) (?(1){_GRANT})([^\ud800-\udfff]+)")
 
-# handles a message for an id that no waiter here has: kind, id, name
-Stray = Callable[[Partition, str, str, str], None]
-
 
 class Listener:
     """See the module. ``ready``: subscribed, so waiters may queue; ``polled``: messages cannot be trusted to arrive.
-
-    ``want`` subscribes it. ``on_stray`` gets messages that are for no waiter here, ``on_left`` the id and name of a
-    waiter whose loop has ended, and ``on_subscribed`` is called after each (re)subscription.
+    ``want`` subscribes it.
     """
 
-    def __init__(
-        self,
-        partition: Partition,
-        want: Callable[[Listener], object],
-        on_stray: Stray,
-        on_left: Callable[[Partition, str, str], None],
-        on_subscribed: Callable[[Partition], None],
-    ) -> None:
+    def __init__(self, partition: Partition, want: Callable[[Listener], object], watchdog: Watchdog) -> None:
         self.partition: Partition = partition
         self.ready: bool = False
         self.polled: bool = False
         self.generation: int = 0
         self.heard: int = 0  # messages
         self.waiters: Waiters = Waiters()
-        self.receiver: Receiver[Listener] | None = None  # by which it is subscribed
+        self.receiver: Any = None  # the Receiver by which it is subscribed
         self._want = want
-        self._on_stray = on_stray
-        self._on_left = on_left
-        self._on_subscribed = on_subscribed
+        self._watchdog = watchdog
         partition.on_other_node = self.on_other_node
         partition.store.when_closed(self.close)
         partition.store.on_loop_end.append(self.bury)
@@ -69,12 +58,6 @@ class Listener:
 
     # -- the waiters' side ------------------------------------------------------------------------------------------
 
-    def make_waiter(self, id: str, name: str, loop: Loop | None) -> Waiter:
-        """For a coroutine in ``loop``, or for this thread."""
-        if loop is None:
-            return ThreadWaiter(id, name)
-        return TaskWaiter(id, name, loop, self.bury)
-
     def register(self, waiter: Waiter) -> None:
         """Let wakes reach this waiter. Must be called before its request is sent."""
         waiter.due = monotonic() + RECONNECTING
@@ -83,7 +66,7 @@ class Listener:
     def bury(self, loop: Loop) -> None:
         """The loop has ended, and its waiters with it: pass on what they may have been granted."""
         for waiter in self.waiters.discard_loop(loop):
-            self._on_left(self.partition, waiter.id, waiter.group.name)
+            self._pass_on(waiter.id, waiter.group.name)
 
     def schedule(self, waiter: Waiter, left: float, delay: float) -> None:
         """A look found the lock busy for ``left`` more seconds, or free but reserved for somebody else.
@@ -137,10 +120,10 @@ class Listener:
 
     def start(self) -> None:
         """Subscribe, unless that is done or under way. Returns at once; later, ``ready`` is set and waiters look."""
-        if not self.ready:
+        if self.receiver is None:
             self._want(self)
 
-    def subscribed(self, receiver: Receiver[Listener] | None, *, polled: bool) -> None:
+    def subscribed(self, receiver: Any, *, polled: bool) -> None:
         """Messages arrive by ``receiver``; None: they do not arrive."""
         self.polled = polled
         self.generation += 1
@@ -148,20 +131,19 @@ class Listener:
         self.receiver = receiver
         self.ready = True
         self.tell_all()
-        self._on_subscribed(self.partition)
+        self._watchdog.renew_all(self.partition)
 
     def unsubscribed(self) -> None:
         """Messages no longer arrive."""
         self.ready = False
         self.receiver = None
         self.partition.subscribed_at = None
+        for waiter in self.waiters.of():
+            waiter.wake()  # from now on, it looks by another clock
 
     def on_other_node(self) -> None:
         """C3: another node runs the scripts now. Subscribe there, and look again."""
-        try:
-            self._want(self)
-        except RuntimeError:
-            pass  # no thread can be started: the answer that told us must not be lost, and the next one tries again
+        self._want(self)
 
     def on_unsubscribed(self) -> None:
         """C3: the node has ended the subscription by itself, as it no longer has the slot."""
@@ -170,8 +152,7 @@ class Listener:
 
     def reconnect(self) -> None:
         """Cut the connection: wakes should arrive on it, and do not."""
-        receiver = self.receiver
-        if receiver is not None:
+        if (receiver := self.receiver) is not None:
             receiver.cut()
 
     def close(self) -> None:
@@ -198,4 +179,18 @@ class Listener:
         if waiter is not None:
             waiter.tell(grant)
         elif can_be_asked_for(name):
-            self._on_stray(self.partition, kind, id, name)
+            self._take_stray(kind, id, name)
+
+    def _take_stray(self, kind: str, id: str, name: str) -> None:
+        """A message for an id with which nobody here waits: of a holder, or of a waiter that has left."""
+        lease = self._watchdog.lease_of(id)
+        if lease is not None:
+            if kind in TOLD:
+                self._watchdog.lose(lease, TOLD[kind])
+        elif kind in "gw":
+            self._pass_on(id, name)
+
+    def _pass_on(self, id: str, name: str) -> None:
+        """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""
+        left = LockRequest(self.partition, make_keys(self.partition.prefix, name), name, id)
+        self._watchdog.release_later(left, unknown=False, how=WITHDRAWAL)

@@ -6,34 +6,21 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from redis.connection import Connection
 from redis.exceptions import ResponseError
 
 from ..base.times import monotonic
 from ..store.calls import probe_command, probed
-from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.wire import PASSING, classified, exchange, pack
+from .listener import Listener
 
 MESSAGE_WITHIN = 1.0  # seconds from the first byte of a message to its last
 
 
-class Hears(Protocol):
-    """A listener, as its receiver sees it."""
-
-    partition: Partition
-
-    def on_message(self, data: bytes, node: Node) -> None: ...
-
-    def on_unsubscribed(self) -> None: ...
-
-
-L = TypeVar("L", bound=Hears)
-
-
-class Receiver(Generic[L]):
+class Receiver:
     """Subscribed to the channels of ``listeners`` once, for as long as its connection lasts.
 
     At its end, its thread calls ``ended`` with the error that ended it, or None after :meth:`retire`. Any trouble ends
@@ -41,10 +28,10 @@ class Receiver(Generic[L]):
     """
 
     def __init__(
-        self, node: Node, listeners: Sequence[L], ended: Callable[[Receiver[L], Exception | None], None]
+        self, node: Node, listeners: Sequence[Listener], ended: Callable[[Receiver, Exception | None], None]
     ) -> None:
         self.node: Node = node
-        self.listeners: tuple[L, ...] = tuple(listeners)
+        self.listeners: tuple[Listener, ...] = tuple(listeners)
         self.connection: Connection = node.origin.listening(MESSAGE_WITHIN)
         self.trouble: Exception | None = None  # what has ended it, if anything
         self.since: float = 0.0  # monotonic
@@ -55,7 +42,7 @@ class Receiver(Generic[L]):
         self._memory = node.origin.memory
         self.thread: threading.Thread = threading.Thread(target=self._run, name="redislock-listener", daemon=True)
 
-    def subscribe(self, new: Sequence[L]) -> dict[L, int | ResponseError]:
+    def subscribe(self, new: Sequence[Listener]) -> dict[Listener, int | ResponseError]:
         """Connect and subscribe. Return for each new listener how many subscribers the node counts, or its error.
 
         0 means that messages cannot be trusted to arrive (R3). Of the other listeners, only errors are returned.
@@ -63,7 +50,7 @@ class Receiver(Generic[L]):
         self.connection.connect()
         word = "SSUBSCRIBE" if self._sharded else "SUBSCRIBE"
         self.connection.send_packed_command([pack([(word, each.partition.channel) for each in self.listeners])])
-        refused: dict[L, int | ResponseError] = {}
+        refused: dict[Listener, int | ResponseError] = {}
         for listener in self.listeners:
             try:
                 while self.connection.read_response()[0] in (b"message", b"smessage"):
@@ -73,8 +60,8 @@ class Receiver(Generic[L]):
         asked = [listener for listener in new if listener not in refused]
         return refused | self._probe(asked)
 
-    def _probe(self, asked: Sequence[L]) -> dict[L, int | ResponseError]:
-        found: dict[L, int | ResponseError] = {}
+    def _probe(self, asked: Sequence[Listener]) -> dict[Listener, int | ResponseError]:
+        found: dict[Listener, int | ResponseError] = {}
         # on a connection of its own: in a process of coroutines, the pool would keep one that nobody else needs
         connection = self.node.origin.connection(self.node.origin.timeout)
         try:
@@ -110,6 +97,7 @@ class Receiver(Generic[L]):
     def end(self) -> None:
         """Cut the connection, whoever is reading it."""
         connection: Any = self.connection
+        connection.connect = _refuse  # whoever is about to read would connect anew, and not be subscribed
         if self.thread.is_alive():
             # Its thread closes it: a new socket could get the number of a closed one before the thread has begun to
             # wait, and would then be waited for instead
@@ -128,9 +116,9 @@ class Receiver(Generic[L]):
     def _run(self) -> None:
         try:
             while not self._retired.is_set():
-                # fakeredis cannot wait for data without reading it
-                if self._memory or self.connection.can_read(None):  # type: ignore[arg-type]  # without end
-                    self._on_message(*self.connection.read_response())
+                if not self._memory:  # fakeredis cannot wait for data without reading it
+                    self.connection.can_read(None)  # type: ignore[arg-type]  # without end
+                self._on_message(*self.connection.read_response())
         except Exception as error:  # of any kind: a TLS connection that is cut yields nonsense
             self.trouble = error
         retired = self._retired.is_set()
@@ -144,3 +132,7 @@ class Receiver(Generic[L]):
             listener.on_message(data, self.node)
         else:  # C3: an unsolicited sunsubscribe: the slot has moved
             listener.on_unsubscribed()
+
+
+def _refuse() -> None:
+    raise ConnectionError("the subscription has ended")

@@ -1,8 +1,4 @@
-"""The objects with background threads, one set for each process, and how they are wired together.
-
-Also what becomes of strays: messages for no waiter of this process. They concern a lock that it holds, or a waiter that
-has left.
-"""
+"""The objects with background threads, one set for each process, and how they are wired together."""
 
 from __future__ import annotations
 
@@ -11,45 +7,11 @@ import sys
 import threading
 
 from ..base.processes import PerProcess
-from ..base.times import monotonic
-from ..store.calls import WITHDRAWAL, LockRequest
 from ..store.lock_store import LockStore, Partition
-from ..store.records import make_keys
-from .announcements import TOLD, Notifier
+from .announcements import Notifier
 from .listener import Listener
 from .subscriber import Subscriber
 from .watchdog import Watchdog
-
-MOST_STRAYS = 100  # that are answered in a second: anybody may have sent them
-
-
-class Strays:
-    """Acts on strays: a lease is lost, or a grant is passed on."""
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        self._watchdog = watchdog
-        self._count = 0  # up to this time (monotonic):
-        self._count_until = 0.0
-
-    def take(self, partition: Partition, kind: str, id: str, name: str) -> None:
-        """A message for an id with which nobody here waits."""
-        if self._watchdog.holds(id):
-            if kind in TOLD:
-                self._watchdog.lose_by_id(id, TOLD[kind])
-        elif kind in "gw" and self._may_answer():  # it has left in the meantime
-            self.pass_on(partition, id, name)
-
-    def pass_on(self, partition: Partition, id: str, name: str) -> None:
-        """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""
-        left = LockRequest(partition, make_keys(partition.prefix, name), name, id)
-        self._watchdog.release_later(left, unknown=False, how=WITHDRAWAL)
-
-    def _may_answer(self) -> bool:
-        now = monotonic()
-        if now >= self._count_until:
-            self._count, self._count_until = 0, now + 1.0
-        self._count += 1
-        return self._count <= MOST_STRAYS
 
 
 class Runtime:
@@ -58,7 +20,6 @@ class Runtime:
     def __init__(self) -> None:
         self.notifier: Notifier = Notifier()
         self.watchdog: Watchdog = Watchdog(self.notifier, lambda partition: self.listener(partition).start())
-        self._strays = Strays(self.watchdog)
         self._listeners: dict[Partition, Listener] = {}
         self._subscribers: dict[LockStore, Subscriber] = {}
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
@@ -74,8 +35,7 @@ class Runtime:
             with self._mutex:
                 found = self._listeners.get(partition)
                 if found is None:
-                    want, strays = self._subscriber(partition.store).want, self._strays
-                    made = Listener(partition, want, strays.take, strays.pass_on, self.watchdog.renew_all)
+                    made = Listener(partition, self._subscriber(partition.store).want, self.watchdog)
                     found = self._listeners.setdefault(partition, made)
                     partition.store.when_closed(lambda: self._listeners.pop(partition, None))
         return found

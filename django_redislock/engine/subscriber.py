@@ -8,14 +8,14 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from logging import WARNING
 from typing import Any
 
 from redis.exceptions import ResponseError
 
 from ..base.pace import Outage
-from ..base.processes import make_thread, start
+from ..base.processes import make_thread, try_start
 from ..base.times import monotonic
 from ..store.lock_store import LockStore, Partition
 from ..store.node import Node
@@ -24,7 +24,7 @@ from .announcements import Notifier
 from .listener import RECONNECTING, SIT_OUT, Listener
 from .receiver import Receiver
 
-RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
+RESUBSCRIBE_EVERY = 5.0  # seconds, where subscribing is refused
 STANDS = 1.0  # seconds that a subscription must last, for its end to be a new outage
 
 
@@ -38,30 +38,38 @@ class Subscriber:
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
         self._wanted = threading.Condition(self._mutex)
         self._due: dict[Listener, float] = {}  # listeners to subscribe, and when (monotonic)
-        self._receivers: dict[Node, Receiver[Listener]] = {}
-        self._joining: Receiver[Listener] | None = None  # about to become one of them
+        self._receivers: dict[Node, Receiver] = {}
+        self._joining: Receiver | None = None  # about to become one of them
         self._thread: threading.Thread | None = None
         self._outage: Outage | None = None
-        self._pauses: dict[Listener, float] = {}  # listeners that were refused: seconds until the next try
         self._last_refusal = ""
         store.when_closed(self.close)
 
     def want(self, listener: Listener) -> None:
         """Subscribe this listener, or check that it is at the right node. Returns at once; ``ready`` is set later."""
+        self._plan([listener])
+
+    def _plan(self, listeners: Sequence[Listener], due: float = 0.0) -> None:
+        """Subscribe these at this time; 0: soon, but after a refusal no sooner than planned.
+
+        Where no thread can be started, at the moment or (at the end of the process) for good, waiters poll.
+        """
         with self._mutex:
             if self.store.closed:
                 return
-            self._due.setdefault(listener, 0.0)  # after a refusal, the next try comes no sooner for this
+            for listener in listeners:
+                self._due[listener] = due or self._due.get(listener, 0.0)
             begun = self._wake()
-        if not begun:
-            listener.subscribed(None, polled=True)  # at the end of the process: waiters poll
+        for listener in listeners:
+            if not (begun or listener.ready):
+                listener.subscribed(None, polled=True)
 
     def _wake(self) -> bool:
-        """Make sure that our thread is at work. False: no thread can be started any more."""
+        """Make sure that our thread is at work. False: no thread can be started."""
         if self._thread is None or not self._thread.is_alive():
             # set before it starts: if start() is interrupted, the next caller must not start a second thread
             self._thread = thread = make_thread(self._run, "redislock-subscriber")
-            return start(thread)
+            return try_start(thread)
         self._wanted.notify_all()  # all, as a thread that is about to end may be waiting, too
         return True
 
@@ -176,9 +184,7 @@ class Subscriber:
         return [each for each in here if not each.ready and each not in self._due and each not in listeners]
 
     @staticmethod
-    def _replace(
-        old: Receiver[Listener], new: Receiver[Listener], others: Sequence[Listener], refused: Container[Listener]
-    ) -> None:
+    def _replace(old: Receiver, new: Receiver, others: Sequence[Listener], refused: Container[Listener]) -> None:
         """Move ``others``, which were subscribed before, from the old receiver to the new one."""
         for each in others:
             if each not in refused:
@@ -187,23 +193,22 @@ class Subscriber:
         for each in _served_by(old):
             each.on_unsubscribed()  # it was refused: another node has its slot now
 
-    def _stand(self, listener: Listener, receiver: Receiver[Listener], counted: int | ResponseError) -> None:
+    def _stand(self, listener: Listener, receiver: Receiver, counted: int | ResponseError) -> None:
         if isinstance(counted, PASSING):
             self.store.redirect(listener.partition, counted, receiver.node)
-            self._retry_less_often(listener, RECONNECTING / 10, RECONNECTING)
+            self._plan([listener], monotonic() + RECONNECTING / 4)
         elif isinstance(counted, ResponseError):
             # perhaps for a moment (BUSY, a password that is being changed), perhaps for good (a missing right)
             if str(counted) != self._last_refusal:
                 self._last_refusal = str(counted)
                 self._log("not-subscribed", error=wording(counted))
             listener.subscribed(None, polled=True)
-            self._retry_less_often(listener, RECONNECTING, RESUBSCRIBE_EVERY)
+            self._plan([listener], monotonic() + RESUBSCRIBE_EVERY)
         else:
-            self._pauses.pop(listener, None)
             self._last_refusal = ""
             listener.subscribed(receiver, polled=counted == 0)
 
-    def _ended(self, receiver: Receiver[Listener], error: Exception | None) -> None:
+    def _ended(self, receiver: Receiver, error: Exception | None) -> None:
         """Called in the thread of a receiver that has ended."""
         concerned = _served_by(receiver)
         self._forget(receiver)
@@ -211,26 +216,15 @@ class Subscriber:
             self.store.doubt(receiver.node)
             if monotonic() - receiver.since >= STANDS:
                 self._outage = None
-            self._go_on_with(lambda: self._failed(concerned, error))
+            self._failed(concerned, error)
         else:
             for listener in concerned:
                 listener.unsubscribed()
 
-    def _forget(self, receiver: Receiver[Listener]) -> None:
+    def _forget(self, receiver: Receiver) -> None:
         with self._mutex:
             if self._receivers.get(receiver.node) is receiver:
                 del self._receivers[receiver.node]
-
-    def _go_on_with(self, act: Callable[[], None]) -> None:
-        """Call ``act``, which wakes our thread. If none can be started, the current thread takes its place."""
-        try:
-            act()
-        except RuntimeError:  # no thread can be started
-            with self._mutex:
-                if self._thread is not None and self._thread.is_alive():
-                    return  # pragma: no cover (another thread was faster)
-                me = self._thread = threading.current_thread()
-            self._run(me)
 
     def _failed(self, listeners: Sequence[Listener], error: Exception) -> None:
         for listener in listeners:
@@ -243,25 +237,12 @@ class Subscriber:
         if outage.lasted > SIT_OUT:
             for listener in listeners:
                 listener.tell_all()
-        self._retry(listeners, delay * random.uniform(0.5, 1))
-
-    def _retry_less_often(self, listener: Listener, first: float, last: float) -> None:
-        pause = min(self._pauses.get(listener, first), last)
-        self._pauses[listener] = pause * 2
-        self._retry([listener], pause)
-
-    def _retry(self, listeners: Iterable[Listener], delay: float) -> None:
-        with self._mutex:
-            if not self.store.closed:
-                due = monotonic() + delay
-                for listener in listeners:
-                    self._due[listener] = due
-                self._wake()
+        self._plan(listeners, monotonic() + delay * random.uniform(0.5, 1))
 
     def _log(self, event: str, **facts: Any) -> None:
         self._notifier.log(WARNING, event, alias=self.store.alias, **facts)
 
 
-def _served_by(receiver: Receiver[Listener]) -> list[Listener]:
+def _served_by(receiver: Receiver) -> list[Listener]:
     """The listeners that are still subscribed by this receiver."""
     return [listener for listener in receiver.listeners if listener.receiver is receiver]

@@ -109,11 +109,11 @@ class TaskWaiter(Waiter):
         self._told = False
 
 
-def lone_waiter(loop: Loop | None) -> Waiter:
-    """A waiter for something in this process, not for a message."""
-    if loop is None:
-        return ThreadWaiter("", "")
-    return TaskWaiter("", "", loop, lambda loop: None)
+def make_waiter(
+    loop: Loop | None, id: str = "", name: str = "", on_dead_loop: Callable[[Loop], None] = lambda loop: None
+) -> Waiter:
+    """A waiter for a coroutine in ``loop``, or for this thread. Without an id, it waits for no message."""
+    return ThreadWaiter(id, name) if loop is None else TaskWaiter(id, name, loop, on_dead_loop)
 
 
 class Park:

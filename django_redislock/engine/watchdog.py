@@ -71,12 +71,11 @@ class Watchdog:
 
     def watch(self, lease: Lease) -> None:
         """Renew this lease from now on, and tell its holder when it is lost."""
-        request = lease.request
         with self._mutex:
             lease.watched = True
-            self._leases[request.id] = lease
+            self._leases[lease.id] = lease
             due = first_look(lease)
-            self._agenda.begin(due, lease)
+            self._agenda.plan(due, lease)
             self._wake_for(due)
 
     def unwatch(self, lease: Lease) -> None:
@@ -92,12 +91,11 @@ class Watchdog:
 
     def end(self, lease: Lease) -> None:
         """The lease has ended here, and is for nobody to use."""
-        id = lease.request.id
         with self._mutex:
-            lease.close()
-            self._agenda.drop(lease)
-            if self._leases.get(id) is lease:
-                del self._leases[id]
+            lease.closed = True
+            lease.unwatch()
+            if self._leases.get(lease.id) is lease:
+                del self._leases[lease.id]
 
     def moved(self, lease: Lease, how: str, left: float, answer: Renewed) -> None:
         """The end of the lease was moved; see Lease.moved()."""
@@ -163,15 +161,9 @@ class Watchdog:
 
     # -- for what is heard elsewhere ---------------------------------------------------------------------------------
 
-    def holds(self, id: str) -> bool:
-        """Whether this acquisition holds a lock here, or is being released."""
-        return id in self._leases
-
-    def lose_by_id(self, id: str, reason: str) -> None:
-        """The acquisition of this id is over, if it is one of this process."""
-        lease = self._leases.get(id)
-        if lease is not None:
-            self.lose(lease, reason)
+    def lease_of(self, id: str) -> Lease | None:
+        """The lease of this id, if the lock is held here, or being released."""
+        return self._leases.get(id)
 
     def renew_all(self, partition: Partition) -> None:
         """After a reconnect: a flush or restart is noticed at once."""
@@ -214,15 +206,11 @@ class Watchdog:
         with self._mutex:
             while self._thread is me and not self.interruptions:
                 now = monotonic()
-                busy = self._agenda.busy
                 tasks = self._agenda.take_due(now)
                 if tasks:
                     return tasks
-                # locks in quick succession must not wake us each time: no new lease is due before this
-                idle_until = now + CONFIRM_AFTER if busy else math.inf
-                due = self._agenda.next_due
-                self._sleeps_until = idle_until if due is None else due
-                self._sleeps_until = min(self._sleeps_until, now + (LOOK_AROUND if self._leases else IDLE_LOOK))
+                look_around = now + (LOOK_AROUND if self._leases else IDLE_LOOK)
+                self._sleeps_until = min(self._agenda.next_due(now), look_around)
                 told = self._alarm.wait(self._sleeps_until - now)
                 self._sleeps_until = -math.inf
                 if not told:
@@ -251,12 +239,13 @@ class Watchdog:
     def _look_after(self, lease: Lease) -> Parcel | None:
         """What is to be sent for this lease now, if anything; else plan the next look."""
         now = monotonic()
+        if lease.changing:  # the answer to that counts for more than the clock. Later, ask in any case
+            lease.urgent, lease.seen = False, True
+            with self._mutex:
+                self._plan(now + CONFIRM_AFTER, lease)
+            return None
         if now >= lease.ends:
-            if lease.leaving:
-                with self._mutex:
-                    self._plan(now + CONFIRM_AFTER, lease)
-            else:
-                self.lose(lease, lease.end_reason)
+            self.lose(lease, lease.end_reason)
             return None
         released = not lease.may_be_released()
         if not lease.watched:
@@ -278,10 +267,6 @@ class Watchdog:
         if not how:
             with self._mutex:
                 self._plan(next_look(lease), lease)
-            return None
-        if lease.raising:  # with which fence?
-            with self._mutex:
-                self._plan(min(now + CONFIRM_AFTER, lease.ends), lease)
             return None
         lease.asked_fence = lease.fence
         command = renew_command(lease.request, how, lease.ttl, lease.fence)
@@ -320,7 +305,7 @@ class Watchdog:
                 # not when it was released, or extended by its holder, while the answer was on its way
                 if lease.watched and lease.due == parcel.due:
                     self.moved(lease, parcel.how, lease.ttl, answer)
-        elif lease.raising or lease.leaving or lease.asked_fence != lease.fence:
+        elif lease.changing or lease.asked_fence != lease.fence:
             with self._mutex:  # asked with a fence that was about to change, or while it is being detached
                 if lease.watched:
                     self._plan(min(monotonic() + CONFIRM_AFTER, lease.ends), lease)

@@ -15,8 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from .held import twin
-from .lease import Lease, Section
+from .held import Held, twin
+from .lease import Lease
 
 
 class Witness(weakref.ref[Any]):
@@ -24,7 +24,7 @@ class Witness(weakref.ref[Any]):
 
     __slots__ = ("section",)
 
-    section: Section
+    section: Held
 
 
 class Interruptions:
@@ -36,7 +36,7 @@ class Interruptions:
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    def watch(self, block: object, section: Section) -> Witness:
+    def watch(self, block: object, section: Held) -> Witness:
         """Undo the section once ``block`` has died, unless the returned witness has died first."""
         # the callback is C code, so no signal handler can raise inside it
         witness = Witness(block, self._found.append)
@@ -67,7 +67,7 @@ class WithBlock:
     """One run of a ``with`` block, from the look-up of its ``__exit__`` on."""
 
     lock: Any
-    section: Section | None = None  # once it was entered
+    section: Held | None = None  # once it was entered
     context: Any = None  # or another context manager, to be left at the end
     _exit: Callable[[], object]
 
@@ -79,7 +79,7 @@ class WithBlock:
         """
         return self._exit()
 
-    def enter(self, section: Section) -> None:
+    def enter(self, section: Held) -> None:
         """The block is about to begin, with this section."""
         self.section = section
         exit = self._exit()
@@ -109,23 +109,17 @@ class ExitMethod:
         return exit
 
 
-def section_of(block: WithBlock) -> Section | None:
+def section_of(block: WithBlock) -> Held | None:
     """An ExitStack enters the lock itself, so its block has none."""
-    section: Section | None = block.section or block.lock._own()
+    section: Held | None = block.section or block.lock._own()
     return section
 
 
-class _Last(threading.local):
-    """The block whose exit this thread has looked up last: it is the next one to be entered."""
-
-    block: Callable[[], WithBlock | None] | None = None
-
-
-_last = _Last()
+_last: Any = threading.local()  # the block whose exit this thread has looked up last: it is the next one to be entered
 
 
 def block_of(lock: object) -> WithBlock | None:
     """The block of the ``with`` statement that is entering ``lock`` now, if known."""
-    found, _last.block = _last.block, None
-    block = None if found is None else found()
+    found, _last.block = getattr(_last, "block", None), None
+    block: WithBlock | None = found and found()
     return block if block is not None and block.lock is lock else None

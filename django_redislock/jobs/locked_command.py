@@ -16,7 +16,6 @@ from ..base.name_templates import Template
 from ..base.names import lock_name
 from ..base.steps import refuse_event_loop, run
 from ..base.times import Seconds, seconds
-from ..engine import release_surely
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
 from ..open_transactions import warn_of_release
@@ -182,7 +181,7 @@ def _give_back(lock: Lock, at_least: float) -> None:
         return  # released by the command itself
     section.at_least = at_least
     try:
-        run(release_surely(section))
+        run(section.exit_surely())
     except LockLost:
         raise
     except BaseException:  # interrupted

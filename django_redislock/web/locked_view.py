@@ -13,9 +13,9 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
 from ..base.display import shown, takes_by_name
-from ..base.steps import Call, Evaluate, Steps, arun, run_blocking
+from ..base.steps import Call, CallOut, Steps, arun, run_blocking
 from ..call_names import CallTexts, Name, given_name, refuse_generators, signature_of, template_of, wraps
-from ..engine import Acquisition, Frame, Lease, release_surely
+from ..engine import Acquisition, Frame, Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
@@ -162,10 +162,11 @@ class _LockedView:
         """``aliases``: on which to open transactions; None for an async view."""
         view, match = self.view, request.resolver_match
         trouble = "it was called without" if match is None else f"this URL (route {match.view_name!r}) has no"
-        made, note, token = yield Evaluate(
-            lambda: self.texts.fill(view, self.signature, (request, *args), kwargs, trouble, request=request)
+        made, note, token = yield CallOut(
+            lambda: self.texts.fill(view, self.signature, (request, *args), kwargs, trouble, request=request),
+            twice=True,
         )
-        purpose = yield Evaluate(lambda: describe_request(request))
+        purpose = yield CallOut(lambda: describe_request(request), twice=True)
         try:
             section = Acquisition(made, self.options.with_note(note), token=token, purpose=purpose)
         except LockUnavailable as error:  # a cluster that was never reached has not said where this lock is
@@ -221,7 +222,7 @@ class _LockedView:
 def _release(section: Acquisition, aliases: list[str]) -> Steps[None]:
     lease = section.held
     try:
-        if (yield from release_surely(section, request=section.purpose)):
+        if (yield from section.exit_surely(request=section.purpose)):
             note_held(lease)
     except LockLost:
         if not lease.binds(aliases):

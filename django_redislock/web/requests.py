@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from logging import ERROR
 from math import ceil
 from statistics import median
@@ -24,7 +25,7 @@ from django.utils.translation import gettext, ngettext
 from ..base.display import shown
 from ..base.log import log_event, warn
 from ..base.names import quote
-from ..base.steps import CallOut, Evaluate, Steps
+from ..base.steps import CallOut, Steps
 from ..base.times import monotonic
 from ..conf import conf, import_function
 from ..engine import Acquisition, Lease
@@ -142,7 +143,7 @@ def conflict(
     ) % {"wait": wait}
     if refusal.outcome == "own":
         text = gettext("This request holds the lock itself. It could acquire it again with reentrant=True.")
-    return (yield Evaluate(lambda: refuse(request, settings.VIEW_STATUS, text, wait)))  # type: ignore[no-any-return]
+    return (yield CallOut(partial(refuse, request, settings.VIEW_STATUS, text, wait), twice=True))  # type: ignore[no-any-return]
 
 
 def unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnavailable) -> Steps[HttpResponse]:
@@ -152,7 +153,7 @@ def unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnavai
         raise error
     log_event(ERROR, "unavailable", name=name, request=purpose, error=error)
     text = gettext("This is not available at the moment. Please try again.")
-    return (yield Evaluate(lambda: refuse(request, status, text, 1)))  # type: ignore[no-any-return]
+    return (yield CallOut(partial(refuse, request, status, text, 1), twice=True))  # type: ignore[no-any-return]
 
 
 def refuse(request: HttpRequest, status: int, text: str, retry_after: int) -> HttpResponse:

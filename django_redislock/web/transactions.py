@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
 from ..base.steps import Steps, arun, run
-from ..engine import Acquisition, Frame, hide, release_quietly, under
+from ..engine import Acquisition, Frame, hide, under
 from ..open_transactions import in_atomic_block
 from .requests import note_held
 
@@ -110,7 +110,7 @@ class LateRelease:
         # the first to come releases, even what is being released in the background
         if self._once.acquire(blocking=False):
             note_held(self._section.held)
-            yield from release_quietly(self._section, request=self._section.purpose)
+            yield from self._section.exit_quietly(request=self._section.purpose)
 
     def _iterate(self, content: Any, keeper: object) -> Iterator[Any]:
         with ExitStack() as stack:

@@ -146,6 +146,11 @@ def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_c
     inside.before_next_round(monkeypatch, fail)
     renew_all()
     eventually(lambda: "event=watchdog-failed" in caplog.text and again())
+    caplog.clear()
+    again = renewed(lock)
+    inside.before_next_look(monkeypatch, fail)
+    renew_all()
+    eventually(lambda: "event=watchdog-failed" in caplog.text and again())
     monkeypatch.setattr(Moody, "mood", TypeError("unexpected keyword"))
     inside.limit(monkeypatch, idle_look=0.05)
     again = renewed(lock)
@@ -183,8 +188,8 @@ def test_an_interrupted_section_that_cannot_be_undone_is_logged_once_and_keeps_n
     assert caplog.text.count("TypeError: unhashable") == 1
 
 
-def test_a_lock_is_renewed_and_messages_are_heard_as_soon_as_there_are_threads_again(
-    settings: Any, eventually: Eventually, caplog: pytest.LogCaptureFixture, no_threads: Callable[[bool], object]
+def test_without_threads_locks_are_renewed_and_messages_are_heard_as_soon_as_there_are_some_again(
+    settings: Any, eventually: Eventually, no_threads: Callable[[bool], object]
 ) -> None:
     settings.CACHES = {**settings.CACHES, "unused": settings.CACHES["default"]}
     with Lock("first"):
@@ -194,10 +199,10 @@ def test_a_lock_is_renewed_and_messages_are_heard_as_soon_as_there_are_threads_a
     lock.acquire()
     silent.acquire()
     both = renewed(lock), renewed(silent)
-    eventually(lambda: "event=watchdog-failed" in caplog.text and "can't start new thread" in caplog.text)
-    eventually(lambda: "event=renewal-failed" in caplog.text)
+    eventually(lambda: all(again() for again in both))
+    assert not hears("unused")
     no_threads(False)
-    eventually(lambda: all(again() for again in both) and hears("unused"))
+    eventually(lambda: hears("unused"))
     lock.release()
     silent.release()
 

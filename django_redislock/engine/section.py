@@ -1,0 +1,276 @@
+"""A section under a lock: having the lock, and giving it back."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from logging import DEBUG, ERROR, WARNING
+from typing import Any
+
+from ..base.log import log_event, logger
+from ..base.steps import Call, Steps, arun, run
+from ..base.times import monotonic
+from ..exceptions import LockNotOwned, LockUnavailable
+from ..signals import lock_released
+from ..store import calls
+from ..store.loop_connections import LEAVING
+from ..store.retry import Tried, atry_once, try_once
+from ..store.wire import Command
+from .announcements import tell_released
+from .extension import detach
+from .held import Held, hide, show
+from .lease import VANISHED, Lease
+from .runtime import Runtime, runtime
+from .with_block import Witness
+
+
+class Section(Held):
+    """What an Acquisition is, once it has the lock."""
+
+    at_least: float = 0.0  # seconds for which it stays held, though by nobody, if it ends sooner and well
+    _above: tuple[Held, ...]  # what the context had shown before
+    _through: Any  # weak: the object by which users hold the lock
+    _runtime: Runtime
+    _witness: Witness | None = None
+    _tried: Tried | None = None  # a release that was not enough
+
+    # -- having it --------------------------------------------------------------------------------------------------
+
+    def belongs_to(self, through: Any) -> None:
+        """It is held by this object from now on: a pool's member."""
+        self._through = self._keeper = weakref.ref(through)
+        through.entered(self)
+        key = self.partition, self.held.name
+        self.keys = (*self.keys, key)
+        show(self, key)
+
+    def keep_for(self, keeper: object, *, undo: bool = False) -> None:
+        """Renew it as long as ``keeper`` lives, whatever has become of the thread or task that acquired it.
+
+        It is no longer theirs, but belongs to whoever runs under it.
+
+        ``undo``: give it back when that has died.
+        """
+        self._keeper, self._ground, self._witness, self._caller = weakref.ref(keeper), None, None, None
+        if undo:
+            self.undo_after(keeper)
+
+    def disown(self) -> None:
+        """It is for somebody else to release: the context does not show it any more."""
+        hide(self)
+        self._witness = None
+
+    def undo_after(self, block: object) -> None:
+        """Give all back in the background if ``block`` dies before this was given back by other means."""
+        watchdog = self._runtime.watchdog
+        if not watchdog.runs:
+            watchdog.wake_up()
+        self._witness = watchdog.interruptions.watch(block, self)
+
+    # -- giving it back, in one command ------------------------------------------------------------------------------
+
+    def release_at_once(self, how: str = calls.HOLDER) -> bool:
+        """Release the lock in this thread; return False where that takes more than one command: give_back() goes on.
+
+        ``how``: HOLDER or BEARER, by right of the token. Where this is interrupted, it is for the caller to undo it.
+        """
+        command = self._release_command(how)
+        if command is None or not self._let_go(try_once(self.partition, command, None)):
+            return False
+        if lock_released.receivers or logger.isEnabledFor(DEBUG):
+            run(tell_released(self.held))
+        return True
+
+    async def arelease_at_once(self) -> bool:
+        """See release_at_once(). Cancelled, it completes in the background."""
+        command = self._release_command(calls.HOLDER)
+        if command is None:
+            return False
+        try:
+            tried = await atry_once(self.partition, command, None, LEAVING)
+            if not self._let_go(tried):
+                return False
+        except BaseException:
+            self.undo()
+            raise
+        if lock_released.receivers or logger.isEnabledFor(DEBUG):
+            await arun(tell_released(self.held))
+        return True
+
+    def _release_command(self, how: str) -> Command | None:
+        """Return the command that releases the lock; None: that is not all that it takes."""
+        lease = self.lease
+        assert lease is not None
+        if lease.closed or lease.detaching or lease.canceller is not None or lease.pid != os.getpid():
+            return None
+        if not lease.is_last(self):
+            return None
+        self._runtime.watchdog.unwatch(lease)
+        return None if lease.lost_reason else calls.release_command(lease.request, unknown=lease.unknown, how=how)
+
+    def _let_go(self, tried: Tried) -> bool:
+        """End the lease if the first try has released the lock, and return True; else keep the try for release()."""
+        if not calls.released_at_once(tried):
+            self._tried = tried
+            return False
+        assert self.lease is not None
+        self._runtime.watchdog.end(self.lease)
+        self.leave()
+        return True
+
+    # -- giving it back, whatever it takes ---------------------------------------------------------------------------
+
+    def give_back(self) -> Steps[bool]:
+        """Release the lock. False: other sections still use it (it is reentrant).
+
+        Raises LockLost; LockNotOwned where the lock was detached, or the process was forked inside the section; and
+        LockUnavailable when Redis cannot be told, then it can be tried again.
+        """
+        lease = self.held
+        try:
+            if self._tried is None and (yield Call(self.release_at_once, twin=self.arelease_at_once)):
+                return True
+            if lease.detached or not lease.here:
+                self.leave()
+                raise LockNotOwned.to("release", lease.name)
+            if lease.is_last(self):
+                yield from self.release()
+                return True
+            self.leave()
+            release_unused(lease)
+            if lease.lost:
+                raise lease.lost_error()
+            return False
+        except (LockNotOwned, LockUnavailable):
+            raise
+        except BaseException:  # cancelled or interrupted: the lock has to be released all the same
+            self.undo()
+            raise
+
+    def release(self, *, bearer: bool = False) -> Steps[None]:
+        """give_back() for the last section that uses the lease, from any thread, task or context.
+
+        ``bearer``: by right of the token, also if it was detached. Where this is interrupted, it is for the caller to
+        undo it.
+        """
+        lease, watchdog = self.held, self._runtime.watchdog
+        tried, self._tried = self._tried, None
+        try:
+            watchdog.unwatch(lease)
+            how = calls.BEARER if bearer or lease.detaching else calls.HOLDER
+            answer = yield from calls.release(lease.request, unknown=lease.unknown, how=how, tried=tried)
+            # a repeated release that finds nothing within the lease did its work the first time; a closed lease was
+            # released in the background meanwhile, because its block was interrupted
+            repeated = answer.twice or lease.tried_release
+            done = answer.state == calls.RELEASED or lease.closed or (repeated and not lease.lost)
+            watchdog.end(lease)
+            self.leave()
+        except LockUnavailable as error:
+            watchdog.forget(lease)
+            lease.tried_release = True
+            raise lease.unreleased_error(error) from error.__cause__
+        if not done and not lease.lost_reason:
+            watchdog.lose(lease, VANISHED, released=True)
+        if lease.lost_reason:
+            raise lease.lost_error()
+        yield from tell_released(lease)
+
+    # -- the end of what was done under it ---------------------------------------------------------------------------
+
+    def exit(self, error: BaseException | None) -> Steps[bool]:
+        """The section has ended, with ``error`` or (None) well. Returns whether the lock is free.
+
+        As give_back(), except that a lock which was detached ends in silence, and that ``at_least`` is kept. Where the
+        section has ended with an error, that matters more than what goes wrong here.
+        """
+        lease = self.held
+        if lease.cancelled_by(error):
+            self.undo()
+            raise lease.lost_error()
+        # nothing may be awaited any more; or it is, on purpose, for the bearer of the token to release
+        if isinstance(error, GeneratorExit) or lease.detached:
+            self.undo()
+            return False
+        try:
+            left = lease.since + self.at_least - monotonic()
+            if error is not None or left < 0.001 or not lease.is_last(self):
+                return (yield from self.give_back())
+            yield from detach(self, left)
+            return True
+        except LockNotOwned:  # a loss was reported already
+            if error is None:
+                raise
+        except LockUnavailable as trouble:
+            self.undo()  # hardly anybody would try again
+            if error is None:
+                raise
+            log_event(WARNING, "not-released", name=lease.name, error=trouble, lease_left=trouble.lease_left)
+        return False
+
+    def exit_surely(self, **facts: Any) -> Steps[bool]:
+        """End well after work whose success must not be hidden by an error: if necessary, in the background.
+
+        LockLost propagates. ``facts`` are for the log.
+        """
+        try:
+            return (yield from self.exit(None))
+        except LockUnavailable as error:
+            log_event(ERROR, "not-released", name=self.held.name, **facts, error=error, lease_left=error.lease_left)
+            return True
+
+    def exit_quietly(self, **facts: Any) -> Steps[None]:
+        """See exit_surely(); a loss does not matter any more."""
+        try:
+            yield from self.exit_surely(**facts)
+        except LockNotOwned:
+            pass  # a loss, which was reported already; or this process was forked from the one that holds it
+
+    def fail(self, error: BaseException) -> Steps[None]:
+        """Give back what there is: ``error`` was raised, while the lock was held or before or after."""
+        if self.lease is None or self.lease.closed:
+            self.undo()
+        else:
+            yield from self.exit(error)
+
+    def undo(self) -> None:
+        """Give the lock back in the background: this was interrupted, or Redis could not be told."""
+        lease = self.lease
+        if lease is None:
+            self._end()
+            return
+        self.leave()
+        if self.here and not lease.shares:  # in a process that was forked meanwhile, it is the parent's to give back
+            if lease.closed:
+                self._runtime.watchdog.end(lease)  # again, in case that was interrupted
+            else:
+                release_later(lease)
+
+    def leave(self) -> None:
+        """This section no longer uses the lease. May be called again, and from any thread."""
+        assert self.lease is not None
+        self.lease.leave(self)
+        self._end()
+
+    def _end(self) -> None:
+        """There is nothing to give back any more."""
+        self.over, self._witness, self._above = True, None, ()
+        hide(self)
+        through = None if self._through is None else self._through()
+        if through is not None:
+            through.left(self)
+
+
+def release_later(lease: Lease) -> None:
+    """Release in the background, trying as often as it takes."""
+    watchdog = runtime().watchdog
+    how = calls.BEARER if lease.detaching else calls.HOLDER
+    # a renewal whose answer was lost may have moved its end
+    lasts = max(lease.ttl, lease.remaining())
+    watchdog.release_later(lease.request, unknown=lease.unknown, how=how, lasts=lasts)
+    watchdog.end(lease)
+
+
+def release_unused(lease: Lease) -> None:
+    """Release it where two sections have left at the same moment, each taking the other for the last."""
+    if not (lease.shares or lease.closed or lease.lost_reason):
+        release_later(lease)
