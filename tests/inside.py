@@ -380,6 +380,12 @@ def listen(using: str | None = None) -> None:
     Ears(using).start()
 
 
+def cut_before_it_is_read(patch: pytest.MonkeyPatch) -> None:
+    """The next connection is cut when those who wait know of it already, and nobody reads it yet."""
+    first = iter([True])
+    _around(patch, Receiver, "start", lambda receiver: next(first, False) and receiver.cut())
+
+
 def before_it_subscribes(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     _around(patch, Receiver, "subscribe", lambda *_: act())
 

@@ -170,6 +170,32 @@ def test_a_connection_that_yields_nonsense_is_replaced(
     assert waiting.result(GENEROUS) is True
 
 
+def test_a_connection_that_is_cut_before_anybody_reads_it_is_replaced(
+    client: redis.Redis, eventually: Eventually, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside.cut_before_it_is_read(monkeypatch)
+    listen()
+    channel = own_channel()
+    eventually(lambda: subscriptions() > 1 and hears() and client.pubsub_numsub(channel) == [(channel.encode(), 1)])
+
+
+def test_where_messages_no_longer_arrive_those_who_wait_look_by_themselves(
+    crowd: Crowd, network: Proxy, client: redis.Redis, settings: Any, eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    limit(monkeypatch, look_every=600)
+    settings.REDISLOCK = {"SLOW_WAIT": None}
+    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600)
+    me(lock, "acquire")
+    waiting = wait_in_line(you, Lock(NAME), client, eventually)
+    eventually(hears)
+    network.lose_answer("SUBSCRIBE", times=1000)
+    client.client_kill_filter(_type="pubsub")
+    eventually(lambda: not hears())
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+
+
 ONE, ANOTHER = "@" + "a" * 40, "@" + "b" * 40
 
 
