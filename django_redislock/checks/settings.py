@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from inspect import getmembers, isfunction
+from functools import partial
+from inspect import isfunction
 from typing import Any
 
 from django.conf import settings
@@ -211,8 +212,11 @@ def _unlimited(view: object, known: Conf) -> bool:
     )
 
 
-def _locks(view: object) -> Iterator[Options]:
+def _locks(view: Any) -> Iterator[Options]:
     """The options of the lock of ``view``, the outermost one; and if it is a class's, of that class's methods."""
+    while isinstance(view, partial):
+        view = view.func
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)  # Django's, and REST framework's
-    methods = [method for _, method in getmembers(cls, isfunction)] if isinstance(cls, type) else []
-    yield from filter(None, map(options_of, [view, *methods]))
+    bases = reversed(cls.__mro__) if isinstance(cls, type) else ()
+    methods = {name: value for base in bases for name, value in vars(base).items()}
+    yield from filter(None, map(options_of, [view, *filter(isfunction, methods.values())]))

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from types import ModuleType
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.decorators import login_required
 from django.core.checks import INFO
+from django.core.exceptions import ImproperlyConfigured
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
@@ -160,6 +162,15 @@ class Api(APIView):
     get = method_decorator(lock)(Page.get)
 
 
+class Raising:
+    def __get__(self, instance: object, owner: type) -> None:
+        raise ImproperlyConfigured
+
+
+class Descriptive(LockedGet):
+    wrong = Raising()
+
+
 class Free(LockedGet):
     get = Page.get
 
@@ -168,11 +179,13 @@ WITHOUT_LIMIT = {
     "a function": lock(respond),
     "a coroutine function": lock(arespond),
     "below decorators": login_required(never_cache(lock(respond))),
+    "given arguments": partial(lock(respond)),
     "locked": locked("order")(respond),
     "locked_atomic": locked_atomic("order")(respond),
     "a class": lock(Page.as_view()),
     "dispatch": Locked.as_view(),
     "a method": LockedGet.as_view(),
+    "beside an attribute that raises": Descriptive.as_view(),
     "of REST framework": Api.as_view(),
 }
 OTHERS = {
