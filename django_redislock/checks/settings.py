@@ -105,7 +105,7 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         except LockUnavailable:
             continue  # it is there, and away; the check of the server says so
         except ImproperlyConfigured as error:
-            yield _unusable(error)
+            yield _unusable(alias, error)
             continue
         stores.setdefault(store.identity, []).append(alias)
         if not store.memory:
@@ -130,15 +130,13 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         )
 
 
-def _unusable(error: Exception) -> CheckMessage:
+def _unusable(alias: str, error: Exception) -> CheckMessage:
     if "KEY_PREFIX" in str(error):
         return _wrong_prefix(error)
-    return Error(
-        str(error),
-        hint="Give this alias a Redis (one server, Sentinels, or a cluster), name another one in REDISLOCK['CACHE'], "
-        "or use django-redis's own BACKEND (with redis-py's locks).",
-        id="django_redislock.E003",
-    )
+    hint = "Give this alias a Redis (one server, Sentinels, or a cluster), or name another one in REDISLOCK['CACHE']"
+    if has_locks(alias):
+        hint += ", or use django-redis's own BACKEND (with redis-py's locks)"
+    return Error(str(error), hint=f"{hint}.", id="django_redislock.E003")
 
 
 def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
