@@ -137,6 +137,14 @@ def test_where_commands_were_renamed_away_the_check_fails_if_locks_do(
         assert ids(deploy=True) == ["E008"] * (not works)
 
 
+def test_a_server_with_cluster_mode_is_no_error_while_it_is_alone(caching: Set, eventually: Any) -> None:
+    with redis_server(cluster_enabled="yes") as own, own.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO", NEVER_DECODE=True))
+        caching(locks={"LOCATION": own.url})
+        assert ids(deploy=True) == []
+
+
 def test_a_replica_is_found(own: RedisServer, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with own.client() as client:
         client.replicaof("127.0.0.1", str(server.port))
