@@ -49,7 +49,7 @@ def read_all(request: HttpRequest) -> list[LockInfo]:
 
 def search(locks: Iterable[LockInfo], text: str) -> list[LockInfo]:
     """Those with all words of ``text`` in name or owner, ignoring case."""
-    words = text.casefold().split()
+    words = set(text.casefold().split())
     folded = [(lock, lock.name.casefold(), lock.owner.casefold()) for lock in locks]
     return [lock for lock, name, owner in folded if all(word in name or word in owner for word in words)]
 
@@ -73,6 +73,9 @@ class _Rows(list[LockInfo]):
         return self
 
 
+MOST_WORDS = 20  # of a search: each costs time for each lock
+
+
 class LockChangeList(ChangeList):
     """A page that no longer exists shows the last one."""
 
@@ -81,6 +84,9 @@ class LockChangeList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         if self.get_filters_params().keys() - {AliasFilter.parameter_name}:
+            raise IncorrectLookupParameters
+        if len(self.query.split()) > MOST_WORDS:
+            self.model_admin.tell_too_many_words(request, MOST_WORDS)
             raise IncorrectLookupParameters
         try:
             locks = read_all(request)

@@ -22,13 +22,16 @@ from django.utils.translation import gettext_lazy as _
 
 from ..base.display import printable
 from ..base.names import is_name
+from ..base.steps import run
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..fencing import MARK
 from ..inspection.info import LockInfo, force_release, get_lock
+from ..inspection.lists import read_matching
 from ..models import Fence, HeldLock
 from ..store.aliases import lock_aliases
-from ..store.stores import get_partition, get_stores
+from ..store.reading import batches
+from ..store.stores import get_partition, get_store, get_stores
 from .changelist import AliasFilter, LockChangeList, read_all, record, search
 from .fields import LockFields, more
 
@@ -104,7 +107,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> HeldLock | None:
         """A lock that nobody holds has a page and a history too. None for what cannot be a name."""
         lock = HeldLock(key=object_id)
-        if not is_name(lock.name) or (lock.using is not None and lock.using not in lock_aliases(conf().CACHE)):
+        if not _can_exist(lock):
             return None
         info = get_lock(lock.name, using=lock.using)
         return lock if info is None else HeldLock.of(info)
@@ -146,6 +149,10 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         text = gettext("Could not read the locks from Redis: %(error)s") % {"error": error}
         self.message_user(request, text, messages.ERROR, extra_tags="redislock-down")
 
+    def tell_too_many_words(self, request: HttpRequest, most: int) -> None:
+        text = gettext("Nothing was searched: give at most %(most)d words.") % {"most": most}
+        self.message_user(request, text, messages.ERROR)
+
     # -- force-release -----------------------------------------------------------------------------------------------
 
     @admin.action(permissions=["delete"], description=_("Force-release selected locks"))
@@ -166,7 +173,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         if across:  # all that the list of this request shows, on whichever page
             locks = [HeldLock.of(lock) for lock in search(read_all(request), request.GET.get("q", ""))]
         else:
-            found = [self.get_object(request, key) for key in dict.fromkeys(keys)]
+            found = [self.get_object(request, keys[0])] if one else _selected(keys)
             locks = [lock for lock in found if lock is not None and lock.info is not None]
         if not all(self.has_delete_permission(request, lock) for lock in locks):
             raise PermissionDenied
@@ -202,9 +209,14 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         by = f"{printable(request.user.get_username())} in the admin"
         outcomes: list[LockInfo | None] = []
         try:
-            for lock in locks:
-                fence = fences.get(_fence_field(lock), 0)
-                outcomes.append(force_release(lock.name, using=lock.using, by=by, fence=fence))
+            for batch in batches(locks):
+                before = len(outcomes)
+                try:
+                    for lock in batch:
+                        fence = fences.get(_fence_field(lock), 0)
+                        outcomes.append(force_release(lock.name, using=lock.using, by=by, fence=fence))
+                finally:
+                    record(request.user.pk, filter(None, outcomes[before:]))
         except LockUnavailable as error:
             left = len(locks) - len(outcomes)
             text = ngettext(
@@ -213,10 +225,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
                 left,
             )
             self.message_user(request, text % {"count": left, "error": error}, messages.ERROR)
-        finally:
-            released = [info for info in outcomes if info is not None]
-            record(request.user.pk, released)
-        if count := len(released):
+        if count := len(outcomes) - outcomes.count(None):
             text = ngettext("%(count)d lock was force-released.", "%(count)d locks were force-released.", count)
             self.message_user(request, text % {"count": count}, messages.SUCCESS)
         if gone := gone + outcomes.count(None):
@@ -233,6 +242,19 @@ def _has_several_aliases() -> bool:
         return len(get_stores()) > 1
     except LockUnavailable:  # the page says so
         return False
+
+
+def _can_exist(lock: HeldLock) -> bool:
+    return is_name(lock.name) and (lock.using is None or lock.using in lock_aliases(conf().CACHE))
+
+
+def _selected(keys: Sequence[str]) -> list[HeldLock]:
+    """Those of the list that are still held; two round trips for each alias."""
+    names: dict[str | None, set[str]] = {}
+    for lock in filter(_can_exist, (HeldLock(key=key) for key in keys)):
+        names.setdefault(lock.using, set()).add(lock.name)
+    reads = [read_matching(get_store(using).everywhere(), of.__contains__) for using, of in names.items()]
+    return [HeldLock.of(lock) for steps in reads for lock in run(steps)]
 
 
 def _fence_field(lock: HeldLock) -> str:

@@ -47,14 +47,14 @@ def _check(store: LockStore) -> Iterator[CheckMessage]:
         return
     for partition in partitions:
         try:
-            info, rights = _ask(partition)
+            info, rights, nodes = _ask(partition)
         except Exception as error:  # see above
             yield _unseen(partition.alias, error)
             continue
         if isinstance(info, ResponseError):
             found = [_unseen(partition.alias, info)]
         else:
-            found = list(_read(partition, dict(re.findall(r"^([a-z_]+):(.*?)\r?$", info.decode(), re.M))))
+            found = list(_read(partition, _facts(info), nodes))
         yield from found
         if any(isinstance(message, Error) for message in found):
             continue
@@ -68,20 +68,32 @@ def _check(store: LockStore) -> Iterator[CheckMessage]:
         yield from _use(partition)
 
 
-def _ask(partition: Partition) -> tuple[Any, list[Any]]:
-    """The replies to INFO and, where waiters listen, to a script's PUBLISH and a SUBSCRIBE; errors are among them."""
+def _facts(info: Any) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z_]+):(.*?)\r?$", info.decode(), re.M)) if isinstance(info, bytes) else {}
+
+
+def _ask(partition: Partition) -> tuple[Any, list[Any], int]:
+    """The replies to INFO and, where waiters listen, to a script's PUBLISH and a SUBSCRIBE; errors are among them.
+
+    The number is that of the cluster's nodes, 1 if it is unknown: CLUSTER INFO takes a right that a user needs nowhere
+    else, and a server without cluster mode is not asked.
+    """
     # subscribing comes last: after it, the connection is for messages
     verb = "SSUBSCRIBE" if partition.store.clustered else "SUBSCRIBE"
-    commands: list[Command] = [("INFO",), probe_command(partition), (verb, partition.channel)]
+    commands: list[Command] = [probe_command(partition), (verb, partition.channel)]
     origin = partition.node.origin
     connection = origin.connection(min(PATIENCE, origin.timeout))
     try:
         connection.connect()
-        info, probe, subscribed = exchange(connection, commands)
+        (info,), cluster = exchange(connection, [("INFO",)]), {}
+        if _facts(info).get("cluster_enabled") == "1":
+            cluster = _facts(exchange(connection, [("CLUSTER", "INFO")])[0])
+        probe, subscribed = exchange(connection, commands)
     finally:
         connection.disconnect()
     # a script that cannot run at all is for _use() to tell
-    return info, [] if conf().POLL or not isinstance(probe, list) else [probe[0], subscribed]
+    rights = [] if conf().POLL or not isinstance(probe, list) else [probe[0], subscribed]
+    return info, rights, int(cluster.get("cluster_known_nodes", 1))
 
 
 def _is_refusal(answer: Any) -> bool:
@@ -133,10 +145,10 @@ def _useless(alias: str, trouble: Exception) -> CheckMessage:
     )
 
 
-def _read(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
+def _read(partition: Partition, facts: dict[str, str], nodes: int) -> Iterator[CheckMessage]:
     """Yield what the answer to INFO says."""
     server, clustered = _server(partition.alias), partition.store.clustered
-    if facts.get("cluster_enabled") == "1" and not clustered:
+    if nodes != 1 and not clustered:
         yield Error(
             f"{server} is a node of a Redis Cluster, which may move the locks to another node.",
             hint="Set REDISLOCK['CLUSTER'] to True, or to a list with this alias.",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from inspect import getmembers, isfunction
+from functools import partial
+from inspect import isfunction
 from typing import Any
 
 from django.conf import settings
@@ -104,7 +105,7 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         except LockUnavailable:
             continue  # it is there, and away; the check of the server says so
         except ImproperlyConfigured as error:
-            yield _unusable(error)
+            yield _unusable(alias, error)
             continue
         stores.setdefault(store.identity, []).append(alias)
         if not store.memory:
@@ -129,15 +130,13 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         )
 
 
-def _unusable(error: Exception) -> CheckMessage:
+def _unusable(alias: str, error: Exception) -> CheckMessage:
     if "KEY_PREFIX" in str(error):
         return _wrong_prefix(error)
-    return Error(
-        str(error),
-        hint="Give this alias a Redis (one server, Sentinels, or a cluster), name another one in REDISLOCK['CACHE'], "
-        "or use django-redis's own BACKEND (with redis-py's locks).",
-        id="django_redislock.E003",
-    )
+    hint = "Give this alias a Redis (one server, Sentinels, or a cluster), or name another one in REDISLOCK['CACHE']"
+    if has_locks(alias):
+        hint += ", or use django-redis's own BACKEND (with redis-py's locks)"
+    return Error(str(error), hint=f"{hint}.", id="django_redislock.E003")
 
 
 def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
@@ -211,8 +210,11 @@ def _unlimited(view: object, known: Conf) -> bool:
     )
 
 
-def _locks(view: object) -> Iterator[Options]:
+def _locks(view: Any) -> Iterator[Options]:
     """The options of the lock of ``view``, the outermost one; and if it is a class's, of that class's methods."""
+    while isinstance(view, partial):
+        view = view.func
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)  # Django's, and REST framework's
-    methods = [method for _, method in getmembers(cls, isfunction)] if isinstance(cls, type) else []
-    yield from filter(None, map(options_of, [view, *methods]))
+    bases = reversed(cls.__mro__) if isinstance(cls, type) else ()
+    methods = {name: value for base in bases for name, value in vars(base).items()}
+    yield from filter(None, map(options_of, [view, *filter(isfunction, methods.values())]))

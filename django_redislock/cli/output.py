@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import os
@@ -59,10 +61,29 @@ class Output:
 
 def _write(stream: OutputWrapper, text: str, ending: str | None = None) -> None:
     """Print ``text``; characters that the terminal's encoding lacks are escaped. A closed stream gets nothing."""
-    if stream._out is not None:
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding), style_func=str, ending=ending)
+    if stream._out is None:
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    known = text.encode(encoding, "backslashreplace").decode(encoding)
+    raw = getattr(stream, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
         stream.flush()
+        whole = io.StringIO()
+        OutputWrapper(whole, stream.ending).write(known, style_func=str, ending=ending)
+        _write_all(raw, whole.getvalue().encode(encoding))
+        return
+    stream.write(known, style_func=str, ending=ending)
+    stream.flush()
+
+
+def _write_all(raw: io.RawIOBase, data: bytes) -> None:
+    """``python -u``: a raw stream may write only part of it, and Python's text streams do not notice."""
+    rest = memoryview(data)
+    while rest:
+        written = raw.write(rest)
+        if written is None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        rest = rest[written:]
 
 
 LISTED = (

@@ -28,7 +28,7 @@ from tests.admin.pages import LIST, names, select, told, url
 from tests.helpers.actors import GENEROUS
 from tests.helpers.processes import ROOT
 from tests.helpers.state import holder, put
-from tests.inside import PREFIX
+from tests.inside import PREFIX, limit
 
 pytestmark = pytest.mark.django_db
 
@@ -212,6 +212,25 @@ def test_selecting_all_pages_means_the_locks_that_the_search_found(admin: Client
     assert told(response) == ["120 locks were force-released."]
     assert holder(client, "seat:1")
     assert len(logged()) == 120
+
+
+def test_the_locks_that_were_selected_are_read_together(admin: Client, client: redis.Redis, trips: list[int]) -> None:
+    for number in range(20):
+        put(client, f"order:{number}")
+    trips.clear()
+    asked = select(admin, "order:x", *(f"order:{number}" for number in range(20)))
+    assert (asked.context["total"], len(trips)) == (20, 2 + 2)  # Django reads the list as well
+
+
+def test_the_history_is_written_while_more_locks_are_released(admin: Any, client: Any, monkeypatch: Any) -> None:
+    limit(monkeypatch, list_batch=2)
+    for name in "abcde":
+        put(client, name)
+    counts: list[int] = []
+    lock_force_released.connect(note := lambda **facts: counts.append(len(logged())), weak=False)
+    select(admin, *"abcde", **YES)
+    lock_force_released.disconnect(note)
+    assert (counts, len(logged())) == ([0, 0, 2, 2, 4], 5)
 
 
 def test_what_was_force_released_before_redis_went_is_logged(admin: Any, own: RedisServer, retry_for: Any) -> None:

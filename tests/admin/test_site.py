@@ -169,13 +169,16 @@ def test_the_queues_of_many_pools_cost_no_round_trip(order: str, admin: Client, 
     assert len(trips) <= 3
 
 
-def test_what_a_search_has_found_is_force_released_and_nothing_else(admin: Client, client: redis.Redis) -> None:
+@pytest.mark.parametrize(("words", "refused"), [(["ord", "R:1"] * 10, False), (["ord"] * 21, True)])
+def test_a_search_for_too_many_words_is_refused(words: list[str], refused: bool, admin: Client, client: Any) -> None:
     put(client, "order:1")
     put(client, "order:2")
-    query = urlencode({"q": "ord R:1"})
-    assert names(admin.get(f"{LIST}?{query}")) == ["order:1"]
+    query = urlencode({"q": " ".join(words)})
+    found = admin.get(f"{LIST}?{query}", follow=True)
+    assert (told(found) == ["Nothing was searched: give at most 20 words."]) is refused
+    assert names(found) == (["order:1", "order:2"] if refused else ["order:1"])
     select(admin, "order:1", path=f"{LIST}?{query}", select_across="1", index="0", post="yes")
-    assert [get_lock(name) is None for name in ("order:1", "order:2")] == [True, False]
+    assert [get_lock(name) is None for name in ("order:1", "order:2")] == [not refused, False]
 
 
 @pytest.fixture

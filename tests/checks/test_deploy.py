@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from types import ModuleType
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.decorators import login_required
 from django.core.checks import INFO
+from django.core.exceptions import ImproperlyConfigured
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
@@ -135,6 +137,14 @@ def test_where_commands_were_renamed_away_the_check_fails_if_locks_do(
         assert ids(deploy=True) == ["E008"] * (not works)
 
 
+def test_a_server_with_cluster_mode_is_no_error_while_it_is_alone(caching: Set, eventually: Any) -> None:
+    with redis_server(cluster_enabled="yes") as own, own.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO", NEVER_DECODE=True))
+        caching(locks={"LOCATION": own.url})
+        assert ids(deploy=True) == []
+
+
 def test_a_replica_is_found(own: RedisServer, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with own.client() as client:
         client.replicaof("127.0.0.1", str(server.port))
@@ -160,6 +170,15 @@ class Api(APIView):
     get = method_decorator(lock)(Page.get)
 
 
+class Raising:
+    def __get__(self, instance: object, owner: type) -> None:
+        raise ImproperlyConfigured
+
+
+class Descriptive(LockedGet):
+    wrong = Raising()
+
+
 class Free(LockedGet):
     get = Page.get
 
@@ -168,11 +187,13 @@ WITHOUT_LIMIT = {
     "a function": lock(respond),
     "a coroutine function": lock(arespond),
     "below decorators": login_required(never_cache(lock(respond))),
+    "given arguments": partial(lock(respond)),
     "locked": locked("order")(respond),
     "locked_atomic": locked_atomic("order")(respond),
     "a class": lock(Page.as_view()),
     "dispatch": Locked.as_view(),
     "a method": LockedGet.as_view(),
+    "beside an attribute that raises": Descriptive.as_view(),
     "of REST framework": Api.as_view(),
 }
 OTHERS = {

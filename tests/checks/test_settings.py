@@ -102,7 +102,8 @@ UNUSABLE: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("entry", "problem"), UNUSABLE, ids=str)
 def test_an_alias_that_cannot_hold_locks_is_found_and_an_error_in_use(entry: Any, problem: str, settings: Any) -> None:
     settings.CACHES = {**settings.CACHES, "locks": entry}
-    assert problem in only("E003").msg
+    assert problem in (found := only("E003")).msg
+    assert ("django-redis's own BACKEND" in str(found.hint)) == (entry is not None and entry["BACKEND"] == OURS)
     assert ids(deploy=True) == ["E003"]
     for use in (Lock("a").acquire, list_locks):
         with pytest.raises(ImproperlyConfigured, match=re.escape(problem)):

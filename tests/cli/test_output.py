@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -72,6 +72,16 @@ def closed_pipe(_: ExitStack) -> int:
     return writing
 
 
+def full_pipe(stack: ExitStack) -> int:
+    reading, writing = os.pipe()
+    stack.callback(os.close, reading)
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 65536)
+    return writing
+
+
 def full_disk(_: ExitStack) -> int:
     return os.open("/dev/full", os.O_WRONLY)
 
@@ -88,7 +98,9 @@ def test_an_output_that_cannot_be_written_has_a_status_of_its_own(make: Any, sta
     assert errors.getvalue().endswith(told) == (status == 74)
 
 
-@pytest.mark.parametrize(("make", "error"), [(closed_pipe, BrokenPipeError), (full_disk, OSError)])
+@pytest.mark.parametrize(
+    ("make", "error"), [(closed_pipe, BrokenPipeError), (full_disk, OSError), (full_pipe, BlockingIOError)]
+)
 def test_in_a_call_from_code_the_error_itself_propagates(make: Any, error: type[Exception]) -> None:
     with ExitStack() as stack, os.fdopen(make(stack), "wb", buffering=0) as raw:
         out = io.TextIOWrapper(raw, write_through=True)
