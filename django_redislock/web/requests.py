@@ -26,6 +26,7 @@ from ..base.log import log_event, warn
 from ..base.names import quote
 from ..base.steps import CallOut, Evaluate, Steps
 from ..base.times import monotonic
+from ..call_names import signature_of
 from ..conf import conf, import_function
 from ..engine import Acquisition, Lease
 from ..exceptions import LockNotAcquired, LockUnavailable
@@ -101,6 +102,18 @@ def _user_pk(request: Any) -> object:
 
 OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
 
+
+def check_on_conflict(given: OnConflict | None) -> None:
+    """Raise TypeError unless this can be called as ``on_conflict`` is."""
+    try:
+        if given is not None:
+            signature_of(given).bind("request", "info")
+    except TypeError as error:
+        raise TypeError(f"on_conflict must be a callable (request, info), not {shown(given)}: {error}.") from None
+    except ValueError:
+        pass  # its signature is not known
+
+
 # in the order in which a client without a preference gets them
 MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
 
@@ -132,7 +145,11 @@ def conflict(
             holder = yield from inspect(section.partition, section.name)
         except LockUnavailable:
             pass  # that it is busy is known
-        return (yield CallOut(lambda: respond(request, holder)))  # type: ignore[no-any-return]
+        response: HttpResponseBase | None = yield CallOut(lambda: respond(request, holder))
+        if response is None:  # all else may mean something to the framework that calls the view
+            what = "on_conflict" if on_conflict else "REDISLOCK['VIEW_ON_CONFLICT']"
+            raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
+        return response
     suspended = refusal.outcome == "suspended"  # then its end is known
     wait = max(1, ceil(refusal.busy_for or 0)) if suspended else _usually_held_for(section.options.template)
     text = ngettext(

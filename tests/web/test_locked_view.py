@@ -257,8 +257,10 @@ def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
             locked_view("x", methods=methods)
     with pytest.raises(TypeError, match=r"such as \['GET'\]"):
         locked_view("x", methods="GET")
-    with pytest.raises(TypeError, match=r"^on_conflict must be a callable \(request, info\), not 'nobody'\.$"):
-        locked_view("x", on_conflict="nobody")  # type: ignore[arg-type]
+    for wrong in ("nobody", lambda: HttpResponse(), lambda *, request, info: None):
+        with pytest.raises(TypeError, match=r"^on_conflict must be a callable \(request, info\), not .*: .+\.$"):
+            locked_view("x", on_conflict=wrong)  # type: ignore[arg-type]
+    locked_view("x", on_conflict=max)  # type: ignore[arg-type]  # it has no signature
     with pytest.raises(TypeError, match=r"locked_view cannot decorate the class .*: .*method_decorator\(.*dispatch"):
         locked_view("x")(Methods)
     hiding: Any = locked_view("x")(lambda request: arespond(request))
@@ -470,7 +472,10 @@ def test_the_site_can_respond_to_a_conflict_itself(respond: Any, busy: Busy, set
 def speechless(request: HttpRequest, *info: LockInfo | None) -> None: ...
 
 
-def test_an_on_conflict_that_is_missing_is_named(busy: Busy, settings: Any) -> None:
+def test_an_on_conflict_that_returns_no_response_or_is_missing_is_named(busy: Busy, settings: Any) -> None:
+    trouble = r"must return a response, and <function speechless .*> returned None\.$"
+    with pytest.raises(TypeError, match=rf"^on_conflict {trouble}"):
+        busy(on_conflict=speechless)
     settings.REDISLOCK = {"VIEW_ON_CONFLICT": f"{__name__}.missing"}
     with pytest.raises(ImproperlyConfigured, match=r"^Cannot use .*missing"):
         busy()
