@@ -118,12 +118,14 @@ def check_on_conflict(given: OnConflict | None) -> None:
 MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
 
 
-RECENT = 9
+MOST_TEMPLATES, RECENT = 1000, 9
 _held_for: dict[str, deque[float]] = {}  # by template: the seconds of the latest views of this process
 
 
 def note_held(lease: Lease) -> None:
     """Remember for how long a view has held its lock, which it releases now."""
+    if len(_held_for) >= MOST_TEMPLATES:  # each step here is atomic, so that it needs no lock
+        _held_for.clear()
     _held_for.setdefault(lease.template, deque(maxlen=RECENT)).append(monotonic() - lease.since)
 
 

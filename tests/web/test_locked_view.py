@@ -429,6 +429,14 @@ def test_it_says_for_how_long_such_views_usually_hold_the_lock_or_it_is_suspende
     assert 500 < int(me(pages, "get", "/0/0/").headers["Retry-After"]) <= 600
 
 
+def test_it_remembers_no_more_than_1000_templates() -> None:
+    for _ in range(1001):
+        view = locked_view("order", template=token_hex())(respond)
+        view(plain())
+    with hold("order"):
+        assert view(plain()).headers["Retry-After"] == "1"
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_request_that_holds_the_lock_itself_is_told_so(reentrant: bool, crowd: Crowd, pages: Pages) -> None:
     view = Twins(locked_view("order", reentrant=reentrant), lambda request: HttpResponse("inside"))
