@@ -96,11 +96,14 @@ def locked_view(
             )
         if iscoroutinefunction(view):
             refuse_fenced(view, checked, "locked_view")
-        signature = signature_of(view)
-        if not hasattr(view, "__wrapped__"):  # other decorators may change the arguments
-            texts.check(view, signature, "request")
+        signature, apparent = signature_of(view), signature_of(view, follow_wrapped=False)
+        below: Any = getattr(view, "__wrapped__", None)  # by another decorator, which may change the arguments
+        passes_on = any(each.kind is each.VAR_POSITIONAL for each in apparent.parameters.values())
+        # functools.wraps copies a __signature__; method_decorator decorates anew for each request
+        if below is None or not (passes_on or hasattr(below, "__signature__") or _instance_of(view) is not None):
+            texts.check(view, apparent, "request")
         # the method that method_decorator hands over, anew for each request; else the innermost function
-        below: Any = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
+        below = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
         instance = _instance_of(below)
         if instance is None and next(iter(signature.parameters), "") == "self":
             return method_decorator(decorate)(view)  # type: ignore[return-value]

@@ -147,6 +147,13 @@ def test_a_decorator_below_may_change_the_arguments_but_not_hide_their_names() -
         return respond(request)
 
     assert change(plain(), pk=3).content == b"account:3"
+
+    @wraps(never)
+    def hide(request: HttpRequest, slug: str) -> HttpResponse:
+        return never(request, 5)
+
+    with pytest.raises(ValueError, match=r"has no argument 'pk'\. Available values: request, slug\."):
+        key(hide)
     view = method_decorator(key, name="dispatch")(new_class("OnDispatch", (View,), {"get": never})).as_view()
     with pytest.raises(ValueError, match=r"Available values: args, request\."):
         view(plain(), 3)
