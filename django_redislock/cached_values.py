@@ -113,7 +113,8 @@ computations = PerProcess(_Computations)
 T = TypeVar("T")
 
 MISSING = object()
-OPTIONS = ["timeout", "version", "blocking_timeout", "using"]
+CACHED = ["timeout", "version", "blocking_timeout"]  # options of the methods of our backends
+OPTIONS = [*CACHED, "using"]
 LOOK_EVERY = 1.0  # seconds between looks whether the one that computes is still there
 
 

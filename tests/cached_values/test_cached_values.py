@@ -148,6 +148,10 @@ def test_our_backend_has_it_as_methods() -> None:
     for method in (cache.locked_get_or_set, cache.alocked_get_or_set):
         with pytest.raises(TypeError, match=r"takes its options by name, not 2\."):  # the version, for others
             asyncio.run(method("x", int, 2))
+        for option in ({"using": "x"}, {"ttl": 3}):
+            text = rf"takes no option '{min(option)}'\..* are: timeout, version, blocking_timeout\.$"
+            with pytest.raises(TypeError, match=text):
+                asyncio.run(method("x", int, **option))
 
 
 @pytest.mark.parametrize("alias", ["ours", "django-redis", "django"])
