@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
 import django.core.cache.backends.locmem
@@ -17,7 +17,7 @@ from django_redis.util import CacheKey
 from .base.display import refuse_arguments, takes_by_name
 from .base.names import fit_name
 from .cache_lock import CacheLock
-from .cached_values import alocked_get_or_set, locked_get_or_set
+from .cached_values import CACHED, alocked_get_or_set, locked_get_or_set
 
 
 class _Locks:
@@ -82,18 +82,26 @@ class _Locks:
     @takes_by_name
     def locked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Any) -> Any:
         """See :func:`django_redislock.locked_get_or_set`; the lock is on the Redis of this alias."""
-        return locked_get_or_set(key, default, *wrong, using=self.lock_alias, **options)
+        _check_cached("locked_get_or_set()", wrong, options)
+        return locked_get_or_set(key, default, using=self.lock_alias, **options)
 
     @takes_by_name
     async def alocked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Any) -> Any:
         """See locked_get_or_set()."""
-        return await alocked_get_or_set(key, default, *wrong, using=self.lock_alias, **options)
+        _check_cached("alocked_get_or_set()", wrong, options)
+        return await alocked_get_or_set(key, default, using=self.lock_alias, **options)
 
     def _lock_name(self, key: object, version: int | None) -> str:
         version = self.version if version is None else version
         if self.key_func is not default_key_func:
             return fit_name(str(key if isinstance(key, CacheKey) else self.key_func(key, "", version)))
         return fit_name(str(key), "" if str(version) == "1" else str(version))
+
+
+def _check_cached(what: str, wrong: Collection[object], options: Mapping[str, Any]) -> None:
+    unknown = options.keys() - CACHED
+    if wrong or unknown:
+        refuse_arguments(what, wrong, unknown, CACHED, "")  # by position: a version or a timeout
 
 
 class RedisCache(_Locks, django_redis.cache.RedisCache):  # type: ignore[misc]

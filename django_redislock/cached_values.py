@@ -7,9 +7,11 @@ the next.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from logging import WARNING
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -17,12 +19,14 @@ from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .base.display import refuse_arguments, takes_by_name
+from .base.log import log_event
 from .base.names import fit_name, quote
 from .base.processes import PerProcess
 from .base.steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
 from .engine import Acquisition, Frame, holds
+from .engine.held import served_loop
 from .engine.waiters import Park, Waiter, make_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .options import Options, check_timeout
@@ -40,6 +44,7 @@ class Computation:
 
     def __init__(self, section: Acquisition, frame: Frame) -> None:
         self.section = section
+        self._loop = asyncio._get_running_loop()  # of a coroutine
         self._frame = weakref.ref(frame)  # whoever is interrupted does not come to the end
         self.ended: bool = False
         self.trouble: LockUnavailable | None = None  # by which it ended
@@ -51,14 +56,24 @@ class Computation:
         lease = self.section.lease
         return self._frame() is not None and not self.section.orphaned and not (lease is not None and lease.lost)
 
+    def _may_need_this_thread(self) -> bool:
+        """Return whether this thread runs sync code for the event loop of the coroutine that computes."""
+        if self._loop is None or asyncio._get_running_loop() is not None:
+            return False
+        # all that shows asyncio.to_thread()
+        threads = getattr(getattr(self._loop, "_default_executor", None), "_threads", ())
+        return served_loop() is self._loop or threading.current_thread() in threads
+
     def wait(self, deadline: Deadline) -> Steps[bool]:
-        """Return whether it has ended in time. Also False if it never will."""
+        """Return whether it has ended in time. Also False if it never will, or may be waiting for this thread."""
         waiter = make_waiter((yield DrivingLoop()))
         self.waiters.add(waiter)
         try:
             # who ends it says so first, and wakes those who wait then
             while not self.ended and self.goes_on and not deadline.passed:
                 yield Park(waiter, min(deadline.left(), LOOK_EVERY))
+                if self._may_need_this_thread():
+                    break
             return self.ended
         finally:
             self.waiters.discard(waiter)
@@ -98,7 +113,8 @@ computations = PerProcess(_Computations)
 T = TypeVar("T")
 
 MISSING = object()
-OPTIONS = ["timeout", "version", "blocking_timeout", "using"]
+CACHED = ["timeout", "version", "blocking_timeout"]  # options of the methods of our backends
+OPTIONS = [*CACHED, "using"]
 LOOK_EVERY = 1.0  # seconds between looks whether the one that computes is still there
 
 
@@ -139,8 +155,9 @@ def locked_get_or_set(
 
     A value that is there costs one ``get``. What ``default`` raises propagates to its caller, and the next one who
     waits tries. A value that the cache does not keep (``timeout=0``, DummyCache) is computed by each caller in turn.
-    Two computations that ask for each other's values wait for each other: give a ``blocking_timeout``. So does sync
-    code below ``sync_to_async`` while a coroutine that computes the same value needs that very thread.
+    Sync code below ``sync_to_async`` waits for a coroutine of the same event loop for a second, then computes by
+    itself: the coroutine may be waiting for that very thread. Two computations that ask for each other's values wait
+    for each other: give a ``blocking_timeout``.
 
     Raises LockUnavailable when the value is missing and the Redis server used for locks cannot be reached: then
     everybody would compute it at once, which only the caller can tell to be harmless (``except LockUnavailable: return
@@ -217,6 +234,9 @@ def _lookup(
         value = yield get()
         if value is not MISSING:
             return value
+        if not ended and computation.goes_on:
+            log_event(WARNING, "computed-twice", key=key)
+            return (yield from keep((yield CallOut(default))))
         if computation.trouble is not None:
             raise LockUnavailable(str(computation.trouble), name) from computation.trouble
     section = computation.section

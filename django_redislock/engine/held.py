@@ -175,8 +175,13 @@ def caller() -> Runner | None:
     """The running task or thread. None in sync code that a thread runs for a task: it runs that of other tasks, too."""
     if asyncio._get_running_loop() is not None:
         return asyncio.current_task()
+    return None if _ASGIREF.__dict__ and served_loop() is not None else threading.current_thread()
+
+
+def served_loop() -> Loop | None:
+    """Return the event loop for one of whose tasks this thread runs sync code by ``sync_to_async``, if any."""
     served: Loop | None = _ASGIREF.__dict__.get("main_event_loop")
-    return threading.current_thread() if served is None or not served.is_running() else None
+    return served if served is not None and served.is_running() else None
 
 
 def _is_of_sync_code(task: Task, other: Task) -> bool:

@@ -87,8 +87,7 @@ class LockedCommand(BaseCommand):
             name = lock_name(app.label if app else module.partition(".")[0], module.rpartition(".")[2])
         else:
             name = Template(template, "lock name", quoted=True).fill(options)
-        if (status := self.lock_busy_status) not in range(256):
-            raise ValueError(f"lock_busy_status must be an exit status from 0 to 255, not {shown(status)}.")
+        self._check_options()
         timeout = self.lock_blocking_timeout
         if not timeout and choose_waiting(self.lock_options):
             timeout = None
@@ -113,6 +112,15 @@ class LockedCommand(BaseCommand):
             except SystemExit as end:  # a normal end, not an error
                 ended = end
         raise ended
+
+    def _check_options(self) -> None:
+        what, options, status = type(self).__qualname__, self.lock_options, self.lock_busy_status
+        if not isinstance(options, Mapping):
+            raise TypeError(f"{what}.lock_options must be a dict of options of Lock, not {shown(options)}.")
+        if "name" in options:
+            raise TypeError(f"{what}.lock_options names the lock: give lock_name = {shown(options['name'])}.")
+        if not isinstance(status, int) or isinstance(status, bool) or not 0 <= status <= 255:
+            raise ValueError(f"{what}.lock_busy_status must be an exit status from 0 to 255, not {shown(status)}.")
 
 
 _OWN = ' This thread or task holds it already. Pass lock_options = {"reentrant": True} to acquire it again.'

@@ -12,7 +12,7 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
-from ..base.display import shown, takes_by_name
+from ..base.display import takes_by_name
 from ..base.steps import Call, CallOut, Steps, arun, run_blocking
 from ..call_names import CallTexts, Name, given_name, refuse_generators, signature_of, template_of, wraps
 from ..engine import Acquisition, Frame, Lease
@@ -20,7 +20,16 @@ from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
 from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options, refuse_fenced
-from .requests import OnConflict, check_methods, conflict, describe_request, note_held, unavailable, warn_above_login
+from .requests import (
+    OnConflict,
+    check_methods,
+    check_on_conflict,
+    conflict,
+    describe_request,
+    note_held,
+    unavailable,
+    warn_above_login,
+)
 from .transactions import LateRelease, OpenedHere, to_open
 
 if TYPE_CHECKING:
@@ -76,8 +85,7 @@ def locked_view(
     checked = read_options(options, "locked_view()", beside=beside, wrong=wrong)
     texts = CallTexts(given, checked.note, token)
     locking = check_methods(methods)
-    if on_conflict is not None and not callable(on_conflict):
-        raise TypeError(f"on_conflict must be a callable (request, info), not {shown(on_conflict)}.")
+    check_on_conflict(on_conflict)
 
     def decorate(view: Callable[P, R]) -> Callable[P, R]:
         refuse_generators(view, "locked_view")
@@ -88,11 +96,14 @@ def locked_view(
             )
         if iscoroutinefunction(view):
             refuse_fenced(view, checked, "locked_view")
-        signature = signature_of(view)
-        if not hasattr(view, "__wrapped__"):  # other decorators may change the arguments
-            texts.check(view, signature, "request")
+        signature, apparent = signature_of(view), signature_of(view, follow_wrapped=False)
+        below: Any = getattr(view, "__wrapped__", None)  # by another decorator, which may change the arguments
+        passes_on = any(each.kind is each.VAR_POSITIONAL for each in apparent.parameters.values())
+        # functools.wraps copies a __signature__; method_decorator decorates anew for each request
+        if below is None or not (passes_on or hasattr(below, "__signature__") or _instance_of(view) is not None):
+            texts.check(view, apparent, "request")
         # the method that method_decorator hands over, anew for each request; else the innermost function
-        below: Any = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
+        below = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
         instance = _instance_of(below)
         if instance is None and next(iter(signature.parameters), "") == "self":
             return method_decorator(decorate)(view)  # type: ignore[return-value]

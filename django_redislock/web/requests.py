@@ -27,6 +27,7 @@ from ..base.log import log_event, warn
 from ..base.names import quote
 from ..base.steps import CallOut, Steps
 from ..base.times import monotonic
+from ..call_names import signature_of
 from ..conf import conf, import_function
 from ..engine import Acquisition, Lease
 from ..exceptions import LockNotAcquired, LockUnavailable
@@ -102,16 +103,30 @@ def _user_pk(request: Any) -> object:
 
 OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
 
+
+def check_on_conflict(given: OnConflict | None) -> None:
+    """Raise TypeError unless this can be called as ``on_conflict`` is."""
+    try:
+        if given is not None:
+            signature_of(given).bind("request", "info")
+    except TypeError as error:
+        raise TypeError(f"on_conflict must be a callable (request, info), not {shown(given)}: {error}.") from None
+    except ValueError:
+        pass  # its signature is not known
+
+
 # in the order in which a client without a preference gets them
 MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
 
 
-RECENT = 9
+MOST_TEMPLATES, RECENT = 1000, 9
 _held_for: dict[str, deque[float]] = {}  # by template: the seconds of the latest views of this process
 
 
 def note_held(lease: Lease) -> None:
     """Remember for how long a view has held its lock, which it releases now."""
+    if len(_held_for) >= MOST_TEMPLATES:  # each step here is atomic, so that it needs no lock
+        _held_for.clear()
     _held_for.setdefault(lease.template, deque(maxlen=RECENT)).append(monotonic() - lease.since)
 
 
@@ -133,7 +148,11 @@ def conflict(
             holder = yield from inspect(section.partition, section.name)
         except LockUnavailable:
             pass  # that it is busy is known
-        return (yield CallOut(lambda: respond(request, holder)))  # type: ignore[no-any-return]
+        response: HttpResponseBase | None = yield CallOut(lambda: respond(request, holder))
+        if response is None:  # all else may mean something to the framework that calls the view
+            what = "on_conflict" if on_conflict else "REDISLOCK['VIEW_ON_CONFLICT']"
+            raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
+        return response
     suspended = refusal.outcome == "suspended"  # then its end is known
     wait = max(1, ceil(refusal.busy_for or 0)) if suspended else _usually_held_for(section.options.template)
     text = ngettext(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.cache import caches
 from django.core.cache.backends.base import InvalidCacheBackendError
 from django.core.exceptions import SynchronousOnlyOperation
@@ -32,12 +32,13 @@ from django_redislock import (
     locked_get_or_set,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Other, auntil
+from tests.helpers.actors import GENEROUS, RUNS, Crowd, Other, auntil
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.processes import Worker
 from tests.inside import joins_at_the_end, limit, values_under_way, waiting_for_values
 
 Eventually = Callable[..., Any]
+Main = Callable[[], Awaitable[Any]]
 
 BACKENDS = {
     "ours": "django_redislock.cache.RedisCache",
@@ -147,6 +148,10 @@ def test_our_backend_has_it_as_methods() -> None:
     for method in (cache.locked_get_or_set, cache.alocked_get_or_set):
         with pytest.raises(TypeError, match=r"takes its options by name, not 2\."):  # the version, for others
             asyncio.run(method("x", int, 2))
+        for option in ({"using": "x"}, {"ttl": 3}):
+            text = rf"takes no option '{min(option)}'\..* are: timeout, version, blocking_timeout\.$"
+            with pytest.raises(TypeError, match=text):
+                asyncio.run(method("x", int, **option))
 
 
 @pytest.mark.parametrize("alias", ["ours", "django-redis", "django"])
@@ -381,6 +386,45 @@ def test_an_outage_costs_nobody_a_value_that_is_there_and_a_missing_one_is_not_c
         assert raised.value.name == "get_or_set:locmem::1:y"
     assert monotonic() - begun < 4  # not one after the other
     assert missing.calls == 0
+
+
+def by_wsgi(main: Main) -> Any:
+    """As an async view is run there."""
+    return async_to_sync(asyncio.wait_for)(main(), GENEROUS)
+
+
+def by_asgi(main: Main) -> Any:
+    """With a thread for each request."""
+
+    async def request() -> Any:
+        async with ThreadSensitiveContext():
+            return await asyncio.wait_for(main(), GENEROUS)
+
+    return asyncio.run(request())
+
+
+@pytest.mark.parametrize("run", [by_wsgi, by_asgi])
+@pytest.mark.parametrize("way", RUNS)
+def test_sync_code_does_not_wait_for_a_coroutine_that_needs_its_thread(
+    run: Callable[[Main], Any], way: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one thread for sync code, or the only one of the loop, waits for the value."""
+    limit(monkeypatch, value_look=0.05)
+    sync = Value("of sync code", blocking_timeout=2)  # else it would wait for ever
+
+    async def compute() -> Any:
+        await auntil(lambda: waiting_for_values() or sync.calls)
+        await (sync_to_async(int)() if way == "one thread" else asyncio.to_thread(int))
+        return "of the coroutine"
+
+    async def main() -> Any:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        leads = asyncio.create_task(alocked_get_or_set("x", compute, using="ours"))
+        await auntil(values_under_way)
+        return await asyncio.gather(leads, RUNS[way](sync.get))
+
+    assert run(main) == ["of sync code"] * 2
+    assert "event=computed-twice key=x" in caplog.text
 
 
 def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(

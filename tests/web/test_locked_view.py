@@ -147,6 +147,13 @@ def test_a_decorator_below_may_change_the_arguments_but_not_hide_their_names() -
         return respond(request)
 
     assert change(plain(), pk=3).content == b"account:3"
+
+    @wraps(never)
+    def hide(request: HttpRequest, slug: str) -> HttpResponse:
+        return never(request, 5)
+
+    with pytest.raises(ValueError, match=r"has no argument 'pk'\. Available values: request, slug\."):
+        key(hide)
     view = method_decorator(key, name="dispatch")(new_class("OnDispatch", (View,), {"get": never})).as_view()
     with pytest.raises(ValueError, match=r"Available values: args, request\."):
         view(plain(), 3)
@@ -257,8 +264,10 @@ def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
             locked_view("x", methods=methods)
     with pytest.raises(TypeError, match=r"such as \['GET'\]"):
         locked_view("x", methods="GET")
-    with pytest.raises(TypeError, match=r"^on_conflict must be a callable \(request, info\), not 'nobody'\.$"):
-        locked_view("x", on_conflict="nobody")  # type: ignore[arg-type]
+    for wrong in ("nobody", lambda: HttpResponse(), lambda *, request, info: None):
+        with pytest.raises(TypeError, match=r"^on_conflict must be a callable \(request, info\), not .*: .+\.$"):
+            locked_view("x", on_conflict=wrong)  # type: ignore[arg-type]
+    locked_view("x", on_conflict=max)  # type: ignore[arg-type]  # it has no signature
     with pytest.raises(TypeError, match=r"locked_view cannot decorate the class .*: .*method_decorator\(.*dispatch"):
         locked_view("x")(Methods)
     hiding: Any = locked_view("x")(lambda request: arespond(request))
@@ -427,6 +436,14 @@ def test_it_says_for_how_long_such_views_usually_hold_the_lock_or_it_is_suspende
     assert 500 < int(me(pages, "get", "/0/0/").headers["Retry-After"]) <= 600
 
 
+def test_it_remembers_no_more_than_1000_templates() -> None:
+    for _ in range(1001):
+        view = locked_view("order", template=token_hex())(respond)
+        view(plain())
+    with hold("order"):
+        assert view(plain()).headers["Retry-After"] == "1"
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_request_that_holds_the_lock_itself_is_told_so(reentrant: bool, crowd: Crowd, pages: Pages) -> None:
     view = Twins(locked_view("order", reentrant=reentrant), lambda request: HttpResponse("inside"))
@@ -470,7 +487,10 @@ def test_the_site_can_respond_to_a_conflict_itself(respond: Any, busy: Busy, set
 def speechless(request: HttpRequest, *info: LockInfo | None) -> None: ...
 
 
-def test_an_on_conflict_that_is_missing_is_named(busy: Busy, settings: Any) -> None:
+def test_an_on_conflict_that_returns_no_response_or_is_missing_is_named(busy: Busy, settings: Any) -> None:
+    trouble = r"must return a response, and <function speechless .*> returned None\.$"
+    with pytest.raises(TypeError, match=rf"^on_conflict {trouble}"):
+        busy(on_conflict=speechless)
     settings.REDISLOCK = {"VIEW_ON_CONFLICT": f"{__name__}.missing"}
     with pytest.raises(ImproperlyConfigured, match=r"^Cannot use .*missing"):
         busy()
