@@ -416,7 +416,7 @@ class Lock:
     # -- asking Redis -----------------------------------------------------------------------------------------------
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock, here or elsewhere, or it is suspended; asks Redis."""
+        """Return whether anybody holds the lock, here or elsewhere, or it is suspended; asks Redis."""
         return run_blocking(self._locked(), "Await alocked() instead")
 
     async def alocked(self) -> bool:
@@ -424,7 +424,7 @@ class Lock:
         return await arun(self._locked())
 
     def owned(self) -> bool:
-        """Whether this thread or task holds the lock through this object; asks Redis.
+        """Return whether this thread or task holds the lock through this object; asks Redis.
 
         One that has not acquired it asks for the token given to the constructor: whether any acquisition has that.
         """
@@ -445,7 +445,7 @@ class Lock:
         return arun(self._status(self._own()))
 
     def info(self) -> LockInfo | None:
-        """What Redis says now: holder, since, lease, fence, waiters in order. None when it is free."""
+        """Return what Redis says now: holder, since, lease, fence, waiters in order. None when it is free."""
         return run_blocking(inspect(self._partition(), self.name), "Await ainfo() instead")
 
     async def ainfo(self) -> LockInfo | None:

@@ -67,7 +67,7 @@ class PoolMember(Lock):
         return self
 
     def _go_on(self, block: engine.WithBlock | None) -> bool:
-        """Whether it is held already, so that the block only has to release it."""
+        """Return whether it is held already, so that the block only has to release it."""
         section = self._own()
         if section is None:
             return False
@@ -172,14 +172,14 @@ class LockPool:
         return run_blocking(self._contains(key), "Await acontains() instead")
 
     async def acontains(self, key: object) -> bool:
-        """Whether ``key`` is a member."""
+        """Return whether ``key`` is a member."""
         return await arun(self._contains(key))
 
     def __len__(self) -> int:
         return run_blocking(count_members(*self._location()), "Await alen() instead")
 
     async def alen(self) -> int:
-        """How many members there are."""
+        """Return how many members there are."""
         return await arun(count_members(*self._location()))
 
     def __bool__(self) -> bool:
@@ -204,7 +204,7 @@ class LockPool:
         return _statuses(await self.aitems_locked_status())
 
     def health_check(self) -> tuple[int, int]:
-        """How many members are (held, free), whoever holds them."""
+        """Return how many members are (held, free), whoever holds them."""
         return count_states(run_blocking(self._items(), "Await ahealth_check() instead"))
 
     async def ahealth_check(self) -> tuple[int, int]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from itertools import combinations
 from typing import Any, NamedTuple
+
+import redis
 
 from redisserver import NoServerError, RedisServer, find_server, free_ports
 
@@ -20,19 +24,22 @@ START_SECONDS = 60
 
 
 def find_cluster_server() -> str:
-    """What :func:`find_server` finds, if it is new enough.
+    """What :func:`find_server` finds; if that is too old and was not named by $REDIS_SERVER, the next one on PATH.
 
     Before Redis 7, neither the port of the bus nor the address of its connections can be set.
     """
-    executable = find_server()
-    said = subprocess.run([executable, "--version"], capture_output=True, text=True, check=True).stdout
-    version = re.search(r"v=(\d+)", said)
-    if version is None or int(version[1]) < OLDEST:
-        raise NoServerError(
-            f"A private cluster needs Redis {OLDEST} or newer, or Valkey; {executable} is older. Install one (Debian "
-            f"and Ubuntu: apt-get install redis-server), or name one in the environment variable REDIS_SERVER."
-        )
-    return executable
+    first = find_server()
+    others = [] if os.environ.get("REDIS_SERVER") else os.get_exec_path()
+    found = [shutil.which(name, path=path) for name in ("redis-server", "valkey-server") for path in others]
+    for executable in [first, *filter(None, found)]:
+        said = subprocess.run([executable, "--version"], capture_output=True, text=True, check=True).stdout
+        version = re.search(r"v=(\d+)", said)
+        if version is not None and int(version[1]) >= OLDEST:
+            return executable
+    raise NoServerError(
+        f"A private cluster needs Redis {OLDEST} or newer, or Valkey, and there is none. Install one (Debian and "
+        f"Ubuntu: apt-get install redis-server), or name an executable in the environment variable REDIS_SERVER."
+    )
 
 
 class Seen(NamedTuple):
@@ -107,15 +114,32 @@ def join(nodes: Sequence[ClusterNode], masters: int) -> None:
 def private_masters(count: int, **options: Any) -> Iterator[list[ClusterNode]]:
     """A cluster of so many masters without replicas, for the duration of a block. ``options``: see RedisServer."""
     executable = find_cluster_server()
-    with ExitStack() as stack:
-        nodes = [stack.enter_context(closing(ClusterNode(executable, **options))) for _ in range(count)]
+    nodes: list[ClusterNode] = []
+    try:
+        for _ in range(count):
+            nodes.append(ClusterNode(executable, **options))  # noqa: PERF401
         join(nodes, count)
         deadline = time.monotonic() + START_SECONDS
-        # each knows an owner for every slot, and so all others
-        while not all(b"cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in nodes):
+        while not _agree(nodes):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the nodes of a cluster did not find each other within {START_SECONDS} s")
             time.sleep(0.01)
         for node in nodes:
             node.hang_up()
         yield nodes
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def _agree(nodes: Sequence[ClusterNode]) -> bool:
+    """Whether each node sees all others, and an owner for every slot."""
+    try:
+        return all(
+            b"cluster_state:ok" in node.ask("CLUSTER", "INFO")
+            and len(seen := node.sees()) == len(nodes)
+            and all(one.is_up and one.ranges for one in seen.values())
+            for node in nodes
+        )
+    except redis.RedisError:
+        return False

@@ -53,10 +53,7 @@ class Acquisition(Section):
     runs. ``purpose`` is shown after the owner: a request path, for instance.
     """
 
-    _request: LockRequest | None = None
-    _waiter: Waiter | None = None
-    _generation: int = 0  # of the subscription under which the first try was made
-    _attempt: Attempt | None = None  # once the first try was not enough
+    __slots__ = ("_attempt", "_generation", "_request", "_waiter", "options", "purpose", "terms", "token")
 
     def __init__(
         self,
@@ -80,6 +77,12 @@ class Acquisition(Section):
         self._keeper = self._through
         self._runtime = runtime()
         self.terms: Terms = terms_of(options, name)
+        self.lease = self._ground = self._witness = self._tried = None
+        self.over, self.at_least = False, 0.0
+        self._request: LockRequest | None = None
+        self._waiter: Waiter | None = None
+        self._generation: int = 0  # of the subscription under which the first try was made
+        self._attempt: Attempt | None = None  # once the first try was not enough
         self._above = show(self, self.keys[0])
 
     # -- getting it -------------------------------------------------------------------------------------------------
@@ -192,7 +195,7 @@ class Acquisition(Section):
         return found[0] if found else (None, False)
 
     def _enter_again(self, held: Lease, own: bool, deadline: Deadline) -> Steps[bool]:
-        """What ``held``, under which this was called for, means; True: it was entered another time.
+        """Return what ``held``, under which this was called for, means; True: it was entered another time.
 
         LockError where whoever called would wait for itself without end. Redis is asked: the lease may be gone.
         """
@@ -225,7 +228,7 @@ class Acquisition(Section):
         )
 
     def _make_request(self) -> LockRequest:
-        """What to ask Redis for, under a new id."""
+        """Return what to ask Redis for, under a new id."""
         terms, options, name, partition = self.terms, self.options, self.name, self.partition
         if options.adopt and self.token is None:
             raise ValueError(f"Cannot adopt the lock {name!r} without its token: pass the one that detach() returned.")

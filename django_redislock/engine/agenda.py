@@ -84,7 +84,7 @@ class Agenda:
 
 
 def _is_stale(entry: tuple[float, int, Task]) -> bool:
-    """Whether the lease has ended, or was planned anew."""
+    """Return whether the lease has ended, or was planned anew."""
     due, _, task = entry
     return isinstance(task, Lease) and not (task.watched and task.due == due)
 

@@ -15,7 +15,7 @@ from ..base.times import Deadline, monotonic
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..options import Terms
 from ..store import calls
-from ..store.calls import AcquireReply, LockRequest, counts_us
+from ..store.calls import AcquireReply, LockRequest, is_counted
 from ..store.loop_connections import ENTERING, RETURNING
 from ..store.records import make_keys
 from ..store.retry import ACKNOWLEDGED_WITHIN, Tried
@@ -297,7 +297,7 @@ def _await_wakes(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | N
 def _check_subscription(attempt: Attempt) -> Steps[None]:
     """R19: we were dropped though we are subscribed, as far as we know. Connect again if the server says no."""
     try:
-        counted = yield from counts_us(attempt.request.partition)
+        counted = yield from is_counted(attempt.request.partition)
     except LockUnavailable:
         return  # the next look says so
     if not counted:

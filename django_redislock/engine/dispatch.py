@@ -226,7 +226,7 @@ def send_now(connection: Connection, parcels: Sequence[Parcel], by: float | None
 
 
 def _by_node(parcels: Iterable[Parcel]) -> tuple[dict[Node, list[Parcel]], list[Parcel]]:
-    """Which go to which node; and those whose node is not known."""
+    """Return which go to which node; and those whose node is not known."""
     batches: dict[Node, list[Parcel]] = defaultdict(list)
     lost: list[Parcel] = []
     for parcel in parcels:

@@ -34,21 +34,23 @@ Key = tuple[Partition, str]
 
 # where asgiref notes for whom a thread runs sync code; __dict__: a fifth of the time of a getattr() that finds nothing
 _ASGIREF = SyncToAsync.threadlocal
-FEW = 16  # entries, and twice, four times ... as many: then those that are over are dropped
+FEW = 16  # entries that are copied each time
 
 
 class Held:
     """An acquisition, as the context shows it, and whose it is. Each is an Acquisition, which see."""
 
+    __slots__ = ("__weakref__", "_caller", "_ground", "_keeper", "_pid", "keys", "lease", "name", "over", "partition")
+
     name: str
     partition: Partition
-    lease: Lease | None = None
+    lease: Lease | None
     keys: tuple[Key, ...]  # under which it is shown
-    over: bool = False  # given back, or never got
+    over: bool  # given back, or never got
     _pid: int
     _caller: Any  # weak
     _keeper: Any  # weak: it is renewed as long as this lives
-    _ground: weakref.ref[Any] | None = None
+    _ground: weakref.ref[Any] | None
 
     @property
     def caller(self) -> Runner | None:
@@ -75,7 +77,7 @@ class Held:
         return self.lease
 
     def may_be_given_back(self) -> bool:
-        """Whether anybody is left who could do so."""
+        """Return whether anybody is left who could do so."""
         if self._ground is not None and not stands(self._ground()):
             return False
         return self._keeper is None or self._keeper() is not None
@@ -148,7 +150,7 @@ def hide(acquisition: Held) -> None:
 
 
 def is_shown(acquisition: Held) -> bool:
-    """Whether this context shows it."""
+    """Return whether this context shows it."""
     reference = weakref.ref(acquisition)
     for key in acquisition.keys:  # noqa: SIM110 (each release comes here)
         if reference in _get(key):
@@ -185,7 +187,7 @@ def served_loop() -> Loop | None:
 
 
 def _is_of_sync_code(task: Task, other: Task) -> bool:
-    """Whether ``async_to_sync`` runs this task, for sync code that the other one may run."""
+    """Return whether ``async_to_sync`` runs this task, for sync code that the other one may run."""
     loop = task.get_loop()
     if loop is not other.get_loop():
         return loop in AsyncToSync.loop_thread_executors
@@ -198,7 +200,7 @@ def waiting_thread(loop: Loop) -> threading.Thread | None:
 
 
 def is_foreign(acquisition: Held, runner: Runner | None) -> bool:
-    """Whether an acquisition that the context shows is that of another task, or thread, which still runs."""
+    """Return whether an acquisition that the context shows is that of another task, or thread, which still runs."""
     other = acquisition.caller
     if other is None or runner is None or other is runner or not runs(other):
         return False
@@ -211,7 +213,7 @@ def is_foreign(acquisition: Held, runner: Runner | None) -> bool:
 
 
 def runs(runner: Runner) -> bool:
-    """Whether this task or thread has not ended."""
+    """Return whether this task or thread has not ended."""
     if asyncio.isfuture(runner):
         # a task whose loop was closed never goes on
         return not runner.done() and not runner.get_loop().is_closed()
@@ -263,7 +265,7 @@ def ground() -> weakref.ref[Any]:
 
 
 def stands(ground: threading.Thread | Loop | None) -> bool:
-    """Whether anything can still be given back there."""
+    """Return whether anything can still be given back there."""
     if isinstance(ground, Loop):
         return not ground.is_closed()
     return ground is not None and runs(ground)

@@ -77,18 +77,40 @@ class Lease:
     the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`).
     """
 
-    unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
-    canceller: Canceller | None = None
-    lost_reason: str = ""
-    closed: bool = False  # released or detached: nobody here may use it any more
-    tried_release: bool = False
-    detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
-    changing: bool = False  # Redis is being asked to detach it, or for a new fence
-    watched: bool = False
-    due: float = 0.0  # when the watchdog looks next
-    urgent: bool = False  # ask Redis now, whatever the clock says
-    seen: bool = False  # the watchdog has looked at it: it is no short section
-    claimed: frozenset[str] = frozenset()  # on which databases
+    __slots__ = (
+        "__weakref__",
+        "asked_fence",
+        "canceller",
+        "changing",
+        "claimed",
+        "closed",
+        "detaching",
+        "due",
+        "ends",
+        "fence",
+        "fenced",
+        "handed",
+        "id",
+        "known",
+        "lost_reason",
+        "name",
+        "partition",
+        "pid",
+        "renewing",
+        "request",
+        "seen",
+        "shares",
+        "since",
+        "template",
+        "terms",
+        "token",
+        "tried_release",
+        "ttl",
+        "unknown",
+        "unrenewed",
+        "urgent",
+        "watched",
+    )
     matters = True  # whether a failure to renew it is worth a warning
 
     def __init__(
@@ -121,6 +143,18 @@ class Lease:
         self.shares: list[Any] = []  # the sections that use it: several, if it is reentrant
         self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
         self.asked_fence: int = fence  # in the latest renewal
+        self.unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
+        self.canceller: Canceller | None = None
+        self.lost_reason: str = ""
+        self.closed: bool = False  # released or detached: nobody here may use it any more
+        self.tried_release: bool = False
+        self.detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
+        self.changing: bool = False  # Redis is being asked to detach it, or for a new fence
+        self.watched: bool = False
+        self.due: float = 0.0  # when the watchdog looks next
+        self.urgent: bool = False  # ask Redis now, whatever the clock says
+        self.seen: bool = False  # the watchdog has looked at it: it is no short section
+        self.claimed: frozenset[str] = frozenset()  # on which databases
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """A lease cannot be pickled or copied: a copy of an object that refers to it has None instead."""
@@ -187,7 +221,7 @@ class Lease:
     # -- who may release it -----------------------------------------------------------------------------------------
 
     def is_last(self, section: object) -> bool:
-        """Whether no other section uses it; this one may have been undone in the background meanwhile."""
+        """Return whether no other section uses it; this one may have been undone in the background meanwhile."""
         return self.shares in ([section], [])
 
     def leave(self, section: object) -> None:
@@ -198,13 +232,13 @@ class Lease:
             pass
 
     def may_be_released(self) -> bool:
-        """Whether anybody is left who could release it."""
+        """Return whether anybody is left who could release it."""
         return any(section.may_be_given_back() for section in tuple(self.shares))
 
     # -- errors -----------------------------------------------------------------------------------------------------
 
     def cancelled_by(self, error: BaseException | None) -> bool:
-        """Whether ``error``, with which the section has ended, is the cancellation sent because of its loss."""
+        """Return whether ``error``, with which the section has ended, is the cancellation sent because of its loss."""
         return self.canceller is not None and self.canceller.caused(error)
 
     def unreleased_error(self, error: LockUnavailable) -> LockUnavailable:

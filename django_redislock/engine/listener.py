@@ -66,7 +66,7 @@ class Listener:
     def bury(self, loop: Loop) -> None:
         """The loop has ended, and its waiters with it: pass on what they may have been granted."""
         for waiter in self.waiters.discard_loop(loop):
-            self._pass_on(waiter.id, waiter.group.name)
+            self._withdraw(waiter.id, waiter.group.name)
 
     def schedule(self, waiter: Waiter, left: float, delay: float) -> None:
         """A look found the lock busy for ``left`` more seconds, or free but reserved for somebody else.
@@ -188,9 +188,9 @@ class Listener:
             if kind in TOLD:
                 self._watchdog.lose(lease, TOLD[kind])
         elif kind in "gw":
-            self._pass_on(id, name)
+            self._withdraw(id, name)
 
-    def _pass_on(self, id: str, name: str) -> None:
+    def _withdraw(self, id: str, name: str) -> None:
         """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""
         left = LockRequest(self.partition, make_keys(self.partition.prefix, name), name, id)
         self._watchdog.release_later(left, unknown=False, how=WITHDRAWAL)

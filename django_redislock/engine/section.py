@@ -27,12 +27,14 @@ from .with_block import Witness
 class Section(Held):
     """What an Acquisition is, once it has the lock."""
 
-    at_least: float = 0.0  # seconds for which it stays held, though by nobody, if it ends sooner and well
+    __slots__ = ("_above", "_runtime", "_through", "_tried", "_witness", "at_least")
+
+    at_least: float  # seconds for which it stays held, though by nobody, if it ends sooner and well
     _above: tuple[Held, ...]  # what the context had shown before
     _through: Any  # weak: the object by which users hold the lock
     _runtime: Runtime
-    _witness: Witness | None = None
-    _tried: Tried | None = None  # a release that was not enough
+    _witness: Witness | None
+    _tried: Tried | None  # a release that was not enough
 
     # -- having it --------------------------------------------------------------------------------------------------
 

@@ -237,7 +237,7 @@ class Watchdog:
         self._dispatch.send(parcels)
 
     def _look_after(self, lease: Lease) -> Parcel | None:
-        """What is to be sent for this lease now, if anything; else plan the next look."""
+        """Return what is to be sent for this lease now, if anything; else plan the next look."""
         now = monotonic()
         if lease.changing:  # the answer to that counts for more than the clock. Later, ask in any case
             lease.urgent, lease.seen = False, True

@@ -34,7 +34,7 @@ def _acquire(world: World, attempt: Attempt) -> Answer:
         world.lock = written(world, Lock(id, attempt, fence, "a"))
         _drop(world, id)
         return Answer("already", Grant(fence, adopted=True))
-    if not held and (not world.queue or pass_on(world, channel, None if world.without("R9") else id)):
+    if not held and (not world.queue or grant_next(world, channel, None if world.without("R9") else id)):
         _drop(world, id)
         return Answer("granted", _grant(world, channel, attempt, "c"))
 
@@ -76,7 +76,7 @@ def release(world: World, id: Id, channel: int) -> None:
         if held:
             return
     if world.queue or not held or held.flag != "c":
-        pass_on(world, channel, given_back=bool(held))
+        grant_next(world, channel, given_back=bool(held))
 
 
 def confirm(world: World, attempt: Attempt) -> bool:
@@ -88,7 +88,7 @@ def confirm(world: World, attempt: Attempt) -> bool:
     return True
 
 
-def pass_on(world: World, asker: int, me: Id | None = None, *, given_back: bool = False) -> bool:
+def grant_next(world: World, asker: int, me: Id | None = None, *, given_back: bool = False) -> bool:
     """grant_next.lua; returns whether the caller may take the lock. ``asker``: its channel, which is alive."""
     if world.mark not in (NOBODY, asker, *world.suspects) and not given_back:
         world.suspects = (*world.suspects, world.mark)

@@ -125,7 +125,7 @@ class Reference:
         if not held:
             if self._begin_suspension():
                 held = self.lock
-            elif self._pass_on(caller, attempt.id):
+            elif self._grant_next(caller, attempt.id):
                 self._leave(attempt.id)
                 fence = self._grant(caller, attempt.id, caller.channel, "c", attempt.ttl, attempt.token, attempt.owner)
                 return Answer(inside.GRANTED, fence, unheard=self._unheard)
@@ -254,7 +254,7 @@ class Reference:
                 self._leave(other)
         return len(self.queue) >= most
 
-    def _pass_on(self, caller: Process, me: str = "", *, given_back: bool = False) -> bool:
+    def _grant_next(self, caller: Process, me: str = "", *, given_back: bool = False) -> bool:
         """Grant a free lock to the first live waiter. True: there is none, or it is the caller."""
         if self.handed_to == caller.channel:
             self._unheard = self._unheard or not given_back  # it let a lease end, and is not stuck, as it is calling
@@ -294,7 +294,7 @@ class Reference:
                 self.handed_to = ""
             self._tell_to_look(0)
             return
-        self._pass_on(caller, given_back=given_back)
+        self._grant_next(caller, given_back=given_back)
         if not self.lock:
             self.index = None
 

@@ -80,7 +80,7 @@ if not value then
   end
   value = begin_suspension() --@asker-suspends
   if not value then
-    local verdict = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
+    local verdict = grant_next(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
     if verdict == 'take' then
       redis.call('ZREM', KEYS.queue, ARGV.id)
       redis.call('HDEL', KEYS.waiters, ARGV.id)

@@ -26,7 +26,7 @@ local function tell_to_look(queue, waiters, called, first)
   end
 end
 
-local function pass_on(queue, waiters, called, free, me, hand_over)
+local function grant_next(queue, waiters, called, free, me, hand_over)
   local handed, reserved, batch = 0, 0, math.min(free, 100)
   local mark, suspects, absent = nil, nil, {}
 

@@ -1,8 +1,8 @@
 -- (piece) the lock is free: passes it on, unless it is suspended. Returns 1 when this must be called again.
---#include hand_on
+--#include hand_over
 local function hand_on()
   if suspends() then return 0 end
-  local verdict, handed = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, hand_over)
+  local verdict, handed = grant_next(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, hand_over)
   if handed == 0 then redis.call('ZREM', KEYS.index, ARGV.name) end --@unwanted-unlisted
   return verdict == 'more' and 1 or 0
 end

@@ -27,7 +27,7 @@ local function serve(me)
   end
 
   if #found == 0 then return many_met and 'more' or 'none' end
-  local verdict, handed = pass_on(KEYS.line, KEYS.line_waiters, stem, #found, me, hand_member_over)
+  local verdict, handed = grant_next(KEYS.line, KEYS.line_waiters, stem, #found, me, hand_member_over)
   if verdict == 'take' then return 'take', found[next_member] end
   return (verdict == 'more' or many_met or handed > 0 and waiting >= most) and 'more' or 'none'
 end

@@ -44,7 +44,7 @@ local function vacate(member, value)
   return suspension
 end
 
--- the handoff of a member ran out without a sign of life (see pass_on): of the pool, several may be under way
+-- the handoff of a member ran out without a sign of life (see grant_next): of the pool, several may be under way
 local function note_lapsed(member)
   local channel = redis.call('HGET', KEYS.line_waiters, '!' .. member)
   if channel then
