@@ -14,7 +14,7 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from ..base.log import log_event, logger
+from ..base.log import log_event
 from ..base.names import named
 from ..base.processes import try_start
 from ..base.steps import Steps
@@ -61,8 +61,7 @@ class Notifier:
 
     def log(self, level: int, event: str, **facts: Any) -> None:
         """Log ``event`` soon; see log_event()."""
-        if logger.isEnabledFor(level):
-            self.call(lambda: log_event(level, event, **facts))
+        self.call(lambda: log_event(level, event, **facts))
 
     def _run(self) -> None:
         while True:

@@ -221,6 +221,7 @@ class Cluster(LockStore):
                 node.doubted_at = self._since
 
     def doubts(self, node: Node, sent: float) -> bool:
+        """C7: whether another node may have replaced this one, which has just answered what was ``sent`` then."""
         now = monotonic()
         late = now - sent > NO_FAILOVER_WITHIN
         if not (late or node.doubted_at):

@@ -87,10 +87,6 @@ class LockStore:
             self.threads.drop_idle(node)
             self._in_loops(lambda connections: connections.drop_idle(node))
 
-    def doubts(self, node: Node, sent: float) -> bool:
-        """C7: whether another node may have replaced this one, which has just answered what was ``sent`` then."""
-        return False
-
     def look_around(self, node: Node) -> None:
         """After trouble with this node, find out in the background whether others have taken over its slots."""
 
@@ -203,7 +199,7 @@ class Partition:
 
     def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
-        store = self.store
+        store: Any = self.store
         if not store.clustered:  # the way of nearly all locks: as few calls as can be
             node = store._node_by_tag[0]
             return store.threads.exchange(node, commands, by)[0], node
@@ -218,11 +214,10 @@ class Partition:
         self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], Node]:
         """See exchange(). ``urgency``: see LockStore.aexchange()."""
-        store = self.store
-        if not store.clustered:
-            node = store._node_by_tag[0]
-            return (await store.aexchange(node, commands, by, urgency=urgency))[0], node
+        store: Any = self.store
         node = await store.anode_of(self.tag, by)
+        if not store.clustered:
+            return (await store.aexchange(node, commands, by, urgency=urgency))[0], node
         answers, sent = await store.aexchange(node, commands, by, urgency=urgency)
         if store.doubts(node, sent):
             _believe(node, await store.anode_of(self.tag, _confirmed_by(by), node.answered_at))

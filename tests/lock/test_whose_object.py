@@ -12,10 +12,20 @@ from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 
 import django_redislock
-from django_redislock import FairLock, Lock, LockLost, LockNotOwned, LockPool, LockStatus, PoolMember, lock_name
+from django_redislock import (
+    FairLock,
+    Lock,
+    LockLost,
+    LockNotOwned,
+    LockPool,
+    LockStatus,
+    PoolMember,
+    aforce_release,
+    lock_name,
+)
 from tests.helpers.actors import RUNS, Crowd
 from tests.helpers.state import LOCK, NAME, holder
 from tests.inside import keys_of, renew_all
@@ -337,6 +347,18 @@ async def test_a_block_ends_what_was_acquired_again_in_it_and_says_so_if_nothing
     with pytest.raises(ZeroDivisionError):
         async with way(kin, lock):
             raise ZeroDivisionError(await kin(lock, "release"))
+
+
+async def test_what_sync_code_of_a_task_has_lost_it_can_acquire_again() -> None:
+    lock = Lock(NAME, ttl=600)
+    for _ in range(2):
+        assert await sync_to_async(lock.acquire)()
+        assert await aforce_release(NAME)
+        with pytest.raises(LockLost):
+            await sync_to_async(lock.extend)(1)
+    assert await sync_to_async(lock.acquire)()
+    assert not await sync_to_async(lambda: lock.lost)()
+    await sync_to_async(lock.release)()
 
 
 @both
