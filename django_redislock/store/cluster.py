@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import math
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -31,13 +31,15 @@ from ..base.processes import try_start
 from ..base.times import Alarm, monotonic
 from .aliases import Address, Origin
 from .lock_store import LockStore, Partition
+from .loop_connections import ENTERING
 from .node import Node
-from .wire import NotAsked
+from .wire import Command, NotAsked, Replaced
 
 TAGS = 64  # never to be changed: one name in two slots is two locks
 ASKING_TAKES = 1.0  # seconds that a node may take to say where the slots are
 # seconds within which no replica takes over: once a master is seen to fail, a replica waits for at least half a second
 NO_FAILOVER_WITHIN = 0.5
+CONFIRMED_WITHIN = 3.0  # seconds to wait for another node to confirm the late answer of one that was silent
 
 
 def tag_of(text: str) -> int:
@@ -89,7 +91,8 @@ class Question(threading.Thread):
         """The same in an event loop."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        alarm = None if by is None else Alarm(loop, max(0.0, by - monotonic()), partial(over.set_result, None))
+        seconds = _left(by)
+        alarm = None if seconds is None else Alarm(loop, seconds, partial(over.set_result, None))
         try:
             # neither is cancelled: others wait for the answer, too
             waits: list[asyncio.Future[Any]] = [asyncio.wrap_future(self._outcome), over]
@@ -121,6 +124,9 @@ class Cluster(LockStore):
         self._mutex = threading.RLock()  # held to begin a question
         self._reading = threading.RLock()  # held while the cluster is asked
         self._known = threading.RLock()  # held to change what we know of the cluster
+
+    def _make_partition(self, tag: int) -> Partition:
+        return ClusterPartition(self, tag)
 
     # -- its nodes --------------------------------------------------------------------------------------------------
 
@@ -249,3 +255,40 @@ class Cluster(LockStore):
             self._node_by_tag[partition.tag] = self._node_at(*address)
         self._forget_the_gone()
         return True
+
+
+class ClusterPartition(Partition):
+    """Here, another node may have the locks by now."""
+
+    store: Cluster
+
+    def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
+        store = self.store
+        node = store.node_of(self.tag, by)
+        answers, sent = store.threads.exchange(node, commands, by)
+        if store.doubts(node, sent):
+            _believe(node, store.node_of(self.tag, _confirmed_by(by), node.answered_at))
+        self.heard_from(node)
+        return answers, node
+
+    async def aexchange(
+        self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
+    ) -> tuple[list[Any], Node]:
+        store = self.store
+        node = await store.anode_of(self.tag, by)
+        answers, sent = await store.aexchange(node, commands, by, urgency=urgency)
+        if store.doubts(node, sent):
+            _believe(node, await store.anode_of(self.tag, _confirmed_by(by), node.answered_at))
+        self.heard_from(node)
+        return answers, node
+
+
+def _confirmed_by(by: float | None) -> float | None:
+    """The answer is there, and may have been in time, however late this process has read it."""
+    return None if by is None else max(by, monotonic() + CONFIRMED_WITHIN)
+
+
+def _believe(node: Node, owner: Node) -> None:
+    """C7: ``node`` has answered after a silence; ``owner`` is the one whose answer counts."""
+    if owner is not node:
+        raise Replaced(f"{node.origin.address} was silent, and {owner.origin.address} has replaced it")

@@ -12,18 +12,16 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ..base.times import monotonic
 from ..conf import conf
 from .aliases import Origin
 from .loop_connections import ENTERING, LoopConnections
 from .node import Node
 from .thread_connections import ThreadConnections
-from .wire import Command, Replaced
+from .wire import Command
 
 # Fences from here on are not remembered, and so not written back once somebody has deleted them. Far from 9e15, where
 # fence.lua refuses to go on, so that nobody remembers what led there. Clocks come here in 2223
 HIGHEST_KNOWN = 8 * 10**15
-CONFIRMED_WITHIN = 3.0  # seconds to wait for another node to confirm the late answer of one that was silent
 
 
 class LockStore:
@@ -57,7 +55,10 @@ class LockStore:
 
     def partition(self, tag: int) -> Partition:
         """The partition of a tag: the same object each time."""
-        return self.partitions.get(tag) or self.partitions.setdefault(tag, Partition(self, tag))
+        return self.partitions.get(tag) or self.partitions.setdefault(tag, self._make_partition(tag))
+
+    def _make_partition(self, tag: int) -> Partition:
+        return Partition(self, tag)
 
     def everywhere(self) -> list[Partition]:
         """The partitions of all tags."""
@@ -199,30 +200,15 @@ class Partition:
 
     def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
-        store: Any = self.store
-        if not store.clustered:  # the way of nearly all locks: as few calls as can be
-            node = store._node_by_tag[0]
-            return store.threads.exchange(node, commands, by)[0], node
-        node = store.node_of(self.tag, by)
-        answers, sent = store.threads.exchange(node, commands, by)
-        if store.doubts(node, sent):
-            _believe(node, store.node_of(self.tag, _confirmed_by(by), node.answered_at))
-        self.heard_from(node)
-        return answers, node
+        node = self.store._node_by_tag[0]  # the way of nearly all locks: as few calls as can be
+        return self.store.threads.exchange(node, commands, by)[0], node
 
     async def aexchange(
         self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], Node]:
         """See exchange(). ``urgency``: see LockStore.aexchange()."""
-        store: Any = self.store
-        node = await store.anode_of(self.tag, by)
-        if not store.clustered:
-            return (await store.aexchange(node, commands, by, urgency=urgency))[0], node
-        answers, sent = await store.aexchange(node, commands, by, urgency=urgency)
-        if store.doubts(node, sent):
-            _believe(node, await store.anode_of(self.tag, _confirmed_by(by), node.answered_at))
-        self.heard_from(node)
-        return answers, node
+        node = await self.store.anode_of(self.tag, by)
+        return (await self.store.aexchange(node, commands, by, urgency=urgency))[0], node
 
     def execute(self, command: Command) -> Any:
         """One command, one answer, in this thread."""
@@ -230,14 +216,3 @@ class Partition:
         if isinstance(answer, ResponseError):
             raise answer
         return answer
-
-
-def _confirmed_by(by: float | None) -> float | None:
-    """The answer is there, and may have been in time, however late this process has read it."""
-    return None if by is None else max(by, monotonic() + CONFIRMED_WITHIN)
-
-
-def _believe(node: Node, owner: Node) -> None:
-    """C7: ``node`` has answered after a silence; ``owner`` is the one whose answer counts."""
-    if owner is not node:
-        raise Replaced(f"{node.origin.address} was silent, and {owner.origin.address} has replaced it")
