@@ -25,6 +25,8 @@ from ..inspection.lists import list_everywhere
 from ..models import HeldLock
 from ..store.stores import get_stores
 
+MOST_WORDS = 20  # of a search: each costs time for each lock
+
 
 class AliasFilter(SimpleListFilter):
     """The locks of one cache alias."""
@@ -50,6 +52,8 @@ def read_all(request: HttpRequest) -> list[LockInfo]:
 def search(locks: Iterable[LockInfo], text: str) -> list[LockInfo]:
     """Those with all words of ``text`` in name or owner, ignoring case."""
     words = set(text.casefold().split())
+    if not words:  # as in each refresh of the list
+        return [*locks]
     folded = [(lock, lock.name.casefold(), lock.owner.casefold()) for lock in locks]
     return [lock for lock, name, owner in folded if all(word in name or word in owner for word in words)]
 
@@ -71,9 +75,6 @@ class _Rows(list[LockInfo]):
 
     def _clone(self) -> list[LockInfo]:
         return self
-
-
-MOST_WORDS = 20  # of a search: each costs time for each lock
 
 
 class LockChangeList(ChangeList):

@@ -13,6 +13,7 @@ from ..store.lock_store import Partition
 from .dispatch import Parcel
 from .lease import Lease
 
+CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
 MANY = 1000  # entries, above which stale ones are dropped
 
 
@@ -51,7 +52,8 @@ class Agenda:
 
     def next_due(self, now: float) -> float:
         """When something is due, or may be. Locks in quick succession must not wake the watchdog each time: after one
-        that has ended, a new one is due no sooner than this."""
+        that has ended, a new one is due no sooner than this.
+        """
         used, self._used = self._used, False
         idle_until = now + CONFIRM_AFTER if used else math.inf
         return self._entries[0][0] if self._entries else idle_until
@@ -87,9 +89,6 @@ def _is_stale(entry: tuple[float, int, Task]) -> bool:
     """Return whether the lease has ended, or was planned anew."""
     due, _, task = entry
     return isinstance(task, Lease) and not (task.watched and task.due == due)
-
-
-CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
 
 
 def first_look(lease: Lease) -> float:

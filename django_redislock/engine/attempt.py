@@ -27,6 +27,8 @@ GRACE = 0.8  # seconds past the deadline in which an answer still counts
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, where it must stand before the first request
 GONE = "it was released, has ended, or somebody else holds it"
 LATE_ANSWERS = 3  # grants that arrive after their own lease, before Redis is said to be too slow
+WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
+LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
 
 
 class Granted(NamedTuple):
@@ -218,10 +220,6 @@ class Attempt:
         """Stop listening."""
         if self.waiter is not None:
             self.listener.waiters.discard(self.waiter)
-
-
-WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
-LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
 
 
 def obtain(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:

@@ -29,6 +29,8 @@ from ..store.wire import Command, exchange, is_demoted, wording
 from .announcements import Notifier
 from .lease import Lease
 
+LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
+
 
 class Parcel(NamedTuple):
     """One command to send. The rest is for the watchdog: what it is for, when it was due, and what it asks for."""
@@ -47,9 +49,6 @@ class _Trip:
     def __init__(self, timeout: float, parcels: list[Parcel]) -> None:
         self.timeout = timeout
         self.parcels = parcels
-
-
-LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 
 
 class Dispatch:

@@ -1,7 +1,7 @@
 """The watchdog: one background thread per process that renews leases, confirms handoffs and notices losses.
 
-It only keeps time. What is to be sent goes through the sender, with timeouts of at most a sixth of the TTL, and what is
-to be told through the notifier: neither a slow Redis nor slow code of the site delays a renewal, or the news that a
+It only keeps time. What is to be sent goes through the dispatch, with timeouts of at most a sixth of the TTL, and what
+is to be told through the notifier: neither a slow Redis nor slow code of the site delays a renewal, or the news that a
 lease has ended.
 
 The module is long because all that it does to a lease happens under one mutex (R12), and is read in one go.
