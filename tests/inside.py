@@ -102,6 +102,7 @@ def counter_of(name: str) -> int:
 _LIMITS = {
     "look_every": "engine.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
     "listening_within": "engine.attempt.LISTENING_WITHIN",
+    "leads_for": "engine.receiver.LEADS_FOR",  # seconds that a waiting thread reads the messages
     "confirm_after": "engine.agenda.CONFIRM_AFTER",
     "idle_look": "engine.watchdog.IDLE_LOOK",
     "look_around": "engine.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
@@ -351,6 +352,11 @@ class Ears:
         return bool(self._listener.hears and self._receiver and self._receiver.thread.is_alive())
 
     @property
+    def is_led(self) -> bool:
+        """Whether a thread that waits reads the messages."""
+        return self._receiver is not None and self._receiver._reader not in (None, self._receiver._own)
+
+    @property
     def port(self) -> int:
         """That of this process's end of the connection."""
         return int(self._receiver.connection._sock.getsockname()[1])
@@ -374,6 +380,7 @@ def _of_ears(what: str) -> Callable[..., Any]:
 hears = _of_ears("hears")
 heard = _of_ears("heard")
 subscriptions = _of_ears("generation")
+is_led = _of_ears("is_led")
 
 
 def listen(using: str | None = None) -> None:
@@ -720,16 +727,30 @@ def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
     return lambda: not (witness() or runtime().watchdog.interruptions)
 
 
-def nonsense_is_read(patch: pytest.MonkeyPatch, using: str | None = None) -> threading.Event:
-    """The listener reads nonsense next, as from a TLS connection that is cut; set when that has happened."""
-    met = threading.Event()
+TROUBLES = ("cut", "cut, as ssl tells", "nonsense", "interrupted")
+
+
+def trouble_reading(patch: pytest.MonkeyPatch, trouble: str, using: str | None = None) -> threading.Event:
+    """Whoever reads the next message meets one of TROUBLES; set when that has happened."""
+    from tests.helpers.cancelling import Interrupt  # which imports this module
+
+    receiver, met = Ears(using)._receiver, threading.Event()
+    connection = receiver.connection
+    errors: dict[str, BaseException] = {
+        "cut, as ssl tells": ValueError("Read on closed or unwrapped SSL socket."),
+        "nonsense": InvalidResponse("Protocol error"),  # of a TLS connection that is cut while it is read
+        "interrupted": Interrupt(),
+    }
 
     def strike(*_: object) -> None:
         if not met.is_set():
             met.set()
-            raise InvalidResponse("Protocol error")
+            if trouble.startswith("cut"):
+                receiver.cut()
+            if trouble in errors:
+                raise errors[trouble]
 
-    _around(patch, Ears(using)._receiver.connection, "can_read", strike)
+    _around(patch, connection, "read_response", strike)
     return met
 
 

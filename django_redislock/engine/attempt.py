@@ -334,4 +334,4 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
             return None, now < due + LOOK_LATE
         attempt.tell_that_it_waits()
         due = min(due, attempt.current_holder.tell_at)
-        yield Park(waiter, None if due == math.inf else due - now)
+        yield Park(waiter, None if due == math.inf else due - now, listener.receiver)

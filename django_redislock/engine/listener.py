@@ -62,6 +62,8 @@ class Listener:
         """Let wakes reach this waiter. Must be called before its request is sent."""
         waiter.due = monotonic() + RECONNECTING
         self.waiters.add(waiter)
+        if (receiver := self.receiver) is not None and receiver.rests_until:
+            receiver.read_for(waiter)
 
     def bury(self, loop: Loop) -> None:
         """The loop has ended, and its waiters with it: pass on what they may have been granted."""
@@ -128,9 +130,9 @@ class Listener:
         self.polled = polled
         self.generation += 1
         self.partition.subscribed_at = None if receiver is None else receiver.node
-        self.receiver = receiver
         self.ready = True
         self.tell_all()
+        self.receiver = receiver  # after all were told: a thread that reads is woken by messages alone
         self._watchdog.renew_all(self.partition)
 
     def unsubscribed(self) -> None:
@@ -160,14 +162,14 @@ class Listener:
         self.unsubscribed()
         self.tell_all()
 
-    def on_message(self, data: bytes, node: Node) -> None:
-        """Handle a message from ``node``."""
+    def on_message(self, data: bytes, node: Node) -> Waiter | None:
+        """Handle a message from ``node``; return the waiter that was told."""
         if node is not self.partition.subscribed_at:
-            return  # C3: a former master
+            return None  # C3: a former master
         self.heard += 1
         found = _MESSAGE.fullmatch(data.decode(errors="surrogateescape"))
         if found is None:
-            return  # not one of our messages
+            return None  # not one of our messages
         granted, told, id, fence, us, lease_ms, by, name = found.groups()
         kind = granted or told
         # C3, C7: otherwise a former master may have sent it, so the waiter looks
@@ -180,6 +182,7 @@ class Listener:
             waiter.tell(grant)
         elif can_be_asked_for(name):
             self._take_stray(kind, id, name)
+        return waiter
 
     def _take_stray(self, kind: str, id: str, name: str) -> None:
         """A message for an id with which nobody here waits: of a holder, or of a waiter that has left."""

@@ -1,4 +1,8 @@
-"""A receiver: a thread and a connection that receive the messages of one node, for several listeners."""
+"""A receiver: a connection on which the messages of one node arrive, for several listeners, and who reads it.
+
+A thread that is the only waiter of its process reads by itself (the leader: Schmidt et al., "Leader/Followers", 2000),
+so its wake takes no switch to another thread. Everything else is read by the receiver's own thread.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,18 @@ from contextlib import suppress
 from typing import Any
 
 from redis.connection import Connection
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from ..base.times import monotonic
 from ..store.calls import probe_command, probed
 from ..store.node import Node
 from ..store.wire import PASSING, classified, exchange, pack
 from .listener import Listener
+from .waiters import ThreadWaiter, Waiter
 
 MESSAGE_WITHIN = 1.0  # seconds from the first byte of a message to its last
+LEADS_FOR = 0.1  # seconds a waiting thread reads, and for which the receiver's thread then expects it to wait again
+_OF_A_CUT = TypeError, ValueError, AttributeError
 
 
 class Receiver:
@@ -40,6 +47,11 @@ class Receiver:
         self._retired = threading.Event()
         self._sharded = listeners[0].partition.store.clustered
         self._memory = node.origin.memory
+        self._mutex = threading.RLock()
+        self._own = ThreadWaiter("", "")  # our thread, which rests while another one reads
+        self._own.registered = True
+        self._reader: Waiter | None = None
+        self.rests_until: float = 0.0  # monotonic; 0: it does not rest
         self.thread: threading.Thread = threading.Thread(target=self._run, name="redislock-listener", daemon=True)
 
     def subscribe(self, new: Sequence[Listener]) -> dict[Listener, int | ResponseError]:
@@ -83,6 +95,7 @@ class Receiver:
     def retire(self) -> None:
         """End it: another receiver has taken its place, or nobody listens any more."""
         self._retired.set()
+        self._read_ourselves()
         if self._memory:
             # with fakeredis there is no socket to shut down; a message ends the wait
             self.listeners[0].partition.execute(probe_command(self.listeners[0].partition))
@@ -98,11 +111,13 @@ class Receiver:
         """Cut the connection, whoever is reading it."""
         connection: Any = self.connection
         connection.connect = _refuse  # whoever is about to read would connect anew, and not be subscribed
-        if self.thread.is_alive():
-            # Its thread closes it: a new socket could get the number of a closed one before the thread has begun to
+        self.trouble = self.trouble or ConnectionError("wakes do not arrive any more")
+        if self.thread.is_alive() or self._reader is not None:
+            # Our thread closes it: a new socket could get the number of a closed one before whoever reads has begun to
             # wait, and would then be waited for instead
             with suppress(OSError, AttributeError):  # it has ended by itself
                 connection._sock.shutdown(socket.SHUT_RDWR)
+            self._read_ourselves()
         else:
             connection.disconnect()
 
@@ -113,25 +128,112 @@ class Receiver:
         """
         self.connection.disconnect()
 
-    def _run(self) -> None:
+    # -- who reads --------------------------------------------------------------------------------------------------
+
+    def lead(self, waiter: ThreadWaiter, seconds: float | None) -> None:
+        """Read in the thread of ``waiter`` until it is told something, if it is the only one that waits.
+
+        It returns at once if another thread reads, and after ``seconds`` or LEADS_FOR; then our thread reads. A wake
+        that is not a message does not end it.
+        """
+        if self.trouble is not None or self._lone() is not waiter or not self._take(waiter):
+            return
         try:
-            while not self._retired.is_set():
+            end = monotonic() + (LEADS_FOR if seconds is None else min(seconds, LEADS_FOR))
+            while not waiter.told and self.trouble is None and (left := end - monotonic()) > 0:
+                if self.connection.can_read(left):
+                    self._read()
+        except BaseException as error:
+            # of any kind: a TLS connection that is cut yields nonsense, and ssl has errors of its own then
+            if isinstance(error, RedisError) or (self.trouble is not None and isinstance(error, _OF_A_CUT)):
+                self.trouble = self.trouble or error.with_traceback(None)
+            else:  # from a signal handler, say: half a message may be left unread
+                self.trouble = self.trouble or ConnectionError("reading was interrupted")
+                raise
+        finally:
+            if not self._stop(waiter, waiter.told):
+                self._own.wake()
+
+    def read_for(self, waiter: Waiter) -> None:
+        """Have our thread read, unless this new waiter will."""
+        if self._lone() is not waiter:
+            self._read_ourselves()
+
+    def _lone(self) -> ThreadWaiter | None:
+        """The only waiter for messages on this connection, if there is one and it can read them."""
+        waiters = [each.waiters for each in self.listeners if each.waiters.count]
+        if len(waiters) != 1 or waiters[0].count != 1 or self._memory:
+            return None
+        found = waiters[0].of()
+        lone = found[0] if len(found) == 1 else None
+        return lone if isinstance(lone, ThreadWaiter) else None
+
+    def _read_ourselves(self) -> None:
+        with self._mutex:
+            self.rests_until = 0.0
+        if self._reader is not self._own:
+            self._own.wake()
+
+    def _take(self, waiter: Waiter) -> bool:
+        """Become the reader, unless there is one."""
+        with self._mutex:
+            if self._reader is not None:
+                if self._reader.registered:
+                    return False
+                # R18: it was interrupted where it could not say so
+                self.trouble = self.trouble or ConnectionError("reading was interrupted")
+            self._reader = waiter
+            return True
+
+    def _stop(self, waiter: ThreadWaiter | None, told: bool) -> bool:
+        """Be no longer the reader. Return whether our thread may rest.
+
+        ``waiter``: the only one, if so; when it was ``told`` something, its thread may soon wait again, and read.
+        """
+        with self._mutex:
+            self._reader = None
+            if waiter is not None and told and self.trouble is None:
+                self.rests_until = monotonic() + LEADS_FOR
+                # checked last: who registers meanwhile is seen here, or sees that we rest
+                if self._lone() is waiter:
+                    return True
+            self.rests_until = 0.0
+            return False
+
+    def _run(self) -> None:
+        own = self._own
+        while True:
+            with self._mutex:
+                rest = self.rests_until - monotonic()
+                if reads := rest <= 0 and self._take(own):
+                    self.rests_until = 0.0
+            if not reads:
+                own.park(rest if rest > 0 else LEADS_FOR)
+                continue
+            if self._retired.is_set() or self.trouble is not None:
+                break
+            try:
                 if not self._memory:  # fakeredis cannot wait for data without reading it
                     self.connection.can_read(None)  # type: ignore[arg-type]  # without end
-                self._on_message(*self.connection.read_response())
-        except Exception as error:  # of any kind: a TLS connection that is cut yields nonsense
-            self.trouble = error
+                lone = self._lone()
+                told = self._read()
+            except Exception as error:  # of any kind, as in lead()
+                self.trouble = error
+                break
+            self._stop(lone, told is not None)
         retired = self._retired.is_set()
         self.trouble = self.trouble or ConnectionError("nobody listens any more")
         self.connection.disconnect()
         self._ended(self, None if retired else self.trouble)
 
-    def _on_message(self, kind: Any, channel: bytes, data: Any) -> None:
+    def _read(self) -> Waiter | None:
+        """Read a message, and return the waiter that it was for."""
+        kind, channel, data = self.connection.read_response()
         listener = self._channels[channel]
         if kind in (b"message", b"smessage"):
-            listener.on_message(data, self.node)
-        else:  # C3: an unsolicited sunsubscribe: the slot has moved
-            listener.on_unsubscribed()
+            return listener.on_message(data, self.node)
+        listener.on_unsubscribed()  # C3: an unsolicited sunsubscribe: the slot has moved
+        return None
 
 
 def _refuse() -> None:

@@ -188,8 +188,8 @@ class Subscriber:
         """Move ``others``, which were subscribed before, from the old receiver to the new one."""
         for each in others:
             if each not in refused:
-                each.receiver = new
                 each.tell_all()  # messages for them may be left unread
+                each.receiver = new
         for each in _served_by(old):
             each.on_unsubscribed()  # it was refused: another node has its slot now
 

@@ -7,10 +7,10 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..base.names import split_member
-from ..base.times import Alarm
+from ..base.times import Alarm, monotonic
 from ..store.node import Node
 
 Loop = asyncio.AbstractEventLoop
@@ -66,6 +66,11 @@ class ThreadWaiter(Waiter):
         except RuntimeError:
             pass  # it was told before, and has not woken up yet
 
+    @property
+    def told(self) -> bool:
+        """Whether it was told something since it was parked."""
+        return not self._gate.locked()
+
     def park(self, seconds: float | None) -> None:
         """Wait in this thread until told, for at most ``seconds`` (None: without end)."""
         self._gate.acquire(timeout=-1 if seconds is None else min(max(seconds, 0.0), threading.TIMEOUT_MAX))
@@ -117,17 +122,26 @@ def make_waiter(
 
 
 class Park:
-    """A step: wait until the waiter is told something, for at most ``seconds`` (None: without end)."""
+    """A step: wait until the waiter is told something, for at most ``seconds`` (None: without end).
 
-    __slots__ = ("seconds", "waiter")
+    A thread that waits may read the messages of ``receiver`` meanwhile.
+    """
 
-    def __init__(self, waiter: Waiter, seconds: float | None) -> None:
+    __slots__ = ("receiver", "seconds", "waiter")
+
+    def __init__(self, waiter: Waiter, seconds: float | None, receiver: Any = None) -> None:
         self.waiter: Waiter = waiter
         self.seconds: float | None = seconds
+        self.receiver: Any = receiver
 
     def run(self) -> None:
-        assert isinstance(self.waiter, ThreadWaiter)
-        self.waiter.park(self.seconds)
+        waiter, seconds = self.waiter, self.seconds
+        assert isinstance(waiter, ThreadWaiter)
+        if self.receiver is not None:
+            begun = monotonic()
+            self.receiver.lead(waiter, seconds)
+            seconds = None if seconds is None else begun + seconds - monotonic()
+        waiter.park(seconds)
 
     async def arun(self) -> None:
         assert isinstance(self.waiter, TaskWaiter)
@@ -164,6 +178,10 @@ class Waiters:
         self._groups: dict[tuple[str, Loop | None], Group] = {}
         # reentrant: a finalizer that runs on this thread may close a coroutine that waits
         self._mutex = threading.RLock()
+
+    @property
+    def count(self) -> int:
+        return len(self._by_id)
 
     def get(self, id: str) -> Waiter | None:
         return self._by_id.get(id)

@@ -267,11 +267,12 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     assert not any(lock.lost for lock in others)
 
 
+@pytest.mark.parametrize("led", [False, True], ids=["the listener's thread reads", "the waiting thread reads"])
 def test_a_waiter_is_woken_where_its_lock_is_now(
-    own_cluster: Cluster, other: Any, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
+    led: bool, own_cluster: Cluster, other: Any, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C3: the other tags of its node stay, and their messages go on arriving on the old connection."""
-    limit(monkeypatch, look_every=600)
+    limit(monkeypatch, look_every=600, leads_for=600)
     settings.REDISLOCK = {**settings.REDISLOCK, "SLOW_WAIT": 600}
     first, target = own_cluster.masters()[:2]
     (name,) = names_on(own_cluster, first)
@@ -280,7 +281,11 @@ def test_a_waiter_is_woken_where_its_lock_is_now(
     eventually(lambda: ears.hears)
     held.acquire()
     waiting = thread.start(Lock(name).acquire)
-    eventually(lambda: first.client().keys(f"*:queue:{name}"))
+    (queue,) = eventually(lambda: first.client().keys(f"*:queue:{name}"))
+    if led:
+        (id,) = list[Any](first.client().zrange(queue, 0, -1))
+        first.client().execute_command("SPUBLISH", ears.channel, f"w {id.decode()} {name}")
+        eventually(lambda: ears.is_led)
     own_cluster.move(slot_of(name), to=target)
     eventually(lambda: ears.node == target.port)
     held.release()

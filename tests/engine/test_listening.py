@@ -159,15 +159,94 @@ def waiting(held: Lock, crowd: Crowd, client: redis.Redis, eventually: Eventuall
     return waiting  # type: ignore[no-any-return]
 
 
-def test_a_connection_that_yields_nonsense_is_replaced(
-    held: Lock, waiting: Any, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, met = subscriptions(), inside.nonsense_is_read(monkeypatch)
+def lead(client: redis.Redis, eventually: Eventually) -> None:
+    """Have the one thread that waits for the lock NAME read the messages: it was told something, and waits again."""
+    (id,) = list[Any](client.zrange(QUEUE, 0, -1))
+    client.publish(own_channel(), f"w {id.decode()} {NAME}")
+    eventually(inside.is_led)
+
+
+@pytest.mark.parametrize(("trouble", "led"), [(each, led) for each in inside.TROUBLES for led in (True, False)][:-1])
+def test_a_connection_that_is_cut_or_yields_nonsense_is_replaced_whoever_reads_it(
+    trouble: str, led: bool, held: Lock, other: Callable[[], Other], client: redis.Redis, eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """R18: a thread that is interrupted while it reads (nobody interrupts the listener's) leaves nobody deaf."""
+    limit(monkeypatch, leads_for=600)
+    waiting = other().start(Lock(NAME, ttl=600).acquire)
+    eventually(lambda: queued(client) and hears())
+    if led:
+        lead(client, eventually)
+    before, met = subscriptions(), inside.trouble_reading(monkeypatch, trouble)
     client.publish(own_channel(), "something else")
     eventually(lambda: met.is_set() and hears() and subscriptions() > before)
+    if trouble == "interrupted":
+        with pytest.raises(Interrupt):
+            waiting.result(GENEROUS)
+        waiting = other().start(Lock(NAME, ttl=600).acquire)
+        eventually(lambda: queued(client) == 1)
     assert not waiting.done()
     held.release()
     assert waiting.result(GENEROUS) is True
+
+
+@pytest.mark.usefixtures("no_look_by_the_clock")
+def test_who_begins_to_wait_while_a_thread_reads_is_told_as_well(
+    held: Lock, crowd: Crowd, other: Callable[[], Other], client: redis.Redis, eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """By that thread, and by the listener's when the thread has what it waited for."""
+    limit(monkeypatch, leads_for=600)
+    locks = [Lock(name, ttl=600) for name in ("one", "two")]
+    for lock in locks:
+        lock.acquire()
+    reader = other()
+    reading = reader.start(Lock(NAME, ttl=600).acquire)
+    eventually(lambda: queued(client) and hears())
+    lead(client, eventually)
+    waiting = [crowd().start(Lock(lock.name), "acquire") for lock in locks]
+    eventually(lambda: all(queued(client, lock.name) for lock in locks))
+    locks[0].release()
+    assert waiting[0].result(GENEROUS)
+    held.release()
+    assert reading.result(GENEROUS)
+    locks[1].release()
+    assert waiting[1].result(GENEROUS)
+
+
+@pytest.mark.usefixtures("no_look_by_the_clock")
+def test_who_begins_to_wait_after_a_thread_has_read_is_told(
+    held: Lock, crowd: Crowd, other: Callable[[], Other], client: redis.Redis, eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The listener's thread, which rests for a while then, reads for coroutines and for several threads."""
+    limit(monkeypatch, leads_for=600)
+    locks = [Lock(name, ttl=600) for name in ("one", "two")]
+    for lock in locks:
+        lock.acquire()
+    reading = other().start(Lock(NAME, ttl=600).acquire)
+    eventually(lambda: queued(client) and hears())
+    lead(client, eventually)
+    held.release()
+    assert reading.result(GENEROUS)
+    waiting = [crowd().start(Lock(lock.name), "acquire") for lock in locks]
+    eventually(lambda: all(queued(client, lock.name) for lock in locks))
+    for lock, one in zip(reversed(locks), reversed(waiting), strict=True):
+        lock.release()
+        assert one.result(GENEROUS)
+
+
+def test_a_thread_reads_for_a_short_time_only(
+    held: Lock, other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, leads_for=600)
+    waiting = other().start(Lock(NAME, ttl=600).acquire)
+    eventually(lambda: queued(client) and hears())
+    limit(monkeypatch, leads_for=GENEROUS / 100)
+    lead(client, eventually)
+    eventually(lambda: not inside.is_led())
+    held.release()
+    assert waiting.result(GENEROUS)
 
 
 def test_a_connection_that_is_cut_before_anybody_reads_it_is_replaced(
