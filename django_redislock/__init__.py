@@ -19,9 +19,10 @@ from .inspection.lists import PoolInfo, PoolSummary, alist_locks, alist_pools, l
 from .jobs import LockedCommand, locked
 from .lock import FairLock, Lock
 from .pool import LockPool, PoolMember
+from .semaphore import Semaphore
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_not_acquired, lock_released
 from .values import ConditionalValue, Counter
-from .web import locked_atomic, locked_view
+from .web import limited_view, locked_atomic, locked_view
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "PoolInfo",
     "PoolMember",
     "PoolSummary",
+    "Semaphore",
     "SuspensionInfo",
     "WaiterInfo",
     "aforce_release",
@@ -51,6 +53,7 @@ __all__ = [
     "alocked_get_or_set",
     "force_release",
     "get_lock",
+    "limited_view",
     "list_locks",
     "list_pools",
     "lock_acquired",

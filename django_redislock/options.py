@@ -42,16 +42,33 @@ class AcquireOptions(TypedDict, total=False):
     template: str
 
 
-class LockOptions(AcquireOptions, total=False):
-    """The options of a lock."""
+class SemaphoreOptions(AcquireOptions, total=False):
+    """The options of a semaphore, besides its limit."""
 
     blocking: bool
-    reentrant: bool
-    adopt: bool
     max_waiters: int | None
     using: str | None
+
+
+class LimitedOptions(SemaphoreOptions, total=False):
+    """The same, with the limit."""
+
+    limit: int
+
+
+class LockOptions(SemaphoreOptions, total=False):
+    """The options of a lock."""
+
+    reentrant: bool
+    adopt: bool
     fenced: bool | str | Sequence[str] | None
     fence_timeout: Seconds | None
+
+
+class SectionOptions(LockOptions, total=False):
+    """Those of what runs under a lock, or under a semaphore."""
+
+    limit: int | None
 
 
 def check_timeout(value: Seconds | None) -> float | None:
@@ -132,6 +149,7 @@ class Options:
     # True, False or a tuple of aliases in DATABASES
     fenced: Any = _option(None, check_fenced)  # noqa: RUF009
     fence_timeout: float | None = _option(None, seconds)
+    limit: int | None = _option(None, lambda value, what: check_count(value, what, 1))  # of a semaphore
     note: str = _option("", check_note)
     purpose: str = _option("", _check_text)
     template: str = _option("", _check_text)
@@ -145,6 +163,10 @@ class Options:
                 setattr(self, name, check(value, name))
         if self.poll is not None or self.backoff is not None or self.attempts is not None:
             _check_polling(self.poll, self.backoff, self.attempts)
+        if self.limit is not None:
+            for name in ("reentrant", "adopt", "fenced"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} is an option of locks: with limit={self.limit}, this is a semaphore.")
 
     def with_note(self, note: str) -> Options:
         """The same with this note, cut if too long."""
@@ -175,7 +197,8 @@ class Terms:
         self.listens: bool = not (settings.POLL if poll is None else poll)
         slow = settings.SLOW_WAIT if options.slow_wait is None else options.slow_wait
         self.slow_wait: float = slow or math.inf
-        self.fenced: bool | tuple[str, ...] = settings.is_fenced(name) if options.fenced is None else options.fenced
+        fenced = settings.is_fenced(name) if options.fenced is None else options.fenced
+        self.fenced: bool | tuple[str, ...] = options.limit is None and fenced
         self.fence_timeout: float | None = (
             settings.FENCE_TIMEOUT if options.fence_timeout is None else options.fence_timeout
         )

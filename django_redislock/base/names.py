@@ -28,6 +28,8 @@ _POOL = "pool:"
 _MEMBER = re.compile(rf"({_POOL}[^:]+:)([^:]+)")
 _ANY_MEMBER = re.compile(rf"{_POOL}[^:]+:")
 
+SEMAPHORE = "semaphore:"  # before the name of one, among those of locks
+
 
 def check_name(name: str, noun: str = "lock") -> str:
     """Return ``name`` when it can name a lock (or ``noun``), else raise ``TypeError`` or ``ValueError``."""
@@ -157,6 +159,11 @@ def member_name(pool: str, key: str, noun: str = "member") -> str:
     return check_name(f"{pool_name(pool)}{quote(key)}", noun)
 
 
+def semaphore_name(name: str) -> str:
+    """The semaphore ``name`` among the names of locks."""
+    return check_name(name if name.startswith(SEMAPHORE) else f"{SEMAPHORE}{name}", "semaphore")
+
+
 def split_member(name: str) -> tuple[str, str] | None:
     """The pool (as :func:`pool_name` has it) and the member (quoted) of a lock's name; None for other locks."""
     found = _MEMBER.fullmatch(name)
@@ -170,16 +177,18 @@ def slot_text(name: str) -> str:
 
 
 def known_as(name: str) -> tuple[str, str]:
-    """``name`` in messages: ("lock", itself), or ("pool", the pool's name) where any member is asked for."""
+    """``name`` in messages: ("lock", itself), ("semaphore", its name), or ("pool", its name) if any member will do."""
+    if name.startswith(SEMAPHORE):
+        return "semaphore", name.removeprefix(SEMAPHORE)
     if _ANY_MEMBER.fullmatch(name):
         return "pool", unquoted(name.removeprefix(_POOL)[:-1])
     return "lock", name
 
 
 def named(name: str) -> dict[str, str]:
-    """``name`` as a fact of an event in the log: ``name`` itself, or the ``pool``."""
+    """``name`` as a fact of an event in the log: ``name`` itself, or the ``pool`` or ``semaphore``."""
     noun, known = known_as(name)
-    return {"pool" if noun == "pool" else "name": known}
+    return {"name" if noun == "lock" else noun: known}
 
 
 def read_member(pool: str, raw: bytes) -> str | None:

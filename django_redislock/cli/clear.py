@@ -27,6 +27,7 @@ def clear(
     *,
     names: list[str],
     match: str | None,
+    permit: int | None,
     user: str | None,
     using: str | None,
     dry_run: bool,
@@ -37,18 +38,22 @@ def clear(
     stores = find_stores(output, using)
     if bool(names) + (match is not None) + options["all"] != 1:
         raise CommandError("Give either names, or --match PATTERN, or --all.", returncode=2)
+    if permit is not None and len(names) != 1:
+        raise CommandError("--permit takes the name of one semaphore, such as semaphore:export.", returncode=2)
     if user is not None:
         _check_user(user)
     names, several = list(dict.fromkeys(names)), len(stores) > 1
     pattern = "*" if match is None else match
     locks = find_held(names, stores) if names else list_everywhere(pattern, using)
+    if permit is not None:
+        locks = [each for lock in locks for each in lock.permits if each.fence == permit]
     lines = not_held(name for name in names if name not in {lock.name for lock in locks})
     if locks and dry_run:
         output.say(f"Would force-release:\n{locks_table(locks, aliases=several)}")
     elif locks:
         if interactive:
             _confirm(output, locks, several)
-        left = _release(output, locks, several, user or system_user())
+        left = _release(output, locks, several, user or system_user(), permit)
         if left:
             lines.append(f"Left alone, since the holder has changed or is gone: {', '.join(left)}")
     elif not names:
@@ -83,7 +88,7 @@ def _confirm(output: Output, locks: Sequence[LockInfo], several: bool) -> None:
         raise CommandError("Nothing was force-released.")
 
 
-def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str) -> list[str]:
+def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str, permit: int | None) -> list[str]:
     """Force-release the locks, but those that have changed hands since they were seen: return their names."""
     by = f"{system_user()}@{socket.gethostname()} by manage.py redislocks clear"
     released: list[LockInfo] = []
@@ -93,7 +98,7 @@ def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str
         with unprinted():  # it is said here
             for seen in locks:
                 label = printable(seen.name) + f" ({printable(seen.alias)})" * several
-                lock = force_release(seen.name, using=seen.alias, by=by, fence=seen.fence)
+                lock = force_release(seen.name, using=seen.alias, by=by, fence=seen.fence, permit=permit)
                 if lock is None:
                     left.append(label)
                     continue

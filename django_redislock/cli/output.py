@@ -87,7 +87,8 @@ def _write_all(raw: io.RawIOBase, data: bytes) -> None:
 
 
 LISTED = (
-    "name alias owner since held_for lease_left expires fence waiters pool_waiters note held suspension handed_over"
+    "name alias owner since held_for lease_left expires fence waiters pool_waiters note held suspension handed_over "
+    "limit permits"
 )
 
 
@@ -121,7 +122,7 @@ def locks_table(locks: Sequence[LockInfo], *, aliases: bool = False, room: int |
     for lock in locks:
         waiters = lock.waiters + lock.pool_waiters
         known = (lock.owner, duration(lock.held_for), _left(lock), lock.fence, waiters, lock.note)
-        rows.append((lock.name, lock.alias * aliases, *known))
+        rows.append((_name(lock), lock.alias * aliases, *known))
     return table(titles, rows, room)
 
 
@@ -132,7 +133,10 @@ def pools_table(pools: Sequence[PoolSummary], *, aliases: bool = False) -> str:
 
 
 def portrait(lock: LockInfo) -> str:
-    """One lock with everything known about it, and its queue below."""
+    """One lock with everything known about it, and its queue below; of a semaphore, its holders."""
+    if lock.limit is not None:
+        known = {"NAME": _name(lock), "WAITERS": lock.waiters}
+        return "\n\n".join([_listed(known), _holders(lock.permits), *_queue(lock.queue, lock.waiters)])
     facts = {
         "NAME": lock.name,
         "STATE": "somebody else has written it, or removed its expiry" if lock.status is LockStatus.ERROR else "",
@@ -149,6 +153,18 @@ def portrait(lock: LockInfo) -> str:
     }
     of_pool = [f"For any member of the pool:\n{text}" for text in _queue(lock.pool_queue, lock.pool_waiters)]
     return "\n\n".join([_listed(facts), *_queue(lock.queue, lock.waiters), *of_pool])
+
+
+def _name(lock: LockInfo) -> str:
+    """With how many of its permits are held, of a semaphore."""
+    return lock.name if lock.limit is None else f"{lock.name} {len(lock.permits)}/{lock.limit}"
+
+
+def _holders(permits: Sequence[LockInfo]) -> str:
+    titles = ("HOLDER", "HELD FOR", "LEASE LEFT", "FENCE", "NOTE")
+    return table(
+        titles, [(each.owner, duration(each.held_for), _left(each), each.fence, each.note) for each in permits]
+    )
 
 
 def _left(lock: LockInfo) -> str:

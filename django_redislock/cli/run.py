@@ -20,6 +20,8 @@ from ..base.display import printable
 from ..base.times import monotonic
 from ..jobs.locked_command import held
 from ..lock import Lock
+from ..options import SemaphoreOptions
+from ..semaphore import Semaphore
 from ..store.stores import get_store
 from .looking import warn_of_memory
 from .output import Output
@@ -37,6 +39,7 @@ def run_program(
     *,
     name: str,
     program: Sequence[str],
+    limit: int | None,
     ttl: float | None,
     blocking_timeout: float,
     at_least: float,
@@ -45,7 +48,7 @@ def run_program(
     using: str | None,
     **options: Any,
 ) -> None:
-    """Run a program under a lock and exit with its status. The lock is renewed while the program runs."""
+    """Run a program under a lock, or a semaphore, and exit with its status. It is renewed while the program runs."""
     store = get_store(using)
     if store.memory and not settings.DEBUG:
         raise CommandError(
@@ -55,16 +58,16 @@ def run_program(
         )
     warn_of_memory(output, store)
     running = Program(kill_after)
-    lock = Lock(
-        name,
-        ttl=ttl,
-        blocking_timeout=blocking_timeout,
-        auto_renew=True,
-        on_lost=lambda error: running.look(),
-        using=using,
+    given: SemaphoreOptions = {
+        "ttl": ttl,
+        "blocking_timeout": blocking_timeout,
+        "auto_renew": True,
+        "on_lost": lambda error: running.look(),
+        "using": using,
         # without its arguments, which may hold secrets
-        purpose=f"redislocks run {os.path.basename(program[0])}",
-    )
+        "purpose": f"redislocks run {os.path.basename(program[0])}",
+    }
+    lock = Lock(name, **given) if limit is None else Semaphore(name, limit=limit, **given)
     with running, held(lock, busy_status=conflict_exit_code, at_least=at_least):
         try:
             running.start(program, {**os.environ, "REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lock.fence)})

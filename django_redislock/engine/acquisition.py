@@ -11,7 +11,7 @@ from typing import Any
 
 from ..base.display import Secret
 from ..base.log import logger
-from ..base.names import known_as
+from ..base.names import known_as, semaphore_name
 from ..base.steps import Call, Step, Steps, arun, run
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
@@ -48,9 +48,9 @@ class Acquisition(Section):
     It exists before anything is sent, and always knows what there is to give back: :meth:`undo` does so, wherever an
     exception was raised. From the beginning, the context shows it.
 
-    ``name`` is that of a lock, or of a pool, any member of which will do. ``through`` is the object by which users
-    hold the lock, a Lock: while that lives, the lock is renewed; None, where the section ends with a function that
-    runs. ``purpose`` is shown after the owner: a request path, for instance.
+    ``name`` is that of a lock, of a semaphore (if the options have a limit), or of a pool, any member of which will do.
+    ``through`` is the object by which users hold the lock, a Lock: while that lives, the lock is renewed; None, where
+    the section ends with a function that runs. ``purpose`` is shown after the owner: a request path, for instance.
     """
 
     __slots__ = ("_attempt", "_generation", "_request", "_waiter", "options", "purpose", "terms", "token")
@@ -64,7 +64,7 @@ class Acquisition(Section):
         token: str | None = None,
         purpose: str = "",
     ) -> None:
-        self.name = name
+        self.name = name = name if options.limit is None else semaphore_name(name)
         self.options: Options = options
         self.token: str | None = token
         self.purpose: str = purpose
@@ -83,7 +83,8 @@ class Acquisition(Section):
         self._waiter: Waiter | None = None
         self._generation: int = 0  # of the subscription under which the first try was made
         self._attempt: Attempt | None = None  # once the first try was not enough
-        self._above = show(self, self.keys[0])
+        above = show(self, self.keys[0])
+        self._above = above if options.limit is None else ()  # whoever holds a permit may want another one
 
     # -- getting it -------------------------------------------------------------------------------------------------
 
@@ -238,10 +239,15 @@ class Acquisition(Section):
         if options.note:
             owner = f"{owner}\n{options.note}"
         keys, most = make_keys(partition.prefix, name), terms.most
+        if keys.stored == "permits" and options.limit is None:
+            raise ValueError(f"{name!r} is a semaphore, not a lock: use Semaphore({known_as(name)[1]!r}, limit=...).")
+        if self.token is not None and options.limit is not None:
+            raise ValueError(f"Cannot acquire {name!r} with a token: only a lock can be adopted.")
         # all by position: names would take as long as the rest of it
         return LockRequest(
-            partition, keys, name, Secret(id), terms.ttl, self.token, most, terms.replicas, owner, terms.listens
-        )
+            partition, keys, name, Secret(id), terms.ttl, self.token, most, terms.replicas, owner, terms.listens,
+            options.limit,
+        )  # fmt: skip
 
     def _make_canceller(self) -> Canceller | None:
         """What cancels the calling task when the lock is lost; TypeError if that is to be, and there is no task."""

@@ -6,9 +6,11 @@ It waits until it is woken, or (polling) for a while; then it looks again.
 from __future__ import annotations
 
 import math
+from logging import WARNING
 from typing import NamedTuple
 
-from ..base.names import known_as
+from ..base.log import log_event
+from ..base.names import known_as, named
 from ..base.pace import Pace, alive_for
 from ..base.steps import DrivingLoop, Pause, Steps
 from ..base.times import Deadline, monotonic
@@ -75,6 +77,7 @@ class Attempt:
         self.begun: float = begun  # monotonic
         self.current_holder: CurrentHolder = CurrentHolder(self.begun + terms.slow_wait)
         self.tries: int = 0
+        self._told_of_limits: bool = False
         self.asked: bool = asked  # there may be something of it in Redis
         self.unknown: bool = asked  # a request is on its way, or may still arrive whose answer we never saw
 
@@ -135,6 +138,11 @@ class Attempt:
                 yield Pause(min(0.5, patience - now))
                 continue
             self.unknown, tried = unknown or reply.repeated, None
+            if reply.other_limit is not None and not self._told_of_limits:
+                self._told_of_limits = True
+                log_event(
+                    WARNING, "limits-differ", **named(request.name), limit=request.limit, others=reply.other_limit
+                )
             if reply.state not in (calls.GRANTED, calls.ALREADY):
                 self.current_holder.note(reply.holder, reply.left, self.waiter)
                 self.current_holder.full = reply.state == calls.FULL

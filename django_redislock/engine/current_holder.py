@@ -62,7 +62,9 @@ class CurrentHolder:
             )
         elif self.full:
             outcome = "full"
-            text = f"Could not acquire the lock {name!r}: its queue is full (max_waiters={request.most})."
+            text = f"Could not acquire the {noun} {name!r}: its queue is full (max_waiters={request.most})."
+        elif noun == "semaphore":
+            text = f"Could not acquire the semaphore {name!r} {within}: as many as limit={request.limit} hold it."
         elif noun == "pool":
             text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
         else:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from enum import Enum
 from logging import INFO, WARNING
 from typing import Any, NamedTuple
 
 from ..base.log import log_event
-from ..base.names import check_name
+from ..base.names import SEMAPHORE, check_name
 from ..base.steps import Steps, arun, run_blocking
 from ..base.times import LONGEST, Seconds, seconds
 from ..conf import check_count
@@ -90,6 +90,10 @@ class LockInfo:
 
     ``handed_over``: a release has just handed the lock over to this holder, whose process has not confirmed that yet.
     It does so once it has held the lock for 0.1 s; until then, the lease is at most a third of the TTL (or 3 s).
+
+    ``permits``: of a semaphore, one for each holder, the oldest first; ``limit`` is what whoever asked last has said.
+    ``owner``, ``since`` and ``note`` are then those of the oldest holder, ``fence`` is the highest, and ``lease_left``
+    that of the lease that ends first.
     """
 
     name: str
@@ -109,6 +113,8 @@ class LockInfo:
     suspension: SuspensionInfo | None = None
     held: bool = True
     handed_over: bool = False
+    limit: int | None = None
+    permits: tuple[LockInfo, ...] = ()
 
     @property
     def expires(self) -> datetime:
@@ -165,10 +171,19 @@ def make_info(
 
 def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
     """One round trip; None when nobody holds the lock."""
-    value, left, us, planned, *queues = yield from _ask(partition, name, waiters)
+    value, left, us, planned, holders, *queues = yield from _ask(partition, name, waiters)
     if value is None:
         return None
-    return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
+    info = make_info(partition.alias, name, value, us, left, *queues, planned=planned)
+    if holders is None:
+        return info
+    limit, *leases = holders
+    found = [make_info(partition.alias, name, held, us, ms) for held, ms in zip(leases[::2], leases[1::2], strict=True)]
+    permits = tuple(sorted(found, key=lambda permit: permit.since))
+    highest, waiters, queue = max(permit.fence for permit in permits), info.waiters, info.queue
+    return replace(
+        permits[0], fence=highest, lease_left=left, waiters=waiters, queue=queue, limit=limit, permits=permits
+    )
 
 
 def read_status(partition: Partition, name: str, id: str | None, token: str | None) -> Steps[LockStatus]:
@@ -203,16 +218,20 @@ def read_queue(partition: Partition, pool: str) -> Steps[Queue]:
 
 
 def _ask(partition: Partition, name: str, waiters: int, *, member: str = "") -> Steps[tuple[Any, ...]]:
-    """Value, seconds of lease left, server's time, planned suspension, queue; and that of the pool, of a member."""
+    """Value, seconds of lease left, server's time, planned suspension, holders, queue; and that of the pool.
+
+    Holders: of a semaphore, the limit, and for each its value and the seconds of its lease.
+    """
     answer = yield from calls.info(partition, make_keys(partition.prefix, f"{name}{member}"), name, waiters)
-    value, left_ms, us, planned, planned_ms, *found = answer
+    value, left_ms, us, planned, planned_ms, held, *found = answer
     suspension = parse_holder(planned)
     queues = []
     for count, queue, entries, gone in zip(*[iter(found)] * 4, strict=True):
         listed = [_waiter_info(us, *each) for each in zip(queue[1::2], entries, gone, strict=True)]
         queues.append(Queue(count, tuple(listed)))
     coming = None if suspension is None else SuspensionInfo(suspension.owner, planned_ms / 1000, suspension.note)
-    return value, math.inf if left_ms == -1 else left_ms / 1000, us, coming, *queues
+    holders = None if held is None else [held[0], *(x / 1000 if i % 2 else x for i, x in enumerate(held[1:]))]
+    return value, math.inf if left_ms == -1 else left_ms / 1000, us, coming, holders, *queues
 
 
 def _waiter_info(us: int, ticket: bytes, entry: bytes | None, gone: int) -> WaiterInfo:
@@ -233,43 +252,68 @@ async def aget_lock(name: str, *, using: str | None = None) -> LockInfo | None:
     return await arun(inspect(get_partition(using, check_name(name)), name))
 
 
-def force_release(name: str, *, using: str | None = None, by: str = "", fence: int | None = None) -> LockInfo | None:
+def force_release(
+    name: str, *, using: str | None = None, by: str = "", fence: int | None = None, permit: int | None = None
+) -> LockInfo | None:
     """Force-release the lock, whoever holds it; return what was released, None when nobody held it.
 
     The next waiter gets the lock and the old holder is told at once (``lost``), but its code keeps running until it
     checks the lock: make sure that it is dead or harmless. ``by`` says who asked, for the log and the signal. ``fence``
     spares an acquisition with a higher fence (None is returned then): pass the fence that you saw when you decided.
-    Raises LockUnavailable when Redis cannot be reached.
+    Of a semaphore (``"semaphore:name"``), all permits are released that are held when this is called, or only the
+    ``permit`` with this fence. Raises LockUnavailable when Redis cannot be reached.
     """
-    return run_blocking(_force(name, using, by, fence), "Await aforce_release() instead")
+    return run_blocking(_force(name, using, by, fence, permit), "Await aforce_release() instead")
 
 
 async def aforce_release(
-    name: str, *, using: str | None = None, by: str = "", fence: int | None = None
+    name: str, *, using: str | None = None, by: str = "", fence: int | None = None, permit: int | None = None
 ) -> LockInfo | None:
     """See force_release()."""
-    return await arun(_force(name, using, by, fence))
+    return await arun(_force(name, using, by, fence, permit))
 
 
-def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[LockInfo | None]:
+def _force(name: str, using: str | None, by: str, fence: int | None, permit: int | None) -> Steps[LockInfo | None]:
     partition = get_partition(using, check_name(name))
-    if fence is not None:
-        check_count(fence, "fence")
+    for what, number in (("fence", fence), ("permit", permit)):
+        if number is not None:
+            check_count(number, what)
+    keys = make_keys(partition.prefix, name)
     before = yield from inspect(partition, name, waiters=0)
-    value = yield from calls.force(partition, make_keys(partition.prefix, name), name, fence)
+    if keys.stored == "permits":
+        value = yield from _force_permits(partition, name, fence, permit)
+    elif permit is None:
+        value = yield from calls.force(partition, keys, name, fence)
+    else:
+        raise ValueError(f"{name!r} is a lock, and has no permits: pass its fence as fence=.")
     if value is None:
         return None
     released = make_info(partition.alias, name, value, 0, 0.0)
-    if before is not None and before.fence == released.fence:
-        released = before  # knows more; it has not changed hands since
+    for known in () if before is None else (before, *before.permits):
+        if known.fence == released.fence:
+            released = known  # knows more; it has not changed hands since
+            break
     log_event(WARNING, "force-released", name=name, by=by, owner=released.owner)
     yield sending(lock_force_released, name=name, by=by)
+    return released
+
+
+def _force_permits(partition: Partition, name: str, fence: int | None, permit: int | None) -> Steps[bytes | None]:
+    """Return the value of one that was released."""
+    released: bytes | None = None
+    for holder in (yield from calls.read_permits(partition, name)):
+        if (fence is None or holder.fence <= fence) and permit in (None, holder.fence):
+            keys = make_keys(partition.prefix, name)
+            value = yield from calls.force(partition, keys, name, holder.fence, id=holder.id)
+            released = value or released
     return released
 
 
 def suspend(partition: Partition, name: str, period: Seconds, note: str) -> Steps[None]:
     """See Lock.suspend()."""
     length, note = seconds(period, "seconds"), check_note(note)
+    if name.startswith(SEMAPHORE):
+        raise ValueError(f"Cannot suspend {name!r}: a semaphore has no suspension.")
     by = describe_owner("")
     owner = f"{by}\n{note}" if note else by
     yield from calls.suspend(partition, make_keys(partition.prefix, name), name, length, owner)
@@ -278,6 +322,8 @@ def suspend(partition: Partition, name: str, period: Seconds, note: str) -> Step
 
 def resume(partition: Partition, name: str) -> Steps[bool]:
     """See Lock.resume()."""
+    if name.startswith(SEMAPHORE):
+        return False
     value = yield from calls.force(partition, make_keys(partition.prefix, name), name, what=calls.SUSPENSION)
     if value is None:
         return False

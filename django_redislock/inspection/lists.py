@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..base.names import is_name, known_as, matcher, member_name, pool_name, unquoted
+from ..base.names import SEMAPHORE, is_name, known_as, matcher, member_name, pool_name, unquoted
 from ..base.steps import Steps, arun, run_blocking
 from ..store.calls_once import read_members
 from ..store.lock_store import Partition
-from ..store.reading import read_all, read_index, read_values, together
+from ..store.reading import batches, read_all, read_index, read_values, together
 from ..store.records import check_member, make_keys, pools_key
 from ..store.stores import get_store, get_stores
 from ..store.wire import Command
-from .info import LockInfo, LockStatus, Queue, WaiterInfo, make_info, read_queue, read_statuses
+from .info import LockInfo, LockStatus, Queue, WaiterInfo, inspect, make_info, read_queue, read_statuses
 
 
 def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
@@ -51,19 +51,27 @@ def read_matching(partitions: Sequence[Partition], matches: Callable[[str], obje
 def _read_matching(partition: Partition, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
     _, index = yield from read_index(partition)
     # those whose time is up, too: they have expired, or never will
-    names = [name for name, _ in index if is_name(name) and matches(name)]
+    listed = [name for name, _ in index if is_name(name) and matches(name)]
+    names = [name for name in listed if not name.startswith(SEMAPHORE)]
+    locks = yield from _read_semaphores(partition, [name for name in listed if name.startswith(SEMAPHORE)])
     if not names:
-        return []
+        return locks
     keys = [make_keys(partition.prefix, name) for name in names]
     queues = dict.fromkeys(queue for key in keys for queue in (key.queue, key.line) if queue)
     us, found, counts = yield from read_values(partition, keys, lefts=True, sizes=list(queues))
-    locks = []
     for name, key, each in zip(names, keys, found, strict=True):
         if each.value is not None:
             assert each.left is not None
             own, pool = Queue(counts[key.queue]), Queue(counts.get(key.line, 0))
             locks.append(make_info(partition.alias, name, each.value, us, each.left, own, pool))
     return locks
+
+
+def _read_semaphores(partition: Partition, names: Sequence[str]) -> Steps[list[LockInfo]]:
+    found: list[LockInfo | None] = []
+    for batch in batches(names):
+        found += yield from together([inspect(partition, name, waiters=0) for name in batch])
+    return [each for each in found if each is not None]
 
 
 @dataclass(frozen=True)

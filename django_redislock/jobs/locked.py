@@ -25,7 +25,7 @@ from ..call_names import (
 from ..engine import Acquisition
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
-from ..options import LockOptions, mark_locked, read_options, refuse_fenced
+from ..options import SectionOptions, mark_locked, read_options, refuse_fenced
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -44,7 +44,7 @@ def locked(
     name: Name | None = None,
     token: str | None = None,
     at_least: Seconds = 0,
-    **options: Unpack[LockOptions],
+    **options: Unpack[SectionOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @takes_by_name
 def locked(
@@ -54,16 +54,16 @@ def locked(
     name: Name | None = None,
     token: str | None = None,
     at_least: Seconds = 0,
-    **options: Unpack[LockOptions],
+    **options: Unpack[SectionOptions],
 ) -> Any:
-    """Let only one call of a function run at a time, across all processes.
+    """Let only one call of a function run at a time, across all processes; with a ``limit``, at most so many.
 
     The first argument, or ``name``, is a template over the arguments of the call (``"report:{year}"``, values quoted as
     by :func:`lock_name`; ``{key:digest}``: see :func:`lock_digest`); ``name`` may also be a callable that takes the
     arguments and returns the name. Without either, and without parentheses, the name is ``module.qualname``. ``note``
     and ``token`` are templates too; their values are not quoted, and a note that is too long is cut. ``at_least``:
     seconds for which the lock stays held, by nobody, if the call returns sooner; one that raises releases it at once.
-    The other options are those of :class:`Lock`.
+    The other options are those of :class:`Lock`, or with a ``limit`` those of :class:`Semaphore`.
 
     Raises when it decorates: ValueError for a field that is no argument of the function, TypeError for a task (put
     ``locked`` below the task's decorator). A call raises LockNotAcquired when the lock was not acquired in time, so
@@ -76,7 +76,7 @@ def locked(
     given = given_name(first, name, "locked")
     options.setdefault("template", template_of(given))
     # a wrong option is an error here, not at the first call; the settings may not name the alias ``using`` yet
-    checked = read_options(options, "locked()", beside=["at_least", "name", "token"], wrong=wrong)
+    checked = read_options(options, "locked()", SectionOptions, beside=["at_least", "name", "token"], wrong=wrong)
     least = seconds(at_least, "at_least", positive=False)
     known = None if given is None else CallTexts(given, checked.note, token)
 

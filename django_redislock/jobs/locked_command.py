@@ -13,13 +13,14 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ..base.display import did_you_mean, duration, printable, shown
 from ..base.name_templates import Template
-from ..base.names import lock_name
+from ..base.names import known_as, lock_name
 from ..base.steps import refuse_event_loop, run
 from ..base.times import Seconds, seconds
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
 from ..open_transactions import warn_of_release
-from ..options import LockOptions, choose_waiting
+from ..options import SemaphoreOptions, choose_waiting
+from ..semaphore import Semaphore
 
 # Exit statuses, from sysexits.h where one fits: programs rarely end with these by chance, unlike the 1 of flock(1), and
 # 75 is known as "try again later".
@@ -38,6 +39,8 @@ class LockedCommand(BaseCommand):
     ``lock_name``
         A name or a template over the command's options (``"report:{year}"``). None takes the label of its app and its
         own name: ``shop:nightly``.
+    ``lock_limit``
+        How many of it may run at once: it is a :class:`Semaphore` then; None: one, under a :class:`Lock`.
     ``lock_blocking_timeout``
         Seconds to wait for a busy lock: 0 does not wait, None takes the setting BLOCKING_TIMEOUT, as does 0 with
         ``blocking``, ``attempts`` or ``backoff`` in ``lock_options``.
@@ -59,6 +62,7 @@ class LockedCommand(BaseCommand):
     """
 
     lock_name: str | None = None
+    lock_limit: int | None = None
     lock_blocking_timeout: Seconds | None = 0
     lock_ttl: Seconds | None = None
     lock_using: str | None = None
@@ -91,14 +95,15 @@ class LockedCommand(BaseCommand):
         timeout = self.lock_blocking_timeout
         if not timeout and choose_waiting(self.lock_options):
             timeout = None
-        given: LockOptions = {
+        given: SemaphoreOptions = {
             "ttl": self.lock_ttl,
             "blocking_timeout": timeout,
             "using": self.lock_using,
             "purpose": type(self).__module__.rpartition(".")[2],
             "template": template or "",
         }
-        lock = Lock(name, **{**given, **self.lock_options})
+        every: Any = {**given, **self.lock_options}
+        lock = Lock(name, **every) if self.lock_limit is None else Semaphore(name, limit=self.lock_limit, **every)
         at_least = seconds(self.lock_at_least, "lock_at_least", positive=False)
         with ExitStack() as stack:
             stack.enter_context(status_kept(self))
@@ -204,4 +209,7 @@ def _held_by(lock: Lock) -> str:
     except LockUnavailable:
         info = None
     holder = f"by {printable(info.owner)} for {duration(info.held_for)}" if info else "elsewhere"
-    return f"Could not acquire the lock {printable(lock.name)}: held {holder}."
+    noun, name = known_as(lock.name)
+    if isinstance(lock, Semaphore) and info:
+        holder = f"by as many as limit={lock.limit}, the first of them {holder}"
+    return f"Could not acquire the {noun} {printable(name)}: held {holder}."

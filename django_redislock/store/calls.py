@@ -44,13 +44,12 @@ def polled(patience: float) -> str:
     return f"p{_ms(patience)}"
 
 
-def _pair(name: str) -> dict[str, Script]:
-    return {stored: Script(name, stored) for stored in ("key", "member")}
+def _variants(name: str, ways: Sequence[str] = ("key", "member", "permits")) -> dict[str, Script]:
+    return {stored: Script(name, stored) for stored in ways}
 
 
-_ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO, _SUSPEND = map(
-    _pair, ("acquire", "release", "renew", "force", "info", "suspend")
-)
+_ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(_variants, ("acquire", "release", "renew", "force", "info"))
+_SUSPEND = _variants("suspend", ("key", "member"))
 _CHECKOUT, _LEAVE = (Script(name, "member") for name in ("checkout", "leave"))
 
 
@@ -72,6 +71,7 @@ class LockRequest(NamedTuple):
     replicas: int = 0  # how many have to acknowledge the grant
     owner: str = ""
     listens: bool = True  # whether messages reach this process
+    limit: int | None = None  # of a semaphore
 
     @property
     def channel(self) -> str:
@@ -91,6 +91,7 @@ class AcquireReply(NamedTuple):
     holder: bytes | None  # the lock's value, if somebody else holds it
     unheard: bool  # a handoff to this process expired though the process lives: its wake was lost
     acknowledged: int  # how many replicas have acknowledged it; 0 if that was not asked for
+    other_limit: int | None = None  # of a semaphore: what those have said who asked before, if it was not the same
 
 
 def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) -> Command:
@@ -101,7 +102,8 @@ def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) 
     more: tuple[str, ...] = ()
     if not keys.any:
         script = _ACQUIRE[keys.stored]
-        more = partition.channel if request.token else "", "" if request.most is None else str(request.most)
+        own, most = partition.channel if request.token else "", "" if request.most is None else str(request.most)
+        more = own, most, str(request.limit or "")
     return (
         "EVALSHA",
         script.sha,
@@ -151,11 +153,11 @@ def acquire(
             continue
         partition.note_fence(number)
         if state != MORE:
-            extra, unheard = (*more, None, None)[:2]
+            extra, unheard, limit = (*more, None, None, None)[:3]
             member = check_member(partition, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
             holder = None if keys.any or extra is None else SecretBytes(extra)
             return AcquireReply(
-                state, us, number, _seconds(left), sent, repeated, member, holder, unheard == 1, acknowledged
+                state, us, number, _seconds(left), sent, repeated, member, holder, unheard == 1, acknowledged, limit
             )
 
 
@@ -166,7 +168,7 @@ def granted_at_once(request: LockRequest, tried: Tried) -> tuple[int, float] | N
     if node is None or (partition.store.clustered and partition.node_if_known is not node):  # C3; see acquire()
         return None
     answer: Any = answers[0]  # type: ignore[index]
-    if type(answer) is not list or answer[0] != GRANTED:
+    if type(answer) is not list or answer[0] != GRANTED or len(answer) > 6:  # there is a limit of others to tell of
         return None
     _, us, fence, left, *_ = answer
     node.anchor = us, sent
@@ -294,15 +296,17 @@ def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
 
 
 def force(
-    partition: Partition, keys: Keys, name: str, highest: int | None = None, what: str = WHATEVER
+    partition: Partition, keys: Keys, name: str, highest: int | None = None, what: str = WHATEVER, id: str = ""
 ) -> Steps[bytes | None]:
     """Release the lock, whoever holds it, unless the fence is above ``highest``; return the value that it had.
 
-    ``what``: WHATEVER there is, a planned suspension included, or a SUSPENSION alone.
+    ``what``: WHATEVER there is, a planned suspension included, or a SUSPENSION alone. ``id``: of a semaphore, whose
+    permit.
     """
     value: bytes | None = None
     while True:
-        args = (name, partition.channel, str(partition.highest_fence), "" if highest is None else str(highest), what)
+        most = "" if highest is None else str(highest)
+        args = (name, id, partition.channel, str(partition.highest_fence), most, what)
         reply = yield from call(partition, _FORCE[keys.stored].command(keys.all, args), name)
         held, more = reply.answer
         value = value or held
@@ -322,7 +326,7 @@ def info(
     partition: Partition, keys: Keys, name: str, waiters: int, *, until: float = math.inf, by: float | None = None
 ) -> Steps[list[Any]]:
     """Return what Redis knows of one lock, with at most ``waiters`` of its waiters; see info.lua, and call()."""
-    command = _INFO[keys.stored].command(keys.all[:-1], (name, partition.channel, str(waiters)))
+    command = _INFO[keys.stored].command(keys.all[:-1], (name, "", partition.channel, str(waiters)))
     reply = yield from call(partition, command, name, until=until, by=by)
     return reply.answer  # type: ignore[no-any-return]
 
@@ -331,6 +335,12 @@ def read_holder(partition: Partition, name: str) -> Steps[tuple[bool, Holder | N
     """Return whether anybody holds the lock, and who (None for a foreign value); one round trip."""
     value, *_ = yield from info(partition, make_keys(partition.prefix, name), name, 0)
     return value is not None, parse_holder(value)
+
+
+def read_permits(partition: Partition, name: str) -> Steps[list[Holder]]:
+    """Return who holds a permit of a semaphore; one round trip."""
+    _, _, _, _, _, holders, *_ = yield from info(partition, make_keys(partition.prefix, name), name, 0)
+    return [holder for value in holders[1::2] if (holder := parse_holder(value)) is not None]
 
 
 def find_held(partition: Partition, name: str, bears: Callable[[str], bool]) -> Steps[LockRequest | None]:

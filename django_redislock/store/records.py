@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..base.display import Secret, shown
-from ..base.names import known_as, read_member, split_member
+from ..base.names import SEMAPHORE, known_as, read_member, split_member
 from ..exceptions import LockError
 from .lock_store import Partition
 
 # the Redis type of a key, by the word after the prefix; all others are strings
-_TYPES = dict.fromkeys(("waiters", "held", "took"), "hash") | dict.fromkeys(
-    ("queue", "index", "members", "fresh", "free", "busy", "wanted", "pools"), "zset"
+_TYPES = dict.fromkeys(("waiters", "held", "took", "permits"), "hash") | dict.fromkeys(
+    ("queue", "index", "members", "fresh", "free", "busy", "wanted", "pools", "ends"), "zset"
 )
 
 
@@ -24,7 +24,7 @@ class Keys(NamedTuple):
     """
 
     all: tuple[str, ...]
-    lock: str  # the lock itself; for a member of a pool, the hash that has it as a field
+    lock: str  # the lock itself; for a member of a pool or a semaphore, the hash that has it or its permits as fields
     queue: str = ""  # waiters for this very lock
     member: str | None = None  # that field, quoted
     members: str = ""  # of the pool
@@ -46,6 +46,9 @@ def make_keys(prefix: str, name: str) -> Keys:
         return Keys((*pool, *shared), pool[3], members=pool[0], busy=pool[4], line=pool[7], any=True, stored="member")
     own = (f"{prefix}queue:{name}", f"{prefix}waiters:{name}")
     split = split_member(name)
+    if name.startswith(SEMAPHORE):
+        permits = f"{prefix}permits:{name}"
+        return Keys((permits, f"{prefix}ends:{name}", *own, *shared), permits, own[0], stored="permits")
     if split is None:
         lock = f"{prefix}lock:{name}"
         return Keys((lock, *own, *shared), lock, own[0])

@@ -3,9 +3,10 @@
 A script is a file in ``lua/``. Its header names what it is called with, and its text uses these names: ``KEYS.queue``
 becomes ``KEYS[2]``. ``--#include piece`` brings in a file of ``lua/pieces/``.
 
-A script on one lock exists twice, as locks are stored in two ways: as a key of its own (``key``), or as a member of a
-pool (``member``). ``@lock`` in the header stands for the keys of either, and ``--#include @lock`` for the piece that
-reads and writes them, ``lock_key`` or ``lock_member``; the script itself does not know which.
+A script on one lock exists three times, as locks are stored in three ways: as a key of its own (``key``), as a member
+of a pool (``member``), or as the permits of a semaphore (``permits``). ``@lock`` in the header stands for the keys of
+either, and ``--#include @lock`` for the piece that reads and writes them, such as ``lock_key``; the script itself does
+not know which.
 
 Parts of a script that keep a rule of docs/protocol.rst have its name, so that tests can leave the rule out and see what
 breaks: ``--@name`` at the end of a line, or ``--[[@name]]text--[[@or]]instead--[[@]]`` within one. Nothing of that is
@@ -30,6 +31,7 @@ POOL = ("members", "fresh", "free", "held", "busy", "took", "wanted", "line", "l
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "key": {"@lock": ("lock",)},
     "member": {"@lock": POOL, "@pool": POOL},
+    "permits": {"@lock": ("permits", "ends")},
 }
 
 # what Redis says to a user without the right to it, or where it was renamed away

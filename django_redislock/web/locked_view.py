@@ -1,9 +1,9 @@
-"""``locked_view``: one request at a time, until its transactions have committed."""
+"""``locked_view``: one request at a time, until its transactions have committed; ``limited_view``: at most so many."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
@@ -19,7 +19,16 @@ from ..engine import Acquisition, Frame, Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
-from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options, refuse_fenced
+from ..options import (
+    LimitedOptions,
+    LockOptions,
+    Options,
+    SemaphoreOptions,
+    choose_waiting,
+    mark_locked,
+    read_options,
+    refuse_fenced,
+)
 from .requests import (
     OnConflict,
     check_methods,
@@ -77,22 +86,59 @@ def locked_view(
     Raises ValueError when it decorates a function, for a field that is none of its arguments. A RuntimeWarning tells
     when it stands above ``login_required`` or the like: then anybody can lock.
     """
-    given = given_name(first, name, "locked_view")
+    given, every = given_name(first, name, "locked_view"), dict[str, Any](options)
+    return _decorator("locked_view", given, every, LockOptions, wrong, token, methods, on_conflict)
+
+
+@takes_by_name
+def limited_view(
+    first: Name | None = None,
+    /,
+    *wrong: NoReturn,
+    limit: int,
+    name: Name | None = None,
+    methods: Iterable[str] | None = None,
+    on_conflict: OnConflict | None = None,
+    **options: Unpack[SemaphoreOptions],
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let at most ``limit`` requests at a time run a view for the same name, across all processes.
+
+        @limited_view("export:{request.user.pk}", limit=2)
+
+    It is to :class:`Semaphore`, whose options it has, what :func:`locked_view` is to :class:`Lock`: the name is made in
+    the same way, the permit is held until what the view wrote can be read, and errors are the same. A request too many
+    gets 429 Too Many Requests with ``Retry-After``: the template ``429.html`` where the site has one, JSON for clients
+    that prefer it, else plain text; or what ``on_conflict(request, info)`` returns.
+    """
+    given, every = given_name(first, name, "limited_view"), {**options, "limit": limit}
+    return _decorator("limited_view", given, every, LimitedOptions, wrong, None, methods, on_conflict)
+
+
+def _decorator(
+    what: str,
+    given: Name | None,
+    options: dict[str, Any],
+    known: type,
+    wrong: Sequence[object],
+    token: str | None,
+    methods: Iterable[str] | None,
+    on_conflict: OnConflict | None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     if not choose_waiting(options):
         options.setdefault("blocking_timeout", 0)
     options.setdefault("template", template_of(given))
-    beside = ["methods", "name", "on_conflict", "token"]
-    checked = read_options(options, "locked_view()", beside=beside, wrong=wrong)
+    beside = ["methods", "name", "on_conflict", *["token"][: known is LockOptions]]
+    checked = read_options(options, f"{what}()", known, beside=beside, wrong=wrong)
     texts = CallTexts(given, checked.note, token)
     locking = check_methods(methods)
     check_on_conflict(on_conflict)
 
     def decorate(view: Callable[P, R]) -> Callable[P, R]:
-        refuse_generators(view, "locked_view")
+        refuse_generators(view, what)
         if isinstance(view, type):
             raise TypeError(
-                f"locked_view cannot decorate the class {view.__qualname__}: use "
-                f"@method_decorator(locked_view(...), name='dispatch')."
+                f"{what} cannot decorate the class {view.__qualname__}: use "
+                f"@method_decorator({what}(...), name='dispatch')."
             )
         if iscoroutinefunction(view):
             refuse_fenced(view, checked, "locked_view")

@@ -33,6 +33,7 @@ from ..engine import Acquisition, Lease
 from ..exceptions import LockNotAcquired, LockUnavailable
 from ..inspection.info import LockInfo, inspect
 
+TOO_MANY = 429  # Too Many Requests
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
@@ -160,9 +161,17 @@ def conflict(
         "Somebody else is working on this. Please try again in %(wait)d seconds.",
         wait,
     ) % {"wait": wait}
+    status = settings.VIEW_STATUS
+    if section.options.limit is not None:
+        status = TOO_MANY
+        text = ngettext(
+            "Too many of these requests are running. Please try again in %(wait)d second.",
+            "Too many of these requests are running. Please try again in %(wait)d seconds.",
+            wait,
+        ) % {"wait": wait}
     if refusal.outcome == "own":
         text = gettext("This request holds the lock itself. It could acquire it again with reentrant=True.")
-    return (yield CallOut(partial(refuse, request, settings.VIEW_STATUS, text, wait), twice=True))  # type: ignore[no-any-return]
+    return (yield CallOut(partial(refuse, request, status, text, wait), twice=True))  # type: ignore[no-any-return]
 
 
 def unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnavailable) -> Steps[HttpResponse]:

@@ -113,6 +113,12 @@ def _age(text: str) -> timedelta:
     return time
 
 
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"must be a whole number, 1 or more, not {text!r}")
+    return int(text)
+
+
 def _exit_status(text: str) -> int:
     if not text.isdecimal() or int(text) > 255:
         raise ValueError(f"an exit status must be a number from 0 to 255, not {text!r}")
@@ -170,6 +176,12 @@ def _add_subcommands(parser: CommandParser) -> None:
     add("names", metavar="NAME", nargs="*", type=lock_name, help="A lock to force-release.")
     add("--match", metavar="PATTERN", help="All held locks whose names match, e.g. 'order:*'.")
     add("--all", action="store_true", help="All held locks.")
+    add(
+        "--permit",
+        metavar="FENCE",
+        type=_valid(_number),
+        help="Of one semaphore, only the permit with this fence (see show).",
+    )
     add("--dry-run", action="store_true", help="Only show what would be force-released.")
     add("--noinput", "--no-input", action="store_false", dest="interactive", help="Do not ask for confirmation.")
     add(
@@ -201,6 +213,12 @@ def _add_subcommands(parser: CommandParser) -> None:
     run.usage = "%(prog)s [OPTIONS] NAME -- PROGRAM [ARGUMENT ...]"
     add = run.add_argument
     add("name", metavar="NAME", type=lock_name, help="The lock to acquire.")
+    add(
+        "--limit",
+        metavar="N",
+        type=_valid(_number),
+        help="Let at most N such programs run at once, under the semaphore NAME; without it, one, under the lock.",
+    )
     add(
         "--ttl",
         metavar="SECONDS",

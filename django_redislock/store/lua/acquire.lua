@@ -1,15 +1,19 @@
 -- acquire: takes the lock, or queues for it; also every later look of a waiter. Idempotent per attempt.
 -- KEYS     @lock queue waiters index fence gone
--- ARGV     name id channel known ttl wait ticket token own most owner
+-- ARGV     name id channel known ttl wait ticket token own most limit owner
 --            known: the highest fence that the caller knows; ttl: ms
 --            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, a: only adopt
 --            ticket: '' when none was drawn yet; token: '-' when it is the id
 --            own: with a token, the channel of the caller's process, even if it does not listen
 --            most: how many others may wait already, '' for any number
+--            limit: of a semaphore, how many may hold it at once; else ''
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
---            false, 1 = a handoff to this process ran out unheard}; the last two may be missing. States: calls.py
+--            false, 1 = a handoff to this process ran out unheard, the limit that others have asked for}; the last three
+--            may be missing. States: calls.py
 --#include grant
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
+
+set_limit(ARGV.limit)
 
 -- the fast path: nobody has it and nobody waits
 if is_idle(KEYS.gone) --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
@@ -80,12 +84,13 @@ if not value then
   end
   value = begin_suspension() --@asker-suspends
   if not value then
-    local verdict = grant_next(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
+    local verdict = grant_next(KEYS.queue, KEYS.waiters, ARGV.name, count_free(), ARGV.id, hand_over)
     if verdict == 'take' then
       redis.call('ZREM', KEYS.queue, ARGV.id)
       redis.call('HDEL', KEYS.waiters, ARGV.id)
       local taken = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
-      return {GRANTED, us, taken, tonumber(ARGV.ttl), false, unheard}
+      serve_rest()
+      return {GRANTED, us, taken, tonumber(ARGV.ttl), false, unheard, other_limit}
     end
     if verdict == 'more' then return {MORE, us, ticket, 0} end
   end
@@ -119,4 +124,4 @@ end
 local left = lease_left()
 -- somebody else has written it, and it never ends: whoever looks for what is stuck must find it
 if left == -1 then redis.call('ZADD', KEYS.index, 'inf', ARGV.name) end
-return {state, us, ticket, left, value or false, unheard}
+return {state, us, ticket, left, value or false, unheard, other_limit}

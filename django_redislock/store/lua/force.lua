@@ -1,6 +1,7 @@
 -- force: releases a lock whoever holds it, tells the holder, and passes it on.
 -- KEYS     @lock queue waiters index fence
--- ARGV     name channel known highest what
+-- ARGV     name id channel known highest what
+--            id: of a semaphore, that of the holder; else ''
 --            highest: of the fences that may be released, '' for any; what: '' = whatever there is, the end of a
 --            suspension included; s = a suspension alone
 -- returns  {value of the lock, or of the suspension that was planned, or false; 1 = dead waiters remain: call again}
@@ -8,10 +9,11 @@
 local value = read_lock()
 local id, channel, flag, fence
 if value then id, channel, flag, fence = parse_holder(value) end
+if ARGV.id ~= '' and id ~= ARGV.id then return {false, 0} end
 if id and ARGV.highest ~= '' and tonumber(fence) > tonumber(ARGV.highest) then return {false, 0} end --@force-fence
 local planned = cancel_suspension()
 if ARGV.what == 's' and value and flag ~= 's' then return {planned or false, 0} end --@resume-holder
 erase_lock(flag)
-redis.call('ZREM', KEYS.index, ARGV.name)
+unlist()
 if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end --@force-told
 return {value or planned or false, hand_on()}

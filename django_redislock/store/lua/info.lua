@@ -1,16 +1,16 @@
 -- info: what Redis knows of one lock.
 -- KEYS     @lock queue waiters index
--- ARGV     name channel most
+-- ARGV     name id channel most
 --            most: how many waiters to list
 -- returns  {value of the lock or false, lease left in ms, server us, value and ms left of a suspension that is planned
---            or false, number of waiters, {id, ticket, ...},
+--            or false, the holders of a semaphore or false, number of waiters, {id, ticket, ...},
 --            {entry, ...}, {1 for each that is gone, else 0, ...}}; of a pool's member the last four once more, for
---            those who want any
+--            those who want any. Holders: {the limit, value, lease left in ms, ...}
 --#include @waiting
 local most = tonumber(ARGV.most)
-local value = read_lock() or begin_suspension()
+local value, holders = look()
 local planned, planned_left = read_planned()
-local answer = {value or false, lease_left(), us, planned or false, planned_left or false}
+local answer = {value or false, lease_left(), us, planned or false, planned_left or false, holders or false}
 local absent = {}
 for _, keys in ipairs(queues) do
   local queue, entries, gone = {}, {}, {}

@@ -20,7 +20,7 @@ if held and not detaches then erase_lock(flag) end
 if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end --@release-marks
 
 if held and nobody_waits() and channel == ARGV.channel and not detaches then
-  redis.call('ZREM', KEYS.index, ARGV.name) --@release-index
+  unlist() --@release-index
   return {1, 0}
 end
 

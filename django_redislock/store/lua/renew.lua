@@ -49,5 +49,5 @@ if handed or --[[@raise-written]]drawn or --[[@]]ARGV.how == 'detach' then
 else
   move_end(left)
 end
-redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name) --@renewal-listed
+list_until(left) --@renewal-listed
 return {HELD, us, left--[[@raise-answered]], drawn--[[@]]}

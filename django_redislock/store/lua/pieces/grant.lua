@@ -5,6 +5,6 @@
 local function grant(id, channel, flag, ms, token, owner)
   local fence, since = next_fence()
   write_lock(holder_value(id, channel, flag, fence, since, token, owner), ms)
-  redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name)
+  list_until(ms)
   return fence, since
 end

@@ -3,6 +3,9 @@
 local function hand_on()
   if suspends() then return 0 end
   local verdict, handed = grant_next(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, hand_over)
-  if handed == 0 then redis.call('ZREM', KEYS.index, ARGV.name) end --@unwanted-unlisted
+  if handed == 0 then unlist() end --@unwanted-unlisted
   return verdict == 'more' and 1 or 0
 end
+
+-- after the caller has taken the lock: whatever more there is to be had
+local function serve_rest() end

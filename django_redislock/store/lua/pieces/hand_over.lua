@@ -4,7 +4,7 @@
 --#include @waiting
 local function hand_over(id, channel, ttl, token, owner)
   local lease = handoff_lease(ttl)
-  remember_handoff(KEYS.waiters, '!', channel, lease)
+  remember_handoff(KEYS.waiters, handoff_field(id), channel, lease)
   local fence, since = --[[@grant-written]]grant(id, channel, 'h', lease, token, owner)--[[@or]]next_fence()--[[@]]
   tell_of_grant(channel, id, fence, since, lease, ARGV.name)
 end

@@ -1,5 +1,6 @@
 -- (piece) the lock is a member of a pool, and a field of the pool's keys.
 --#include members
+--#include single
 local member = string.sub(ARGV.name, #stem + 1)
 
 local function read_lock() return read_member(member) end

@@ -28,3 +28,6 @@ local function begin_suspension()
   redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
   return value
 end
+
+-- the value of the lock; there are not several
+local function look() return read_lock() or begin_suspension() end

@@ -21,3 +21,6 @@ end
 
 -- nobody holds the lock: returns its value if it is suspended now
 local function begin_suspension() return redis.call('HGET', KEYS.held, member) end
+
+-- the value of the lock; there are not several
+local function look() return read_lock() or begin_suspension() end
