@@ -19,7 +19,7 @@ from . import engine, signals
 from .base.display import refuse_arguments, takes_by_name
 from .base.log import is_ours
 from .base.name_templates import warn_of_fields
-from .base.names import check_name, check_token
+from .base.names import SEMAPHORE, check_name, check_token, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.times import Seconds, seconds, ttl_seconds
 from .conf import conf
@@ -161,6 +161,8 @@ class Lock:
     @takes_by_name
     def __init__(self, name: str, *wrong: NoReturn, token: str | None = None, **options: Unpack[LockOptions]) -> None:
         self.name: str = check_name(name)
+        if name.startswith(SEMAPHORE):
+            refuse_semaphore(name)
         if "{" in name and not is_ours(sys._getframe(1)):  # ours are made of templates: "{{pk}}" is "{pk}" by now
             warn_of_fields(name)
         self._options = read_options(options, "Lock()", beside=["token"], wrong=wrong)

@@ -66,7 +66,7 @@ class LockOptions(SemaphoreOptions, total=False):
 
 
 class SectionOptions(LockOptions, total=False):
-    """Those of what runs under a lock, or under a semaphore."""
+    """The options of ``@locked``: of a lock, or with a limit of a semaphore."""
 
     limit: int | None
 

@@ -11,10 +11,11 @@ from .base.name_templates import warn_of_fields
 from .base.names import check_name, known_as, semaphore_name
 from .base.steps import Steps
 from .base.times import Seconds
+from .conf import check_count
 from .engine import Acquisition
 from .inspection.info import LockStatus
 from .lock import Lock
-from .options import Options, SemaphoreOptions, read_options
+from .options import LimitedOptions, SemaphoreOptions, read_options
 from .store.calls import read_permits
 
 if TYPE_CHECKING:
@@ -38,19 +39,19 @@ class Semaphore(Lock):
     fewer as permits come back; whoever meets another limit than its own logs a warning. So there are never more holders
     than the highest limit that anybody has asked for.
 
-    What a lock has because only one can hold it, a semaphore has not: ``reentrant``, ``token`` and ``adopt``,
-    ``fenced``, ``claim()``, ``detach()`` and ``suspend()``. Guaranteed and not guaranteed is what :class:`Lock` says.
+    A semaphore does not have what depends on a single holder: ``reentrant``, ``token`` and ``adopt``, ``fenced``,
+    ``claim()``, ``detach()`` and ``suspend()``. The guarantees are those of :class:`Lock`.
     """
 
     __slots__ = ("limit",)
 
     @takes_by_name
     def __init__(self, name: str, *wrong: NoReturn, limit: int, **options: Unpack[SemaphoreOptions]) -> None:
-        self.name: str = semaphore_name(check_name(name, "semaphore"))
+        self.name: str = check_name(semaphore_name(check_name(name, "semaphore")), "semaphore")
         if "{" in name and not is_ours(sys._getframe(1)):
             warn_of_fields(name)
-        read_options(options, "Semaphore()", SemaphoreOptions, beside=["limit"], wrong=wrong, number="limit")
-        self._options = Options(**options, limit=limit)  # type: ignore[arg-type]  # as they are given
+        every: LimitedOptions = {**options, "limit": check_count(limit, "limit", 1)}
+        self._options = read_options(every, "Semaphore()", LimitedOptions, wrong=wrong, number="limit")
         self.limit: int = limit
         self._token = None
         self._sections = []
@@ -65,7 +66,7 @@ class Semaphore(Lock):
         return super().status()
 
     def detach(self, ttl: Seconds | None = None) -> NoReturn:
-        """A permit belongs to whoever has acquired it: raises TypeError."""
+        """Raises TypeError: a permit belongs to whoever has acquired it."""
         self._refuse("detach")
 
     def adetach(self, ttl: Seconds | None = None) -> NoReturn:
@@ -73,7 +74,7 @@ class Semaphore(Lock):
         self._refuse("detach")
 
     def claim(self, using: str = "") -> NoReturn:
-        """A fence in the database lets one holder after the other write, not several at once: raises TypeError."""
+        """Raises TypeError: a fence in the database lets one holder after the other write, not several at once."""
         self._refuse("claim")
 
     def aclaim(self, using: str = "") -> NoReturn:
@@ -81,7 +82,7 @@ class Semaphore(Lock):
         self._refuse("claim")
 
     def suspend(self, seconds: Seconds, note: str = "") -> NoReturn:
-        """To let nobody in, hold all permits: raises TypeError."""
+        """Raises TypeError. To keep everybody out, acquire all permits."""
         self._refuse("suspend")
 
     def asuspend(self, seconds: Seconds, note: str = "") -> NoReturn:
@@ -98,18 +99,15 @@ class Semaphore(Lock):
 
     def _locked(self) -> Steps[bool]:
         permits = yield from read_permits(self._partition(), self.name)
-        return len(permits) >= self.limit
+        return permits.held >= self.limit
 
     def _owned(self, own: Acquisition | None) -> Steps[bool]:
-        section = own or self._own()
-        if section is None:
-            return False
-        permits = yield from read_permits(self._partition(), self.name)
-        return any(holder.is_of(section.held.id) for holder in permits)
+        id, _ = self._known(own)
+        return id is not None and (yield from read_permits(self._partition(), self.name, id)).mine
 
     def _status(self, own: Acquisition | None) -> Steps[LockStatus]:
-        section = own or self._own()
-        permits = yield from read_permits(self._partition(), self.name)
-        if section is not None and any(holder.is_of(section.held.id) for holder in permits):
+        id, _ = self._known(own)
+        permits = yield from read_permits(self._partition(), self.name, id or "")
+        if permits.mine:
             return LockStatus.LOCKED
-        return LockStatus.UNAVAILABLE if len(permits) >= self.limit else LockStatus.FREE
+        return LockStatus.UNAVAILABLE if permits.held >= self.limit else LockStatus.FREE

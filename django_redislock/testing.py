@@ -22,7 +22,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from redis.connection import Connection
 from redis.exceptions import ConnectionError
 
-from .base.names import check_name
+from .base.names import check_name, refuse_semaphore
 from .base.steps import Steps, run
 from .base.times import Seconds, ttl_seconds
 from .cache_lock import CacheLock
@@ -156,6 +156,7 @@ def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Ite
     end of the block. A lock that is force-released meanwhile stays so. Raises LockNotAcquired when somebody holds the
     lock or waits for it, and LockUnavailable.
     """
+    refuse_semaphore(name)
     partition = get_partition(using, check_name(name))
     keys, id = make_keys(partition.prefix, name), secrets.token_urlsafe(16)
     request = LockRequest(partition, keys, name, id, ttl_seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
@@ -179,7 +180,7 @@ def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
     partition, watchdog = get_partition(using, name), runtime().watchdog
     for lease in watchdog.leases():
         if lease.watched and lease.partition is partition and lease.name == name:
-            run(calls.force(partition, lease.request.keys, name, lease.fence))
+            run(calls.force(partition, lease.request.keys, name, lease.fence, id=lease.id))
             watchdog.lose(lease, FORCED)
             return
     raise LockNotOwned(f"Cannot lose the lock {name!r}: nobody in this process holds it.", name)
@@ -203,7 +204,7 @@ def overtaken(
             if lease.partition is partition and lease.name == name == expected:
                 try:
                     watchdog.unwatch(lease)  # nothing tells its holder
-                    run(calls.force(partition, lease.request.keys, name, lease.fence))
+                    run(calls.force(partition, lease.request.keys, name, lease.fence, id=lease.id))
                     _write_as_successor(name, lease.fence + 1, database, rows)
                     overtakes.append(None)
                 except Exception as error:  # the signal would swallow it

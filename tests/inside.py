@@ -40,7 +40,7 @@ from django_redislock.engine import Frame, Lease, acquisition, draw_new_fence, h
 from django_redislock.engine import lease as _reasons
 from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine import section as engine_section
-from django_redislock.engine.attempt import Attempt
+from django_redislock.engine.attempt import Attempt, _tell_of_limits
 from django_redislock.engine.owner import _describe_process
 from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
@@ -144,6 +144,7 @@ ACQUIRE, RELEASE, RENEW, FORCE, INFO = (
     script["key"].sha for script in (calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO)
 )
 CHECKOUT, RELEASE_MEMBER = calls._CHECKOUT.sha, calls._RELEASE["member"].sha
+ACQUIRE_PERMIT = calls._ACQUIRE["permits"].sha
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
 WAS_ADOPTED, WAS_RELEASED = _reasons.ADOPTED, _reasons.RELEASED
@@ -418,6 +419,11 @@ def looks_due(using: str | None = None) -> bool:
 
 def parked() -> bool:
     return any(isinstance(one, TaskWaiter) and one._parked for one in _waiters())
+
+
+def forget_limits() -> None:
+    """Log again what this process has logged once of limits that differ."""
+    _tell_of_limits.cache_clear()
 
 
 def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], object]) -> None:

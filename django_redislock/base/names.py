@@ -31,6 +31,13 @@ _ANY_MEMBER = re.compile(rf"{_POOL}[^:]+:")
 SEMAPHORE = "semaphore:"  # before the name of one, among those of locks
 
 
+def refuse_semaphore(name: str) -> None:
+    """Raise ValueError where a lock is wanted, and this is the name of a semaphore."""
+    if name.startswith(SEMAPHORE):
+        known = name.removeprefix(SEMAPHORE)
+        raise ValueError(f"{name!r} is a semaphore, not a lock: use Semaphore({known!r}, limit=...).")
+
+
 def check_name(name: str, noun: str = "lock") -> str:
     """Return ``name`` when it can name a lock (or ``noun``), else raise ``TypeError`` or ``ValueError``."""
     if not isinstance(name, str):
@@ -139,12 +146,12 @@ def capped_name(text: str) -> str:
 
 
 def fit_name(text: str, mark: str = "") -> str:
-    """Any ``text`` as a lock's name: itself where it can be one, else quoted behind ``%:``, cut and hashed if too long.
+    """Any ``text`` as a lock's name: itself if it is one, else quoted behind ``%:``, cut and hashed if too long.
 
     With a ``mark`` it is always quoted, behind ``%mark:``. So is text that begins with ``%``, so that different pairs
     of text and mark never give the same name.
     """
-    if text and not mark and text[0] != "%" and is_name(text):
+    if text and not mark and text[0] != "%" and not text.startswith(SEMAPHORE) and is_name(text):
         return text
     return capped_name(f"%{quote(mark)}:{text.translate(_UNFIT)}")
 
@@ -160,8 +167,8 @@ def member_name(pool: str, key: str, noun: str = "member") -> str:
 
 
 def semaphore_name(name: str) -> str:
-    """The semaphore ``name`` among the names of locks."""
-    return check_name(name if name.startswith(SEMAPHORE) else f"{SEMAPHORE}{name}", "semaphore")
+    """The semaphore ``name`` among the names of locks; it may be too long."""
+    return name if name.startswith(SEMAPHORE) else f"{SEMAPHORE}{name}"
 
 
 def split_member(name: str) -> tuple[str, str] | None:
@@ -186,9 +193,9 @@ def known_as(name: str) -> tuple[str, str]:
 
 
 def named(name: str) -> dict[str, str]:
-    """``name`` as a fact of an event in the log: ``name`` itself, or the ``pool`` or ``semaphore``."""
+    """``name`` as a fact of an event in the log: ``name`` itself, or the ``pool``."""
     noun, known = known_as(name)
-    return {"name" if noun == "lock" else noun: known}
+    return {"pool": known} if noun == "pool" else {"name": name}
 
 
 def read_member(pool: str, raw: bytes) -> str | None:

@@ -45,8 +45,10 @@ def clear(
     names, several = list(dict.fromkeys(names)), len(stores) > 1
     pattern = "*" if match is None else match
     locks = find_held(names, stores) if names else list_everywhere(pattern, using)
-    if permit is not None:
+    if locks and permit is not None:
         locks = [each for lock in locks for each in lock.permits if each.fence == permit]
+        if not locks:
+            raise CommandError(f"{printable(names[0])} is held, but has no permit with the fence {permit}.")
     lines = not_held(name for name in names if name not in {lock.name for lock in locks})
     if locks and dry_run:
         output.say(f"Would force-release:\n{locks_table(locks, aliases=several)}")

@@ -156,8 +156,8 @@ def portrait(lock: LockInfo) -> str:
 
 
 def _name(lock: LockInfo) -> str:
-    """With how many of its permits are held, of a semaphore."""
-    return lock.name if lock.limit is None else f"{lock.name} {len(lock.permits)}/{lock.limit}"
+    """The name; of a semaphore, also how many permits are held."""
+    return lock.name if lock.limit is None else f"{lock.name} {lock.permits_held}/{lock.limit}"
 
 
 def _holders(permits: Sequence[LockInfo]) -> str:

@@ -70,7 +70,7 @@ def run_program(
     lock = Lock(name, **given) if limit is None else Semaphore(name, limit=limit, **given)
     with running, held(lock, busy_status=conflict_exit_code, at_least=at_least):
         try:
-            running.start(program, {**os.environ, "REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lock.fence)})
+            running.start(program, {**os.environ, "REDISLOCK_NAME": lock.name, "REDISLOCK_FENCE": str(lock.fence)})
         except OSError as error:
             status = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
             problem = f"Cannot run {printable(program[0])}: {error.strerror or error}."

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..base.display import Secret
 from ..base.log import logger
-from ..base.names import known_as, semaphore_name
+from ..base.names import capped_name, known_as, refuse_semaphore, semaphore_name
 from ..base.steps import Call, Step, Steps, arun, run
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
@@ -64,7 +64,7 @@ class Acquisition(Section):
         token: str | None = None,
         purpose: str = "",
     ) -> None:
-        self.name = name = name if options.limit is None else semaphore_name(name)
+        self.name = name = name if options.limit is None else capped_name(semaphore_name(name))
         self.options: Options = options
         self.token: str | None = token
         self.purpose: str = purpose
@@ -240,9 +240,7 @@ class Acquisition(Section):
             owner = f"{owner}\n{options.note}"
         keys, most = make_keys(partition.prefix, name), terms.most
         if keys.stored == "permits" and options.limit is None:
-            raise ValueError(f"{name!r} is a semaphore, not a lock: use Semaphore({known_as(name)[1]!r}, limit=...).")
-        if self.token is not None and options.limit is not None:
-            raise ValueError(f"Cannot acquire {name!r} with a token: only a lock can be adopted.")
+            refuse_semaphore(name)
         # all by position: names would take as long as the rest of it
         return LockRequest(
             partition, keys, name, Secret(id), terms.ttl, self.token, most, terms.replicas, owner, terms.listens,

@@ -6,11 +6,12 @@ It waits until it is woken, or (polling) for a while; then it looks again.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from logging import WARNING
 from typing import NamedTuple
 
 from ..base.log import log_event
-from ..base.names import known_as, named
+from ..base.names import known_as
 from ..base.pace import Pace, alive_for
 from ..base.steps import DrivingLoop, Pause, Steps
 from ..base.times import Deadline, monotonic
@@ -77,7 +78,6 @@ class Attempt:
         self.begun: float = begun  # monotonic
         self.current_holder: CurrentHolder = CurrentHolder(self.begun + terms.slow_wait)
         self.tries: int = 0
-        self._told_of_limits: bool = False
         self.asked: bool = asked  # there may be something of it in Redis
         self.unknown: bool = asked  # a request is on its way, or may still arrive whose answer we never saw
 
@@ -138,11 +138,8 @@ class Attempt:
                 yield Pause(min(0.5, patience - now))
                 continue
             self.unknown, tried = unknown or reply.repeated, None
-            if reply.other_limit is not None and not self._told_of_limits:
-                self._told_of_limits = True
-                log_event(
-                    WARNING, "limits-differ", **named(request.name), limit=request.limit, others=reply.other_limit
-                )
+            if reply.limit_before is not None:
+                _tell_of_limits(request.name, request.limit, reply.limit_before)
             if reply.state not in (calls.GRANTED, calls.ALREADY):
                 self.current_holder.note(reply.holder, reply.left, self.waiter)
                 self.current_holder.full = reply.state == calls.FULL
@@ -228,6 +225,11 @@ class Attempt:
         """Stop listening."""
         if self.waiter is not None:
             self.listener.waiters.discard(self.waiter)
+
+
+@lru_cache(maxsize=1000)  # once in this process, as long as it is remembered: a hot semaphore would fill the log
+def _tell_of_limits(name: str, limit: int | None, before: int) -> None:
+    log_event(WARNING, "limits-differ", name=name, limit=limit, before=before)
 
 
 def obtain(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:

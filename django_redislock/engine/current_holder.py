@@ -64,7 +64,7 @@ class CurrentHolder:
             outcome = "full"
             text = f"Could not acquire the {noun} {name!r}: its queue is full (max_waiters={request.most})."
         elif noun == "semaphore":
-            text = f"Could not acquire the semaphore {name!r} {within}: as many as limit={request.limit} hold it."
+            text = f"Could not acquire the semaphore {name!r} {within}: none of its {request.limit} permits is free."
         elif noun == "pool":
             text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
         else:
@@ -75,7 +75,7 @@ class CurrentHolder:
             text = f"Could not acquire the lock {name!r} {within}: {state} {by}."
         return LockNotAcquired(
             text,
-            name,
+            name if noun == "pool" else request.name,
             outcome=outcome,
             attempts=tries,
             waited=waited,

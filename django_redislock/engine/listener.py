@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ..base.names import TOKEN, can_be_asked_for
@@ -191,7 +192,8 @@ class Listener:
             if kind in TOLD:
                 self._watchdog.lose(lease, TOLD[kind])
         elif kind in "gw":
-            self._withdraw(id, name)
+            with suppress(RuntimeError):  # no thread can be started now, and whoever reads wants something else
+                self._withdraw(id, name)
 
     def _withdraw(self, id: str, name: str) -> None:
         """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""

@@ -1,7 +1,7 @@
 """A receiver: a connection on which the messages of one node arrive, for several listeners, and who reads it.
 
-A thread that is the only waiter of its process reads by itself (the leader: Schmidt et al., "Leader/Followers", 2000),
-so its wake takes no switch to another thread. Everything else is read by the receiver's own thread.
+A thread that is the only waiter on the connection reads it by itself (the leader: Schmidt et al., "Leader/Followers",
+2000), so its wake takes no switch to another thread. Everything else is read by the receiver's own thread.
 """
 
 from __future__ import annotations

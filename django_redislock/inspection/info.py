@@ -19,6 +19,7 @@ from ..engine import describe_owner
 from ..options import check_note
 from ..signals import lock_force_released, sending
 from ..store import calls
+from ..store.calls import Permits
 from ..store.lock_store import Partition
 from ..store.reading import Found, read_values
 from ..store.records import make_keys, parse_holder, parse_waiter, shown_holder
@@ -31,7 +32,7 @@ class LockStatus(Enum):
     """The state of a lock, as seen from here.
 
     ``FREE``
-        Nobody holds it.
+        Nobody holds it; of a semaphore, a permit is free.
     ``LOCKED``
         Held *here*: by this thread or task, or by the token given to the constructor. ``locked()`` asks something else:
         whether *anybody* holds it.
@@ -91,9 +92,9 @@ class LockInfo:
     ``handed_over``: a release has just handed the lock over to this holder, whose process has not confirmed that yet.
     It does so once it has held the lock for 0.1 s; until then, the lease is at most a third of the TTL (or 3 s).
 
-    ``permits``: of a semaphore, one for each holder, the oldest first; ``limit`` is what whoever asked last has said.
-    ``owner``, ``since`` and ``note`` are then those of the oldest holder, ``fence`` is the highest, and ``lease_left``
-    that of the lease that ends first.
+    Of a semaphore, ``permits_held`` of ``limit`` permits are held, by the latest request's limit, and ``permits`` has
+    the first 100 of them that end, the oldest one first. ``owner``, ``since`` and ``note`` are those of the oldest of
+    these, ``fence`` is the highest, and ``lease_left`` that of the lease that ends first.
     """
 
     name: str
@@ -114,6 +115,7 @@ class LockInfo:
     held: bool = True
     handed_over: bool = False
     limit: int | None = None
+    permits_held: int = 0
     permits: tuple[LockInfo, ...] = ()
 
     @property
@@ -174,15 +176,27 @@ def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -
     value, left, us, planned, holders, *queues = yield from _ask(partition, name, waiters)
     if value is None:
         return None
-    info = make_info(partition.alias, name, value, us, left, *queues, planned=planned)
     if holders is None:
-        return info
-    limit, *leases = holders
-    found = [make_info(partition.alias, name, held, us, ms) for held, ms in zip(leases[::2], leases[1::2], strict=True)]
+        return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
+    permits: Permits = holders
+    return make_semaphore_info(partition.alias, name, us, permits.limit, permits.held, permits.leases, *queues)
+
+
+def make_semaphore_info(
+    alias: str, name: str, us: int, limit: int, held: int, leases: Sequence[tuple[bytes, float]], queue: Queue
+) -> LockInfo:
+    """``leases``: the value of each permit and the seconds that are left, the first to end first."""
+    found = [make_info(alias, name, value, us, left) for value, left in leases]
     permits = tuple(sorted(found, key=lambda permit: permit.since))
-    highest, waiters, queue = max(permit.fence for permit in permits), info.waiters, info.queue
     return replace(
-        permits[0], fence=highest, lease_left=left, waiters=waiters, queue=queue, limit=limit, permits=permits
+        permits[0],
+        fence=max(permit.fence for permit in permits),
+        lease_left=found[0].lease_left,
+        waiters=queue.waiters,
+        queue=queue.first,
+        limit=limit,
+        permits_held=held,
+        permits=permits,
     )
 
 
@@ -218,10 +232,7 @@ def read_queue(partition: Partition, pool: str) -> Steps[Queue]:
 
 
 def _ask(partition: Partition, name: str, waiters: int, *, member: str = "") -> Steps[tuple[Any, ...]]:
-    """Value, seconds of lease left, server's time, planned suspension, holders, queue; and that of the pool.
-
-    Holders: of a semaphore, the limit, and for each its value and the seconds of its lease.
-    """
+    """Value, seconds of lease left, server's time, planned suspension, a semaphore's permits, queue; and the pool's."""
     answer = yield from calls.info(partition, make_keys(partition.prefix, f"{name}{member}"), name, waiters)
     value, left_ms, us, planned, planned_ms, held, *found = answer
     suspension = parse_holder(planned)
@@ -230,8 +241,8 @@ def _ask(partition: Partition, name: str, waiters: int, *, member: str = "") -> 
         listed = [_waiter_info(us, *each) for each in zip(queue[1::2], entries, gone, strict=True)]
         queues.append(Queue(count, tuple(listed)))
     coming = None if suspension is None else SuspensionInfo(suspension.owner, planned_ms / 1000, suspension.note)
-    holders = None if held is None else [held[0], *(x / 1000 if i % 2 else x for i, x in enumerate(held[1:]))]
-    return value, math.inf if left_ms == -1 else left_ms / 1000, us, coming, holders, *queues
+    permits = None if held is None else calls.parse_permits(held)
+    return value, math.inf if left_ms == -1 else left_ms / 1000, us, coming, permits, *queues
 
 
 def _waiter_info(us: int, ticket: bytes, entry: bytes | None, gone: int) -> WaiterInfo:
@@ -281,32 +292,42 @@ def _force(name: str, using: str | None, by: str, fence: int | None, permit: int
     keys = make_keys(partition.prefix, name)
     before = yield from inspect(partition, name, waiters=0)
     if keys.stored == "permits":
-        value = yield from _force_permits(partition, name, fence, permit)
-    elif permit is None:
-        value = yield from calls.force(partition, keys, name, fence)
-    else:
+        return (yield from _force_permits(partition, name, before, by, fence, permit))
+    if permit is not None:
         raise ValueError(f"{name!r} is a lock, and has no permits: pass its fence as fence=.")
-    if value is None:
-        return None
+    value = yield from calls.force(partition, keys, name, fence)
+    return None if value is None else (yield from _tell_of_force(partition, name, value, before, by))
+
+
+def _tell_of_force(partition: Partition, name: str, value: bytes, before: LockInfo | None, by: str) -> Steps[LockInfo]:
+    """``before``: what was known of it."""
     released = make_info(partition.alias, name, value, 0, 0.0)
-    for known in () if before is None else (before, *before.permits):
-        if known.fence == released.fence:
-            released = known  # knows more; it has not changed hands since
-            break
+    if before is not None and before.fence == released.fence:
+        released = before  # knows more; it has not changed hands since
     log_event(WARNING, "force-released", name=name, by=by, owner=released.owner)
     yield sending(lock_force_released, name=name, by=by)
     return released
 
 
-def _force_permits(partition: Partition, name: str, fence: int | None, permit: int | None) -> Steps[bytes | None]:
-    """Return the value of one that was released."""
-    released: bytes | None = None
-    for holder in (yield from calls.read_permits(partition, name)):
-        if (fence is None or holder.fence <= fence) and permit in (None, holder.fence):
-            keys = make_keys(partition.prefix, name)
-            value = yield from calls.force(partition, keys, name, holder.fence, id=holder.id)
-            released = value or released
-    return released
+def _force_permits(
+    partition: Partition, name: str, before: LockInfo | None, by: str, fence: int | None, permit: int | None
+) -> Steps[LockInfo | None]:
+    """Return the one that was released, or (without ``permit``) what was known of all."""
+    known = {} if before is None else {each.fence: replace(each, waiters=before.waiters) for each in before.permits}
+    highest = max(known, default=0) if fence is None else fence
+    keys, released = make_keys(partition.prefix, name), list[LockInfo]()
+    while True:
+        permits, some = (yield from calls.read_permits(partition, name)), len(released)
+        for value, _ in permits.leases:
+            holder = parse_holder(value)
+            if holder is not None and holder.fence <= highest and permit in (None, holder.fence):
+                gone = yield from calls.force(partition, keys, name, highest, id=holder.id)
+                if gone is not None:
+                    found = yield from _tell_of_force(partition, name, gone, known.get(holder.fence), by)
+                    released.append(found)
+        if permits.held <= len(permits.leases) or len(released) == some:  # else there are more than were read
+            break
+    return released[0] if permit is not None and released else before if released else None
 
 
 def suspend(partition: Partition, name: str, period: Seconds, note: str) -> Steps[None]:

@@ -13,14 +13,14 @@ from ..store.reading import batches, read_all, read_index, read_values, together
 from ..store.records import check_member, make_keys, pools_key
 from ..store.stores import get_store, get_stores
 from ..store.wire import Command
-from .info import LockInfo, LockStatus, Queue, WaiterInfo, inspect, make_info, read_queue, read_statuses
+from .info import LockInfo, LockStatus, Queue, WaiterInfo, make_info, make_semaphore_info, read_queue, read_statuses
 
 
 def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
     """The held locks whose names match the shell-style ``pattern``, by name, without their queues.
 
-    Those with the status ERROR are among them if one of our processes has held or asked for them. Two round trips; on a
-    cluster, two to each node.
+    Those with the status ERROR are among them if one of our processes has held or asked for them. Two round trips, or
+    three where there are semaphores; on a cluster, as many to each node.
 
     Raises LockUnavailable when Redis cannot be reached.
     """
@@ -68,10 +68,23 @@ def _read_matching(partition: Partition, matches: Callable[[str], object]) -> St
 
 
 def _read_semaphores(partition: Partition, names: Sequence[str]) -> Steps[list[LockInfo]]:
-    found: list[LockInfo | None] = []
+    found: list[LockInfo] = []
     for batch in batches(names):
-        found += yield from together([inspect(partition, name, waiters=0) for name in batch])
-    return [each for each in found if each is not None]
+        keys = [make_keys(partition.prefix, name) for name in batch]
+        reads: list[Command] = []
+        for permits, ends, *_ in (key.all for key in keys):
+            reads += ("HGETALL", permits), ("ZRANGE", ends, "0", "99", "WITHSCORES"), ("ZCARD", ends)
+        us, answers = yield from read_all(partition, reads, [key.queue for key in keys])
+        for number, name in enumerate(batch):
+            fields, ends, held = answers[3 * number : 3 * number + 3]
+            values = dict(zip(fields[::2], fields[1::2], strict=True))
+            lefts = [(id, (float(end) - us) / 1e6) for id, end in zip(ends[::2], ends[1::2], strict=True)]
+            leases = [(values[id], left) for id, left in lefts if left > 0 and id in values]
+            if leases:
+                limit, queue = int(values.get(b":", 1)), Queue(answers[3 * len(keys) + number])
+                held -= len(lefts) - len(leases)
+                found.append(make_semaphore_info(partition.alias, name, us, limit, held, leases, queue))
+    return found
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,8 @@ def locked(
     options.setdefault("template", template_of(given))
     # a wrong option is an error here, not at the first call; the settings may not name the alias ``using`` yet
     checked = read_options(options, "locked()", SectionOptions, beside=["at_least", "name", "token"], wrong=wrong)
+    if token is not None and checked.limit is not None:
+        raise ValueError("locked() takes no token with a limit: only a lock can be adopted.")
     least = seconds(at_least, "at_least", positive=False)
     known = None if given is None else CallTexts(given, checked.note, token)
 

@@ -40,7 +40,7 @@ class LockedCommand(BaseCommand):
         A name or a template over the command's options (``"report:{year}"``). None takes the label of its app and its
         own name: ``shop:nightly``.
     ``lock_limit``
-        How many of it may run at once: it is a :class:`Semaphore` then; None: one, under a :class:`Lock`.
+        How many may run at once, under a :class:`Semaphore`; None: only one, under a :class:`Lock`.
     ``lock_blocking_timeout``
         Seconds to wait for a busy lock: 0 does not wait, None takes the setting BLOCKING_TIMEOUT, as does 0 with
         ``blocking``, ``attempts`` or ``backoff`` in ``lock_options``.
@@ -210,6 +210,6 @@ def _held_by(lock: Lock) -> str:
         info = None
     holder = f"by {printable(info.owner)} for {duration(info.held_for)}" if info else "elsewhere"
     noun, name = known_as(lock.name)
-    if isinstance(lock, Semaphore) and info:
-        holder = f"by as many as limit={lock.limit}, the first of them {holder}"
+    if isinstance(lock, Semaphore):
+        return f"Could not acquire the semaphore {printable(name)}: none of its {lock.limit} permits is free."
     return f"Could not acquire the {noun} {printable(name)}: held {holder}."

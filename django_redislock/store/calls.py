@@ -91,7 +91,7 @@ class AcquireReply(NamedTuple):
     holder: bytes | None  # the lock's value, if somebody else holds it
     unheard: bool  # a handoff to this process expired though the process lives: its wake was lost
     acknowledged: int  # how many replicas have acknowledged it; 0 if that was not asked for
-    other_limit: int | None = None  # of a semaphore: what those have said who asked before, if it was not the same
+    limit_before: int | None = None  # of a semaphore, if this attempt has changed it
 
 
 def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) -> Command:
@@ -168,7 +168,7 @@ def granted_at_once(request: LockRequest, tried: Tried) -> tuple[int, float] | N
     if node is None or (partition.store.clustered and partition.node_if_known is not node):  # C3; see acquire()
         return None
     answer: Any = answers[0]  # type: ignore[index]
-    if type(answer) is not list or answer[0] != GRANTED or len(answer) > 6:  # there is a limit of others to tell of
+    if type(answer) is not list or answer[0] != GRANTED or len(answer) > 6:  # a limit has changed
         return None
     _, us, fence, left, *_ = answer
     node.anchor = us, sent
@@ -323,10 +323,17 @@ def suspend(partition: Partition, keys: Keys, name: str, seconds: float, owner: 
 
 
 def info(
-    partition: Partition, keys: Keys, name: str, waiters: int, *, until: float = math.inf, by: float | None = None
+    partition: Partition,
+    keys: Keys,
+    name: str,
+    waiters: int,
+    *,
+    id: str = "",
+    until: float = math.inf,
+    by: float | None = None,
 ) -> Steps[list[Any]]:
     """Return what Redis knows of one lock, with at most ``waiters`` of its waiters; see info.lua, and call()."""
-    command = _INFO[keys.stored].command(keys.all[:-1], (name, "", partition.channel, str(waiters)))
+    command = _INFO[keys.stored].command(keys.all[:-1], (name, id, partition.channel, str(waiters)))
     reply = yield from call(partition, command, name, until=until, by=by)
     return reply.answer  # type: ignore[no-any-return]
 
@@ -337,10 +344,25 @@ def read_holder(partition: Partition, name: str) -> Steps[tuple[bool, Holder | N
     return value is not None, parse_holder(value)
 
 
-def read_permits(partition: Partition, name: str) -> Steps[list[Holder]]:
-    """Return who holds a permit of a semaphore; one round trip."""
-    _, _, _, _, _, holders, *_ = yield from info(partition, make_keys(partition.prefix, name), name, 0)
-    return [holder for value in holders[1::2] if (holder := parse_holder(value)) is not None]
+class Permits(NamedTuple):
+    """The permits of a semaphore. ``leases``: of at most 100, the value of each and the seconds that are left."""
+
+    limit: int
+    held: int
+    mine: bool  # by the id that was asked for
+    leases: list[tuple[bytes, float]]
+
+
+def parse_permits(found: Sequence[Any]) -> Permits:
+    limit, held, mine, *leases = found
+    lefts = [left / 1000 for left in leases[1::2]]
+    return Permits(limit, held, mine == 1, list(zip(leases[::2], lefts, strict=True)))
+
+
+def read_permits(partition: Partition, name: str, id: str = "") -> Steps[Permits]:
+    """Return the permits of a semaphore, and whether ``id`` holds one of them; one round trip."""
+    answer = yield from info(partition, make_keys(partition.prefix, name), name, 0, id=id)
+    return parse_permits(answer[5])
 
 
 def find_held(partition: Partition, name: str, bears: Callable[[str], bool]) -> Steps[LockRequest | None]:

@@ -15,6 +15,7 @@ from django.utils.decorators import method_decorator
 from ..base.display import takes_by_name
 from ..base.steps import Call, CallOut, Steps, arun, run_blocking
 from ..call_names import CallTexts, Name, given_name, refuse_generators, signature_of, template_of, wraps
+from ..conf import check_count
 from ..engine import Acquisition, Frame, Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
@@ -86,8 +87,8 @@ def locked_view(
     Raises ValueError when it decorates a function, for a field that is none of its arguments. A RuntimeWarning tells
     when it stands above ``login_required`` or the like: then anybody can lock.
     """
-    given, every = given_name(first, name, "locked_view"), dict[str, Any](options)
-    return _decorator("locked_view", given, every, LockOptions, wrong, token, methods, on_conflict)
+    checked = _options(options, LockOptions, "locked_view", first, name, wrong, beside=["token"])
+    return _decorator("locked_view", given_name(first, name, "locked_view"), checked, token, methods, on_conflict)
 
 
 @takes_by_name
@@ -105,30 +106,34 @@ def limited_view(
 
         @limited_view("export:{request.user.pk}", limit=2)
 
-    It is to :class:`Semaphore`, whose options it has, what :func:`locked_view` is to :class:`Lock`: the name is made in
-    the same way, the permit is held until what the view wrote can be read, and errors are the same. A request too many
-    gets 429 Too Many Requests with ``Retry-After``: the template ``429.html`` where the site has one, JSON for clients
-    that prefer it, else plain text; or what ``on_conflict(request, info)`` returns.
+    It works like :func:`locked_view`, with a :class:`Semaphore` and its options: the name is made in the same way, the
+    permit is held until what the view wrote can be read, and errors are the same. A request beyond the limit gets 429
+    Too Many Requests with ``Retry-After``: the template ``429.html`` where the site has one, JSON for clients that
+    prefer it, else plain text; or what ``on_conflict(request, info)`` returns.
     """
-    given, every = given_name(first, name, "limited_view"), {**options, "limit": limit}
-    return _decorator("limited_view", given, every, LimitedOptions, wrong, None, methods, on_conflict)
+    every: LimitedOptions = {**options, "limit": check_count(limit, "limit", 1)}
+    checked = _options(every, LimitedOptions, "limited_view", first, name, wrong)
+    return _decorator("limited_view", given_name(first, name, "limited_view"), checked, None, methods, on_conflict)
+
+
+def _options(
+    given: Any, known: type, what: str, first: Any, name: Any, wrong: Sequence[object], beside: Sequence[str] = ()
+) -> Options:
+    """Return the options of a view, checked. It does not wait unless they say so."""
+    if not choose_waiting(given):
+        given.setdefault("blocking_timeout", 0)
+    given.setdefault("template", template_of(given_name(first, name, what)))
+    return read_options(given, f"{what}()", known, beside=["methods", "name", "on_conflict", *beside], wrong=wrong)
 
 
 def _decorator(
     what: str,
     given: Name | None,
-    options: dict[str, Any],
-    known: type,
-    wrong: Sequence[object],
+    checked: Options,
     token: str | None,
     methods: Iterable[str] | None,
     on_conflict: OnConflict | None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    if not choose_waiting(options):
-        options.setdefault("blocking_timeout", 0)
-    options.setdefault("template", template_of(given))
-    beside = ["methods", "name", "on_conflict", *["token"][: known is LockOptions]]
-    checked = read_options(options, f"{what}()", known, beside=beside, wrong=wrong)
     texts = CallTexts(given, checked.note, token)
     locking = check_methods(methods)
     check_on_conflict(on_conflict)
@@ -141,7 +146,7 @@ def _decorator(
                 f"@method_decorator({what}(...), name='dispatch')."
             )
         if iscoroutinefunction(view):
-            refuse_fenced(view, checked, "locked_view")
+            refuse_fenced(view, checked, what)
         signature, apparent = signature_of(view), signature_of(view, follow_wrapped=False)
         below: Any = getattr(view, "__wrapped__", None)  # by another decorator, which may change the arguments
         passes_on = any(each.kind is each.VAR_POSITIONAL for each in apparent.parameters.values())
@@ -153,10 +158,10 @@ def _decorator(
         instance = _instance_of(below)
         if instance is None and next(iter(signature.parameters), "") == "self":
             return method_decorator(decorate)(view)  # type: ignore[return-value]
-        warn_above_login(view)
+        warn_above_login(view, what)
         # the dispatch() of an async class returns a coroutine, and is no coroutine function
         is_async = getattr(below, "__name__", "") == "dispatch" and getattr(instance, "view_is_async", False)
-        return _LockedView(view, is_async, signature, texts, checked, locking, on_conflict).wrap()
+        return _LockedView(what, view, is_async, signature, texts, checked, locking, on_conflict).wrap()
 
     return decorate
 
@@ -165,6 +170,7 @@ def _decorator(
 class _LockedView:
     """A view, and how it is locked."""
 
+    what: str  # the decorator
     view: Callable[..., Any]
     is_async: bool  # though it is no coroutine function
     signature: inspect.Signature
@@ -182,7 +188,7 @@ class _LockedView:
             locked = self._locks(request)
             aliases = to_open(request, wrapper)
             if self.is_async:
-                refuse_fenced(view, self.options, "locked_view")
+                refuse_fenced(view, self.options, self.what)
                 if aliases:  # as Django does, which our mark keeps from noticing
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
                 return awrapper(request, *args, **kwargs)
@@ -208,8 +214,8 @@ class _LockedView:
     def _locks(self, request: HttpRequest) -> bool:
         if not hasattr(request, "META"):
             raise TypeError(
-                f"locked_view got {request!r} where a request was expected. To decorate a method of a class, use "
-                f"@method_decorator(locked_view(...))."
+                f"{self.what} got {request!r} where a request was expected. To decorate a method of a class, use "
+                f"@method_decorator({self.what}(...))."
             )
         return request.method != "OPTIONS" if self.locking is None else request.method in self.locking
 
@@ -267,7 +273,7 @@ class _LockedView:
             if inspect.iscoroutine(response):
                 response.close()  # else Python warns that nobody has awaited it
                 raise TypeError(
-                    f"locked_view cannot lock {self.view!r}, which is no coroutine function and returned a coroutine, "
+                    f"{self.what} cannot lock {self.view!r}, which is no coroutine function and returned a coroutine, "
                     f"to be run when the lock is free again. If a decorator hides that the view is async, let it use "
                     f"functools.wraps, or asgiref.sync.markcoroutinefunction."
                 )

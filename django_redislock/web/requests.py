@@ -50,8 +50,8 @@ def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     return chosen
 
 
-def warn_above_login(view: Any) -> None:
-    """Warn when ``view``, below a lock, checks the user itself, as far as this can be seen.
+def warn_above_login(view: Any, decorator: str) -> None:
+    """Warn when ``view``, below a ``decorator`` that locks, checks the user itself, as far as this can be seen.
 
     It has a decorator of ``django.contrib.auth``, or is the ``dispatch()`` of one of its mixins.
     """
@@ -61,9 +61,9 @@ def warn_above_login(view: Any) -> None:
     # the decorators set that attribute, and those above them copy it
     if hasattr(view, "redirect_field_name") or module == "django.contrib.auth.mixins":
         warn(
-            f"locked_view locks {getattr(view, '__qualname__', repr(view))} before the user is checked: anybody can "
-            f"lock these names, and a response with 423 tells what is busy. Put locked_view below login_required, or "
-            f"on a method of the class."
+            f"{decorator} locks {getattr(view, '__qualname__', repr(view))} before the user is checked: anybody can "
+            f"lock these names, and a response tells what is busy. Put {decorator} below login_required, or on a "
+            f"method of the class."
         )
 
 

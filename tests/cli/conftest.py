@@ -57,9 +57,9 @@ def main(*arguments: str) -> int:
     return 0
 
 
-def sh(script: str, *options: str) -> int:
-    """The exit status of ``redislocks run`` for a shell script under the lock NAME."""
-    return main("run", NAME, *options, "--", "sh", "-c", script)
+def sh(script: str, *options: str, name: str = NAME) -> int:
+    """The exit status of ``redislocks run`` for a shell script under the lock ``name``."""
+    return main("run", name, *options, "--", "sh", "-c", script)
 
 
 def hold(*names: str, **options: Any) -> str:

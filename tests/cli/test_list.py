@@ -53,7 +53,7 @@ def test_it_tells_all_about_a_lock_and_its_queue(wait_for: WaitFor) -> None:
     assert re.fullmatch(r"\d+(\.\d)? s", held_for)
     assert re.fullmatch(r"(9 min \d+ s|10 min 0 s)", left)
     keys = ["name", "alias", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters"]
-    assert list(told) == [*keys, "pool_waiters", "note", "held", "suspension", "handed_over"]
+    assert list(told) == [*keys, "pool_waiters", "note", "held", "suspension", "handed_over", "limit", "permits"]
     since, expires = datetime.fromisoformat(told["since"]), datetime.fromisoformat(told["expires"])
     assert (expires - since).total_seconds() == pytest.approx(told["held_for"] + told["lease_left"], abs=0.01)
     assert (told["name"], told["alias"], told["waiters"], told["fence"]) == ("order:42", "default", 2, fence)

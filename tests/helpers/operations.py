@@ -9,7 +9,7 @@ import pytest
 from django.core.management import call_command
 
 import django_redislock
-from django_redislock import ConditionalValue, Counter, Lock, LockNotAcquired, LockPool
+from django_redislock import ConditionalValue, Counter, Lock, LockNotAcquired, LockPool, Semaphore
 from tests import inside
 from tests.inside import PREFIX, Process, all_seen, polled
 
@@ -65,6 +65,22 @@ def use_pool(crowd: Crowd, eventually: Eventually) -> None:
     me(pool, "clear")
 
 
+def use_semaphore(crowd: Crowd, eventually: Eventually) -> None:
+    people = [(crowd(), Semaphore("export", limit=2, ttl=60)) for _ in range(3)]
+    (me, mine), (you, yours), (third, its) = people
+    assert me(mine, "acquire")
+    assert you(yours, "acquire")
+    waiting = third.start(its, "acquire")
+    eventually(lambda: me(mine, "info").waiters == 1)
+    eventually(all_seen)  # by the watchdog
+    assert me(mine, "extend", 5)
+    assert you(yours, "owned")
+    me(mine, "release")
+    assert waiting.result(GENEROUS)
+    assert "semaphore:export" in [info.name for info in third(django_redislock, "list_locks")]
+    assert third(django_redislock, "force_release", "semaphore:export")
+
+
 def use_values(crowd: Crowd) -> None:
     me, counter, high = crowd(), Counter("hits"), ConditionalValue("high")
     assert [me(counter, "incr", ttl=60), me(counter, "get"), me(counter, "reset"), me(counter, "reset")] == [1, 1, 1, 0]
@@ -112,6 +128,7 @@ def all_of_them(crowd: Crowd, eventually: Eventually) -> None:
     LockPool("accounts").extend(["alice"])
     locks_alone(crowd, eventually, "pool:accounts:alice")
     use_pool(crowd, eventually)
+    use_semaphore(crowd, eventually)
     use_values(crowd)
     me = crowd()
     me(LockPool("accounts"), "acquire")

@@ -156,9 +156,11 @@ class Pages:
         self.awaits = awaits
         self.urlpatterns: list[URLPattern] = []
 
-    def add(self, route: str, name: Any, body: Callable[..., Any], **options: Any) -> None:
-        """Add a view with ``locked_view(name, **options)`` that responds with what ``body(request, ...)`` returns."""
-        twins = Twins(locked_view(name=name, **options), body, HttpResponse)
+    def add(
+        self, route: str, name: Any, body: Callable[..., Any], decorator: Any = locked_view, **options: Any
+    ) -> None:
+        """Add a view with ``decorator(name=name, **options)`` whose response is what ``body(request, ...)`` returns."""
+        twins = Twins(decorator(name=name, **options), body, HttpResponse)
         self.add_view(route, twins.acall if self.awaits else twins.call)
 
     def add_view(self, route: str, view: Any) -> None:

@@ -131,7 +131,10 @@ def test_the_options_of_the_lock_are_those_of_the_class(settings: Any) -> None:
         ({"lock_options": {"name": "x"}}, r"^Command\.lock_options "),
         *[({"lock_busy_status": status}, r"^Command\.lock_busy_status ") for status in (999, True)],
         ({"lock_timeout": 5}, "does not know. Did you mean 'lock_ttl' or 'lock_blocking_timeout'"),
-        ({"lock_on": 5}, r"^Command has lock_on = 5, which .* does not know. The attributes are: lock_name, lock_bl"),
+        (
+            {"lock_on": 5},
+            r"^Command has lock_on = 5, which .* does not know. The attributes are: lock_name, lock_limit, ",
+        ),
     ],
 )
 def test_attributes_are_checked_before_anything_is_locked(wrong: dict[str, Any], text: str) -> None:

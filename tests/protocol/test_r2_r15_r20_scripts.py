@@ -175,7 +175,7 @@ def test_r15_info_reads_a_hundred_of_many_thousand_waiters_and_a_look_none(clien
     with short_scripts(client) as scripts:
         info = me(lock, "info")
         assert (info.waiters, len(info.queue)) == (MANY, 100)
-        assert own_process().info(NAME, 0)[5:] == [MANY, [], [], []]  # for those who do not ask for them
+        assert own_process().info(NAME, 0)[6:] == [MANY, [], [], []]  # for those who do not ask for them
         assert list_locks()[0].waiters == MANY
         assert int(client.info("stats")["total_net_output_bytes"]) < 100_000
     with short_scripts(client) as scripts:

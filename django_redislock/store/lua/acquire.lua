@@ -8,8 +8,8 @@
 --            most: how many others may wait already, '' for any number
 --            limit: of a semaphore, how many may hold it at once; else ''
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
---            false, 1 = a handoff to this process ran out unheard, the limit that others have asked for}; the last three
---            may be missing. States: calls.py
+--            false, 1 = a handoff to this process ran out unheard, the limit before, if it was another}; the last three may
+--            be missing. States: calls.py
 --#include grant
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
 
@@ -44,6 +44,7 @@ if flag == 's' then
 end
 if id --[[@already-mine]]== ARGV.id--[[@]] then return {ALREADY, us, tonumber(fence), lease_left()} end
 if gone then return {GIVEN_UP, us, 0, 0} end --@given-up
+adopt_limit()
 
 -- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
 -- at work with it
@@ -90,7 +91,7 @@ if not value then
       redis.call('HDEL', KEYS.waiters, ARGV.id)
       local taken = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
       serve_rest()
-      return {GRANTED, us, taken, tonumber(ARGV.ttl), false, unheard, other_limit}
+      return {GRANTED, us, taken, tonumber(ARGV.ttl), false, unheard, limit_before}
     end
     if verdict == 'more' then return {MORE, us, ticket, 0} end
   end
@@ -116,7 +117,7 @@ if ARGV.wait ~= '0' then
       redis.call('HDEL', KEYS.waiters, unpack(dead))
       return redis.call('ZCARD', KEYS.queue) >= most
     end
-    if is_full() then return {FULL, us, 0, lease_left(), value or false, unheard} end
+    if is_full() then return {FULL, us, 0, lease_left(), value or false, unheard, limit_before} end
   end
   state, ticket = enqueue(KEYS.queue, KEYS.waiters)
   note_queue(ARGV.wait)
@@ -124,4 +125,4 @@ end
 local left = lease_left()
 -- somebody else has written it, and it never ends: whoever looks for what is stuck must find it
 if left == -1 then redis.call('ZADD', KEYS.index, 'inf', ARGV.name) end
-return {state, us, ticket, left, value or false, unheard, other_limit}
+return {state, us, ticket, left, value or false, unheard, limit_before}

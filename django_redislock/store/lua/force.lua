@@ -9,7 +9,7 @@
 local value = read_lock()
 local id, channel, flag, fence
 if value then id, channel, flag, fence = parse_holder(value) end
-if ARGV.id ~= '' and id ~= ARGV.id then return {false, 0} end
+if ARGV.id ~= '' and id ~= ARGV.id then return {false, hand_on()} end
 if id and ARGV.highest ~= '' and tonumber(fence) > tonumber(ARGV.highest) then return {false, 0} end --@force-fence
 local planned = cancel_suspension()
 if ARGV.what == 's' and value and flag ~= 's' then return {planned or false, 0} end --@resume-holder

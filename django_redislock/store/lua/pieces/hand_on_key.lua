@@ -6,6 +6,3 @@ local function hand_on()
   if handed == 0 then unlist() end --@unwanted-unlisted
   return verdict == 'more' and 1 or 0
 end
-
--- after the caller has taken the lock: whatever more there is to be had
-local function serve_rest() end

@@ -17,6 +17,3 @@ local function hand_on()
   end
   return verdict == 'more' and 1 or 0
 end
-
--- after the caller has taken the lock: whatever more there is to be had
-local function serve_rest() end

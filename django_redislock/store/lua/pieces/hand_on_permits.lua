@@ -1,6 +1,7 @@
 -- (piece) passes the permits on that are free. Returns 1 when this must be called again.
 --#include hand_over
 local function hand_on()
+  drop_ended()
   local free, verdict = count_free(), nil
   if free > 0 then verdict = grant_next(KEYS.queue, KEYS.waiters, ARGV.name, free, nil, hand_over) end
   unlist()

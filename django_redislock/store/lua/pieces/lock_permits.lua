@@ -3,24 +3,37 @@
 --   ends      sorted set: id of a holder -> time at which its lease ends. Who is not in here holds nothing
 --#include queue
 local erased_flag -- flag of the permit that this script has taken from its holder, if any
-local holder = ARGV.id -- whose permit is meant: the caller's, or else that whose lease ends first
-local limit, other_limit -- how many permits there are; how many others have said before
+local whose = ARGV.id -- the holder of the permit that is meant: the caller, or whose lease ends first
+local limit, limit_before -- how many permits there are; what was said before, if it was something else
 
 local function set_limit(text) limit = tonumber(text) end
 
+-- 1 where nobody has said it, or it was evicted
 local function get_limit()
-  limit = limit or tonumber(redis.call('HGET', KEYS.permits, ':') or 1)
-  return limit
+  limit = limit or tonumber(redis.call('HGET', KEYS.permits, ':'))
+  return limit or 1
+end
+
+-- what the caller says counts from now on
+local function adopt_limit()
+  local before = tonumber(redis.call('HGET', KEYS.permits, ':'))
+  if before and before ~= limit then
+    limit_before = before
+    redis.call('HSET', KEYS.permits, ':', limit)
+  end
 end
 
 local function count_free() return get_limit() - redis.call('ZCARD', KEYS.ends) end
 
 local function handoff_field(id) return '!' .. id end
 
+-- milliseconds for which the keys outlive all leases: whoever looks at the end of one must find a handoff that ran out
+-- unheard
+local SPARE = 5000
+
 local function keep_permits(ms)
-  -- for longer than any lease: whoever looks at its end must find a handoff that ran out unheard
-  keep(KEYS.permits, ms + 5000)
-  keep(KEYS.ends, ms + 5000)
+  keep(KEYS.permits, ms + SPARE)
+  keep(KEYS.ends, ms + SPARE)
 end
 
 local function drop_ended()
@@ -29,52 +42,58 @@ local function drop_ended()
     redis.call('HDEL', KEYS.permits, id)
     local channel = redis.call('HGET', KEYS.waiters, handoff_field(id))
     if channel then
-      redis.call('HDEL', KEYS.waiters, handoff_field(id))
       add_suspect(KEYS.waiters, redis.call('HGET', KEYS.waiters, '?') or '', channel)
+      redis.call('HDEL', KEYS.waiters, handoff_field(id)) -- not before it: an empty hash would lose its expiry
     end
   end
 end
 
 -- that of the caller's permit, or, if all are held, of that whose lease ends first
 local function read_lock()
-  if limit then
-    local before = tonumber(redis.call('HGET', KEYS.permits, ':') or limit)
-    if before ~= limit then
-      other_limit = before
-      redis.call('HSET', KEYS.permits, ':', limit)
-    end
-  end
-  holder = ARGV.id
-  local ends = redis.call('ZSCORE', KEYS.ends, holder)
-  local value = ends and tonumber(ends) > us and redis.call('HGET', KEYS.permits, holder)
+  whose = ARGV.id
+  local ends = redis.call('ZSCORE', KEYS.ends, whose)
+  local value = ends and tonumber(ends) > us and redis.call('HGET', KEYS.permits, whose)
   if value then return value end
   drop_ended()
   while count_free() < 1 do
-    holder = redis.call('ZRANGE', KEYS.ends, 0, 0)[1]
-    value = redis.call('HGET', KEYS.permits, holder)
+    whose = redis.call('ZRANGE', KEYS.ends, 0, 0)[1]
+    value = redis.call('HGET', KEYS.permits, whose)
     if value then return value end
-    redis.call('ZREM', KEYS.ends, holder) -- its value was evicted: it is lost
+    redis.call('ZREM', KEYS.ends, whose) -- its value was evicted: it is lost
   end
   return nil
 end
 
+-- when the last lease ends
+local function last_end() return redis.call('ZRANGE', KEYS.ends, -1, -1, 'WITHSCORES')[2] end
+
 local function write_lock(value, ms)
   local id = string.match(value, '^%S+')
-  redis.call('HSET', KEYS.permits, ':', get_limit(), id, value)
+  redis.call('HSET', KEYS.permits, id, value)
+  if limit then redis.call('HSET', KEYS.permits, ':', limit) end
   redis.call('ZADD', KEYS.ends, us + ms * 1000, id)
   keep_permits(ms)
 end
 
 local function erase_lock(flag)
-  redis.call('ZREM', KEYS.ends, holder)
-  if redis.call('EXISTS', KEYS.ends) == 1 then
-    redis.call('HDEL', KEYS.permits, holder)
-  else
-    get_limit()
-    redis.call('UNLINK', KEYS.permits)
-  end
-  if flag == 'h' then redis.call('HDEL', KEYS.waiters, handoff_field(holder)) end
+  get_limit() -- it goes with the last permit
+  redis.call('ZREM', KEYS.ends, whose)
+  redis.call('HDEL', KEYS.permits, whose)
+  if flag == 'h' then redis.call('HDEL', KEYS.waiters, handoff_field(whose)) end
   erased_flag = flag
+  local last = last_end()
+  if last and tonumber(last) <= us then
+    drop_ended()
+    last = last_end()
+  end
+  if not last then
+    redis.call('UNLINK', KEYS.permits)
+    return
+  end
+  -- no longer than those leases that are left
+  local ms = math.ceil((last - us) / 1000) + SPARE
+  redis.call('PEXPIRE', KEYS.permits, ms)
+  redis.call('PEXPIRE', KEYS.ends, ms)
 end
 
 -- whether a permit is free, nobody waits for one, no handoff has run out, and all agree on how many there are
@@ -94,5 +113,10 @@ local function nobody_waits() return redis.call('EXISTS', KEYS.queue, KEYS.waite
 local function list_until(ms) redis.call('ZADD', KEYS.index, 'GT', us + ms * 1000, ARGV.name) end
 
 local function unlist()
-  if redis.call('EXISTS', KEYS.ends) == 0 then redis.call('ZREM', KEYS.index, ARGV.name) end
+  local last = last_end()
+  if last then
+    redis.call('ZADD', KEYS.index, last, ARGV.name)
+  else
+    redis.call('ZREM', KEYS.index, ARGV.name)
+  end
 end

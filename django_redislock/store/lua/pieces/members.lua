@@ -48,8 +48,8 @@ end
 local function note_lapsed(member)
   local channel = redis.call('HGET', KEYS.line_waiters, '!' .. member)
   if channel then
-    redis.call('HDEL', KEYS.line_waiters, '!' .. member)
     add_suspect(KEYS.line_waiters, redis.call('HGET', KEYS.line_waiters, '?') or '', channel)
+    redis.call('HDEL', KEYS.line_waiters, '!' .. member) -- not before it: an empty hash would lose its expiry
   end
 end
 

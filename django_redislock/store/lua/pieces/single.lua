@@ -1,8 +1,10 @@
--- (piece) what a lock that only one can hold has in the place of a semaphore's permits.
+-- (piece) stubs for a lock that only one can hold.
 --#include holder
-local other_limit -- of those who asked before, if they have said another one
+local limit_before -- never set: such a lock has no limit
 local function set_limit() end
+local function adopt_limit() end
 local function count_free() return 1 end
+local function serve_rest() end
 
 -- the field of a waiters hash in which a handoff is remembered
 local function handoff_field() return '!' end

@@ -8,18 +8,19 @@ local function read_planned() end
 local function cancel_suspension() end
 local function begin_suspension() end
 
--- the value of the permit whose lease ends first, and the limit with all values and the milliseconds that are left
+-- the value of the permit whose lease ends first; and the limit, how many are held, whether the caller holds one, and of
+-- at most 100 the values and the milliseconds that are left
 local function look()
   drop_ended()
-  local found = {get_limit()}
-  local ends = redis.call('ZRANGE', KEYS.ends, 0, -1, 'WITHSCORES')
-  for i = 1, #ends, 2 do
-    local value = redis.call('HGET', KEYS.permits, ends[i])
+  local found = {get_limit(), redis.call('ZCARD', KEYS.ends), redis.call('ZSCORE', KEYS.ends, ARGV.id) and 1 or 0}
+  local ends, ids = redis.call('ZRANGE', KEYS.ends, 0, 99, 'WITHSCORES'), {}
+  for i = 1, #ends, 2 do ids[#ids + 1] = ends[i] end
+  whose = ids[1] or ''
+  for i, value in ipairs(#ids > 0 and redis.call('HMGET', KEYS.permits, unpack(ids)) or {}) do
     if value then
-      if #found == 1 then holder = ends[i] end
       found[#found + 1] = value
-      found[#found + 1] = math.max(0, math.ceil((ends[i + 1] - us) / 1000))
+      found[#found + 1] = math.max(0, math.ceil((ends[2 * i] - us) / 1000))
     end
   end
-  return found[2], found
+  return found[4], found
 end

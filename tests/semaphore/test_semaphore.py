@@ -1,0 +1,522 @@
+"""``Semaphore``, and what has a ``limit``: at most so many at once, first come, first served."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import cache
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_redislock import (
+    Lock,
+    LockedCommand,
+    LockLost,
+    LockNotAcquired,
+    LockNotOwned,
+    LockStatus,
+    Semaphore,
+    force_release,
+    get_lock,
+    limited_view,
+    list_locks,
+    locked,
+)
+from django_redislock.testing import hold, lose
+from tests.cli.conftest import fails, redislocks, sh
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.processes import Worker
+from tests.helpers.proxy import Proxy
+from tests.helpers.servers import Pages, Twins
+from tests.helpers.state import INDEX, leftovers
+from tests.inside import ACQUIRE_PERMIT, forget_limits, keys_of
+
+Eventually = Callable[..., Any]
+NAME = "export:7"
+PERMITS, ENDS, *_ = keys_of(f"semaphore:{NAME}").all
+LONG = 600  # seconds: longer than any test
+
+
+def holders(name: str = NAME, **options: Any) -> int:
+    info = get_lock(f"semaphore:{name}", **options)
+    return len(info.permits) if info else 0
+
+
+def waiters(name: str = NAME) -> int:
+    info = get_lock(f"semaphore:{name}")
+    return info.waiters if info else 0
+
+
+def line_up(
+    crowd: Crowd, eventually: Eventually, amount: int, most: int, **options: Any
+) -> list[tuple[Any, Semaphore, Future[bool]]]:
+    """So many who wait for the semaphore NAME, in order: each with whoever waits, and the outcome."""
+    before, found = waiters(), []
+    for number in range(1, amount + 1):
+        person, wanted = crowd(), Semaphore(NAME, limit=most, ttl=LONG, **options)
+        found.append((person, wanted, person.start(wanted, "acquire")))
+        eventually(lambda number=number: waiters() == before + number)
+    return found
+
+
+@pytest.mark.parametrize("poll", [False, True])
+def test_no_more_than_the_limit_hold_it_and_waiters_come_in_order(
+    poll: bool, crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    held = [(crowd(), Semaphore(NAME, limit=2, ttl=LONG)) for _ in range(2)]
+    for person, semaphore in held:
+        assert person(semaphore, "acquire", blocking=False)
+        assert person.read(lambda semaphore=semaphore: (semaphore.lost, semaphore.remaining() > LONG / 2)) == (
+            False,
+            True,
+        )
+    newcomer = crowd()
+    assert newcomer(Semaphore(NAME, limit=2), "acquire", blocking=False) is False
+    with pytest.raises(LockNotAcquired, match=r"^Could not acquire the semaphore 'export:7' at once: none of"):
+        newcomer(Semaphore(NAME, limit=2, blocking_timeout=0), "enter")
+    waiting = line_up(crowd, eventually, 4, 2, poll=poll)
+    while waiting:
+        (person, semaphore), *held = held
+        person(semaphore, "release")
+        (who, what, outcome), *waiting = waiting
+        assert outcome.result(GENEROUS)
+        assert not any(other.done() for _, _, other in waiting)
+        assert newcomer(Semaphore(NAME, limit=2), "acquire", blocking=False) is False
+        assert holders() == 2
+        held.append((who, what))
+    fences = [person.read(lambda semaphore=semaphore: semaphore.fence) for person, semaphore in held]
+    assert fences == sorted(fences)
+    for person, semaphore in held:
+        person(semaphore, "release")
+    assert leftovers(client) == []
+
+
+@pytest.fixture
+def fresh_warnings() -> None:
+    forget_limits()
+
+
+def test_a_release_hands_its_permit_over(crowd: Crowd, eventually: Eventually) -> None:
+    me, semaphore = crowd(), Semaphore(NAME, limit=1, ttl=LONG)
+    assert me(semaphore, "acquire")
+    ((you, wanted, waiting),) = line_up(crowd, eventually, 1, 1)
+    me(semaphore, "release")
+    assert (holders(), waiters()) == (1, 0)  # however long the waiter takes to hear of it
+    assert waiting.result(GENEROUS)
+    you(wanted, "release")
+
+
+WORKER = """
+semaphore = Semaphore(name, limit=2, ttl=0.5)
+semaphore.acquire()
+say("holds")
+hear()
+"""
+
+
+def test_a_killed_holders_permit_is_free_after_its_ttl_and_no_other(
+    start: Callable[..., Worker], crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, mine = crowd(), Semaphore(NAME, limit=2, ttl=LONG)
+    worker = start(WORKER, name=NAME)
+    worker.expect("holds")
+    assert me(mine, "acquire")
+    ((you, wanted, waiting),) = line_up(crowd, eventually, 1, 2)
+    worker.kill()
+    assert waiting.result(GENEROUS)
+    assert me(mine, "owned")
+    assert holders() == 2
+    for person, semaphore in ((me, mine), (you, wanted)):
+        person(semaphore, "release")
+    assert leftovers(client) == []
+
+
+def test_nothing_stays_in_redis(start: Callable[..., Worker], client: redis.Redis, eventually: Eventually) -> None:
+    """However a permit ends: it is released, lost, given up while it is waited for, or its process is killed."""
+    with Semaphore("released", limit=3), Semaphore("released", limit=3):
+        assert not Semaphore("released", limit=2).acquire(blocking_timeout=0.01)
+    with pytest.raises(LockLost), Semaphore("lost", limit=3):
+        force_release("semaphore:lost")
+    worker = start(WORKER, name="killed")
+    worker.expect("holds")
+    worker.kill()
+    eventually(lambda: get_lock("semaphore:killed") is None)
+    eventually(lambda: leftovers(client) in ([], ["index"]))  # which says nothing of it any more
+    assert list_locks() == []
+
+
+def test_a_paused_process_is_passed_over_when_its_turn_has_run_out(
+    start: Callable[..., Worker], crowd: Crowd, eventually: Eventually
+) -> None:
+    """R4: Redis counts it as there; each handoff to it costs a lease, once."""
+    me, mine = crowd(), Semaphore(NAME, limit=1, ttl=LONG)
+    assert me(mine, "acquire")
+    worker = start(
+        "threads = [threading.Thread(target=Semaphore(name, limit=1, ttl=3).acquire) for _ in range(3)]\n"
+        "for thread in threads:\n    thread.start()\nsay('waits')\nhear()",
+        first="import threading\n",
+        name=NAME,
+    )
+    worker.expect("waits")
+    eventually(lambda: waiters() == 3)
+    ((you, wanted, waiting),) = line_up(crowd, eventually, 1, 1)
+    worker.signal(signal.SIGSTOP)
+    me(mine, "release")
+    assert waiting.result(GENEROUS)
+    assert waiters() == 0
+    you(wanted, "release")
+
+
+def test_the_limit_that_was_asked_for_last_counts(
+    crowd: Crowd, eventually: Eventually, caplog: Any, fresh_warnings: None
+) -> None:
+    people = [crowd() for _ in range(4)]
+    three = [Semaphore(NAME, limit=3, ttl=LONG) for _ in people]
+    assert [me(semaphore, "acquire", blocking=False) for me, semaphore in zip(people, three, strict=True)] == [
+        True, True, True, False,
+    ]  # fmt: skip
+    assert not caplog.records
+    # fewer, as permits come back
+    ((you, two, waiting),) = line_up(crowd, eventually, 1, 2)
+    eventually(lambda: "event=limits-differ name=semaphore:export:7 limit=2 before=3" in caplog.text)
+    people[0](three[0], "release")
+    assert (holders(), waiters(), waiting.done()) == (2, 1, False)
+    people[1](three[1], "release")
+    assert waiting.result(GENEROUS)
+    # more at once: those who wait come first
+    ((she, also_two, waits),) = line_up(crowd, eventually, 1, 2)
+    caplog.clear()
+    him, four = crowd(), Semaphore(NAME, limit=4, ttl=LONG)
+    assert him(four, "acquire", blocking=False)
+    assert waits.result(GENEROUS)
+    assert holders() == 4
+    eventually(lambda: "event=limits-differ name=semaphore:export:7 limit=4 before=2" in caplog.text)
+    for person, semaphore in ((people[2], three[2]), (you, two), (she, also_two), (him, four)):
+        person(semaphore, "release")
+    assert get_lock(f"semaphore:{NAME}") is None
+
+
+def test_a_thread_may_hold_several_permits(me: Any) -> None:
+    """Through one object or through several; the one that was acquired last is released first."""
+    semaphore, another = Semaphore(NAME, limit=3), Semaphore(NAME, limit=3)
+    assert me(semaphore, "acquire")
+    first = me.read(lambda: semaphore.fence)
+    assert me(semaphore, "acquire")
+    second = me.read(lambda: semaphore.fence)
+    assert second > first
+    assert me(another, "acquire")
+    assert me(another, "acquire", blocking_timeout=0.01) is False
+    me(semaphore, "release")
+    assert me.read(lambda: semaphore.fence) == first
+    assert holders() == 2
+    me(semaphore, "release")
+    with pytest.raises(LockNotOwned):
+        me(semaphore, "release")
+    me(another, "release")
+
+
+def test_it_says_whether_it_is_held_here_and_whether_a_permit_is_to_be_had(crowd: Crowd) -> None:
+    me, you, semaphore = crowd(), crowd(), Semaphore(NAME, limit=2)
+    facts: list[Any] = []
+
+    def note() -> None:
+        facts.append(tuple(me(semaphore, each) for each in ("owned", "locked", "status")))
+
+    note()
+    assert you(Semaphore(NAME, limit=2), "acquire")
+    note()
+    me(semaphore, "acquire")
+    note()
+    me(semaphore, "release")
+    assert you(Semaphore(NAME, limit=2), "acquire")
+    note()
+    assert facts == [
+        (False, False, LockStatus.FREE),
+        (False, False, LockStatus.FREE),
+        (True, True, LockStatus.LOCKED),
+        (False, True, LockStatus.UNAVAILABLE),
+    ]
+
+
+def test_a_permit_is_renewed_extended_and_told_of_its_loss_by_itself(crowd: Crowd, eventually: Eventually) -> None:
+    me, you, losses = crowd(), crowd(), list[LockLost]()
+    mine, yours = Semaphore(NAME, limit=2, ttl=0.5, on_lost=losses.append), Semaphore(NAME, limit=2, ttl=0.5)
+    assert me(mine, "acquire")
+    assert you(yours, "acquire")
+    info = get_lock(f"semaphore:{NAME}")
+    assert info is not None
+    end = info.expires + timedelta(seconds=0.5)
+    eventually(lambda: (found := get_lock(f"semaphore:{NAME}")) and found.lease_left and found.expires > end)
+    assert me(mine, "extend", LONG)
+    assert me.read(mine.remaining) > LONG / 2 > you.read(yours.remaining)
+    assert me(mine, "reacquire")
+    assert me.read(mine.remaining) <= 0.5
+    force_release(f"semaphore:{NAME}", permit=me.read(lambda: mine.fence))
+    eventually(lambda: losses)
+    assert me.read(lambda: mine.lost)
+    assert not you.read(lambda: yours.lost)
+    with pytest.raises(LockLost):
+        me(mine, "release")
+    you(yours, "release")
+
+
+def test_one_permit_can_be_force_released(crowd: Crowd, eventually: Eventually) -> None:
+    people = [(crowd(), Semaphore(NAME, limit=3, ttl=LONG, note=f"{number}")) for number in range(3)]
+    for person, semaphore in people:
+        assert person(semaphore, "acquire")
+    ((you, wanted, waiting),) = line_up(crowd, eventually, 1, 3)
+    info = get_lock(f"semaphore:{NAME}")
+    assert info is not None
+    facts = (info.limit, info.permits_held, info.waiters, [each.note for each in info.permits])
+    assert facts == (3, 3, 1, ["0", "1", "2"])
+    assert (info.fence, info.note) == (info.permits[2].fence, "0")
+    released = force_release(info.name, permit=info.fence)
+    assert released is not None
+    assert (released.note, released.waiters, released.permits) == ("2", 1, ())
+    assert waiting.result(GENEROUS)
+    assert force_release(info.name, permit=info.fence) is None  # that is gone
+    assert force_release(info.name, fence=info.fence) is not None  # those that were seen, and not the new one
+    eventually(lambda: all(person.read(lambda semaphore=semaphore: semaphore.lost) for person, semaphore in people))
+    assert (you(wanted, "owned"), holders()) == (True, 1)
+    assert force_release(info.name) is not None
+    assert holders() == 0
+    with Lock("x"), pytest.raises(ValueError, match=r"^'x' is a lock, and has no permits: pass its fence as fence=\.$"):
+        force_release("x", permit=1)
+
+
+unchecked: Any = Semaphore  # by mypy
+unset: Any = None
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "act"),
+    [
+        (TypeError, "^limit must be an int, 1 or more, not '3'", lambda: unchecked("x", limit="3")),
+        (ValueError, "^limit must be 1 or more, not 0", lambda: Semaphore("x", limit=0)),
+        (TypeError, "limit", lambda: unchecked("x")),
+        (TypeError, "^limit must be an int, 1 or more, not None", lambda: unchecked("x", limit=None)),
+        (TypeError, "^limit must be an int, 1 or more, not None", lambda: limited_view("x", limit=unset)),
+        (ValueError, "^The semaphore name 'semaphore:aaa.*has 513 bytes", lambda: Semaphore("a" * 503, limit=1)),
+        (TypeError, "reentrant.*limit", lambda: unchecked("x", limit=1, reentrant=True)),
+        (TypeError, "token", lambda: unchecked("x", limit=1, token="t" * 22)),
+        (TypeError, "fenced", lambda: unchecked("x", limit=1, fenced=True)),
+        (ValueError, "^A semaphore's name must not be empty", lambda: Semaphore("", limit=1)),
+        (TypeError, "^Cannot detach the semaphore 'x': that takes a Lock", lambda: Semaphore("x", limit=1).detach()),
+        (TypeError, "^Cannot detach", lambda: Semaphore("x", limit=1).adetach()),
+        (TypeError, "^Cannot claim", lambda: Semaphore("x", limit=1).claim()),
+        (TypeError, "^Cannot claim", lambda: Semaphore("x", limit=1).aclaim()),
+        (TypeError, "^Cannot suspend", lambda: Semaphore("x", limit=1).suspend(1)),
+        (TypeError, "^Cannot suspend", lambda: Semaphore("x", limit=1).asuspend(1)),
+        (ValueError, "^'semaphore:x' is a semaphore, not a lock: use Semaphore", lambda: Lock("semaphore:x")),
+        (ValueError, "^'semaphore:x' is a semaphore, not a lock", locked("semaphore:x")(lambda: None)),
+        (ValueError, "^'semaphore:x' is a semaphore, not a lock", lambda: hold("semaphore:x").__enter__()),
+        (ValueError, "^reentrant is an option of locks: with limit=2", lambda: locked("x", limit=2, reentrant=True)),
+        (ValueError, "^fenced is an option of locks: with limit=2", lambda: locked("x", limit=2, fenced=True)),
+        (ValueError, "no token with a limit: only a lock can be adopted", lambda: locked("x", limit=2, token="{t}")),
+        (TypeError, "fenced", lambda: limited_view("x", limit=1, fenced=True)),  # type: ignore[call-arg]
+    ],
+)
+def test_what_only_locks_have_is_refused(error: Any, message: str, act: Any, client: redis.Redis) -> None:
+    with pytest.raises(error, match=message):
+        act()
+    assert client.keys() == []
+
+
+def test_a_semaphore_has_no_token_and_no_suspension_to_end_and_warns_of_fields() -> None:
+    with Semaphore("x", limit=1) as semaphore:
+        assert semaphore.token is None
+        assert repr(semaphore) == "<Semaphore 'semaphore:x'>"
+    assert Semaphore("x", limit=1).resume() is False
+    with pytest.warns(RuntimeWarning, match=r"\{pk\}"):
+        Semaphore("export:{pk}", limit=1)
+
+
+def test_settings_know_it_by_its_name_among_those_of_locks(settings: Any) -> None:
+    settings.REDISLOCK = {"TTLS": {"semaphore:export:*": 7}, "MAX_WAITERS": {"semaphore:*": 0}, "FENCED": ["*"]}
+    with Semaphore(NAME, limit=1) as semaphore:
+        assert semaphore.ttl == 7
+        with pytest.raises(LockNotAcquired, match=r"^Could not acquire the semaphore 'export:7': its queue is full"):
+            Semaphore(NAME, limit=1).__enter__()
+
+
+def test_a_view_too_many_gets_429(crowd: Crowd, settings: Any, tmp_path: Any) -> None:
+    settings.ROOT_URLCONF = pages = Pages(awaits=crowd.awaits)
+    me, you = crowd(), crowd()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def body(request: Any, pk: int) -> Generator[None, None, str]:
+        inside.set()
+        while not go_on.is_set():
+            yield
+        return "done"
+
+    pages.add("<int:pk>/", "export:{pk}", body, decorator=limited_view, limit=2)
+    first = you.start(pages, "get", "/7/")
+    assert inside.wait(GENEROUS)
+    assert holders() == 1
+    with Semaphore(NAME, limit=2):
+        response = me(pages, "get", "/7/", accept="application/json")
+        assert (response.status_code, response.headers["Retry-After"]) == (429, "1")
+        assert json.loads(response.content) == {
+            "detail": "Too many of these requests are running. Please try again in 1 second.",
+            "retry_after": 1,
+        }
+        (tmp_path / "429.html").write_text("<h1>Too many: {{ retry_after }} s</h1>")
+        backend = "django.template.backends.django.DjangoTemplates"
+        with override_settings(TEMPLATES=[{"BACKEND": backend, "DIRS": [tmp_path]}]):
+            assert me(pages, "get", "/7/").content == b"<h1>Too many: 1 s</h1>"
+    go_on.set()
+    assert me(pages, "get", "/7/").content == b"done"
+    assert first.result(GENEROUS).content == b"done"
+    assert holders() == 0
+
+
+class Report(LockedCommand):
+    lock_name = NAME
+    lock_limit = 2
+
+    def handle(self, *args: Any, **options: Any) -> Any:
+        return f"{holders()}"
+
+
+def test_functions_commands_and_programs_have_limits(crowd: Crowd, client: redis.Redis) -> None:
+    me, others = crowd(), [Semaphore(NAME, limit=2), Semaphore(NAME, limit=2)]
+    twins = Twins(locked("export:{pk}", limit=2, blocking_timeout=0), lambda pk: client.zcard(ENDS))
+    for number, other in enumerate(others):
+        assert me(twins, "call", 7) == number + 1
+        assert call_command(Report()) == f"{number + 1}"
+        assert sh("exit 7", "--limit", "2", name=NAME) == 7
+        other.acquire()
+    with pytest.raises(LockNotAcquired, match="semaphore 'export:7' at once: none of its 2 permits is free"):
+        me(twins, "call", 7)
+    with pytest.raises(CommandError, match=r"^Could not acquire the semaphore export:7: none of its 2 permits is free"):
+        call_command(Report())
+    assert sh("exit 7", "--limit", "2", name=NAME) == 75
+    fails(1, "argument --limit: must be a whole number, 1 or more, not '0'", "run", NAME, "--limit", "0", "--", "true")
+    for other in others:
+        other.release()
+
+
+def test_the_command_shows_holders(crowd: Crowd, eventually: Eventually) -> None:
+    people = [(crowd(), Semaphore(NAME, limit=3, ttl=LONG, note=note)) for note in ("books", "taxes")]
+    for person, semaphore in people:
+        assert person(semaphore, "acquire")
+    with Lock("export:7"):
+        assert [line.split()[0] for line in redislocks("list").splitlines()] == [
+            "NAME",
+            "export:7",
+            "semaphore:export:7",
+        ]
+    assert re.search(r"^semaphore:export:7 2/3  \S+ .*  books$", redislocks("list"), re.M)
+    shown = redislocks("show", "semaphore:export:7")
+    assert shown.startswith("NAME     semaphore:export:7 2/3\nWAITERS  0\n\nHOLDER")
+    assert [line.split()[-1] for line in shown.splitlines()[4:]] == ["books", "taxes"]
+    (told,) = json.loads(redislocks("list", format="json"))
+    assert (told["limit"], [each["note"] for each in told["permits"]]) == (3, ["books", "taxes"])
+    fence = str(people[0][0].read(lambda: people[0][1].fence))
+    fails(2, "^--permit takes the name of one semaphore", "clear", "--all", "--permit", fence, "--noinput")
+    fails(1, "^semaphore:export:7 is held, but has no", "clear", "semaphore:export:7", "--permit", "1", "--noinput")
+    fails(1, "^Not held: semaphore:other", "clear", "semaphore:other", "--permit", "1", "--noinput")
+    cleared = redislocks("clear", "semaphore:export:7", "--permit", fence, "--noinput")
+    assert re.fullmatch(r"Force-released semaphore:export:7, held for .*, 0 waiting\.\n", cleared)
+    eventually(lambda: people[0][0].read(lambda: people[0][1].lost))
+    assert not people[1][0].read(lambda: people[1][1].lost)
+    assert redislocks("clear", "--all", "--noinput").startswith("Force-released semaphore:export:7, held for ")
+    assert list_locks() == []
+
+
+def test_values_that_were_evicted_are_lost_and_others_stay(client: redis.Redis, eventually: Eventually) -> None:
+    mine, yours = Semaphore(NAME, limit=2, ttl=LONG), Semaphore(NAME, limit=2, ttl=LONG)
+    assert mine.acquire()
+    assert yours.acquire()
+    client.delete(PERMITS)
+    assert Semaphore(NAME, limit=2).acquire(blocking=False)
+    for semaphore in (mine, yours):
+        with pytest.raises(LockLost):
+            semaphore.extend(1)
+    client.delete(ENDS)
+    assert get_lock(f"semaphore:{NAME}") is None
+
+
+def test_what_has_ended_stays_no_longer_than_what_has_not(client: redis.Redis, eventually: Eventually) -> None:
+    """A release sees what others have left behind, and gives the keys no longer than the leases that are left."""
+    long, short = Semaphore(NAME, limit=3, ttl=LONG), Semaphore(NAME, limit=3, ttl=0.1, auto_renew=False)
+    assert long.acquire()
+    assert short.acquire()
+    assert client.pttl(PERMITS) > LONG * 500
+    eventually(lambda: short.lost)
+    with Semaphore(NAME, limit=3, ttl=5) as last:
+        long.release()
+        eventually(lambda: holders() == 1)
+        assert 0 < client.pttl(PERMITS) <= 10_000 >= client.pttl(ENDS) > 0
+        assert last.owned()
+    assert leftovers(client) == []
+
+
+def test_a_permit_that_has_ended_is_handed_on_by_the_next_release_where_nobody_has_looked(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, mine, ended = crowd(), Semaphore(NAME, limit=2, ttl=LONG), Semaphore(NAME, limit=2, ttl=LONG)
+    assert ended.acquire()
+    (id,) = list[Any](client.zrange(ENDS, 0, -1))
+    assert me(mine, "acquire")
+    waiting = line_up(crowd, eventually, 2, 2)
+    client.zadd(ENDS, {id: 1})
+    me(mine, "release")
+    for person, semaphore, outcome in waiting:
+        assert outcome.result(GENEROUS)
+        person(semaphore, "release")
+    assert leftovers(client) == []
+
+
+def test_a_request_that_is_sent_again_takes_one_permit_and_changes_no_limit(
+    network: Proxy, client: redis.Redis, caplog: Any
+) -> None:
+    with Semaphore("warm-up", limit=1):
+        pass
+    lost = network.lose_answer(ACQUIRE_PERMIT, times=1)
+    with Semaphore(NAME, limit=3):
+        assert lost.met == 1
+        assert (client.zcard(ENDS), client.hlen(PERMITS), holders()) == (1, 2, 1)
+
+
+def test_lists_show_many_semaphores_among_locks(client: redis.Redis) -> None:
+    with Lock("a"), Semaphore("b", limit=2, note="first"), Semaphore("b", limit=2), Semaphore("c", limit=1):
+        found = [(lock.name, lock.limit, lock.permits_held, lock.note) for lock in list_locks()]
+    assert found == [("a", None, 0, ""), ("semaphore:b", 2, 2, "first"), ("semaphore:c", 1, 1, "")]
+    client.zadd(INDEX, {"semaphore:gone": 1})
+    assert list_locks() == []
+
+
+def test_code_of_others_may_use_such_names(settings: Any) -> None:
+    """``cache.lock()`` takes any name."""
+    settings.CACHES = {"default": {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}}
+    other: Any = cache
+    with other.lock("semaphore:x"):
+        assert [lock.name for lock in list_locks()] == ["%:semaphore:x"]
+
+
+def test_the_permit_that_a_test_loses_is_the_right_one() -> None:
+    mine, other = Semaphore("x", limit=2), Semaphore("x", limit=2)
+    assert mine.acquire()
+    assert other.acquire()
+    lose(mine)
+    assert (mine.lost, other.lost, other.owned()) == (True, False, True)
+    other.release()
+    assert get_lock("semaphore:x") is None
+
+
+def test_it_works_in_memory() -> None:
+    with Semaphore(NAME, limit=2, using="memory"), Semaphore(NAME, limit=2, using="memory"):
+        assert not Semaphore(NAME, limit=2, using="memory").acquire(blocking=False)
+        assert holders(using="memory") == 2
+    assert holders(using="memory") == 0
