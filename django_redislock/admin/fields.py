@@ -77,21 +77,47 @@ def _queue(waiters: Sequence[WaiterInfo], count: int) -> str:
         )
         for place, waiter in enumerate(waiters, 1)
     ]
+    return _table(titles, lines, count)
+
+
+def _holders(lock: HeldLock) -> str:
+    titles = (_("owner"), _("held for"), _("lease left"), _("fence"), _("note"))
+    lines = [
+        (
+            printable(permit.owner),
+            duration(permit.held_for, gettext),
+            _lease_left(HeldLock.of(permit)),
+            permit.fence,
+            linebreaksbr(_lines(permit.note), autoescape=True),
+        )
+        for permit in _info(lock).permits
+    ]
+    return _table(titles, lines, _info(lock).permits_held)
+
+
+def _table(titles: Sequence[Any], lines: Sequence[Sequence[Any]], count: int) -> str:
+    """Without the columns in which nothing stands. ``count``: of all, of which there may be more than ``lines``."""
     columns = [column for column in zip(titles, *lines, strict=True) if any(column[1:])]
     head = format_html_join("", '<th scope="col">{}</th>', [column[:1] for column in columns])
     cells = "<td>{}</td>" * len(columns)
     rows = format_html_join("", f"<tr>{cells}</tr>", zip(*(column[1:] for column in columns), strict=True))
-    rest = more(count - len(waiters))
+    rest = more(count - len(lines))
     return format_html(
         '<table class="redislock-queue"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}', head, rows, rest
     )
+
+
+def _name(lock: HeldLock) -> str:
+    """The name; of a semaphore, also how many permits are held."""
+    info = lock.info
+    return str(lock) if info is None or info.limit is None else f"{lock} {info.permits_held}/{info.limit}"
 
 
 class LockFields:
     """The part of LockAdmin that says what is shown."""
 
     # the columns of the list
-    shown_name = _field(_("name"), str, "key")
+    shown_name = _field(_("name"), _name, "key")
     shown_alias = _field(_("cache alias"), lambda lock: printable(lock.alias))
     shown_owner = _field(_("owner"), lambda lock: printable(lock.owner), "owner")
     shown_held_for = _field(_("held for"), lambda lock: duration(lock.held_for, gettext), "held_for")
@@ -104,6 +130,7 @@ class LockFields:
     held_since = _field(_("held for"), _held_since)
     expires = _field(_("lease left"), _expires)
     token_hint = _field(_("token"), lambda lock: printable(_info(lock).token_hint))
+    holders = _field(_("oldest first"), _holders)
     queue = _field(_("in order"), lambda lock: _queue(_info(lock).queue, _info(lock).waiters))
     pool_waiters = _field(_("waiters"), lambda lock: _info(lock).pool_waiters)
     pool_queue = _field(_("in order"), lambda lock: _queue(_info(lock).pool_queue, _info(lock).pool_waiters))
@@ -115,10 +142,10 @@ class LockFields:
         note = ("note",) if obj.info.note else ()
         token = ("token_hint",) if obj.info.token_hint else ()
         known = ("shown_owner", *note, "held_since", "expires", "fence", *token) if obj.fence else ("expires",)
-        sections: list[tuple[Any, Any]] = [
-            (None, {"fields": ("shown_name", *state, *known)}),
-            (_("Queue"), {"fields": ("waiters", "queue")}),
-        ]
+        sections: list[tuple[Any, Any]] = [(None, {"fields": ("shown_name", *state, *known)})]
+        if obj.info.limit is not None:
+            sections = [(None, {"fields": ("shown_name",)}), (_("Holders"), {"fields": ("holders",)})]
+        sections.append((_("Queue"), {"fields": ("waiters", "queue")}))
         if split_member(obj.name) is not None:
             sections.append((_("Queue for any member of the pool"), {"fields": ("pool_waiters", "pool_queue")}))
         return sections
@@ -128,7 +155,7 @@ class LockFields:
 
     def describe(self, lock: HeldLock) -> str:
         return gettext("%(name)s, held for %(duration)s by %(owner)s, %(waiters)d waiting") % {
-            "name": lock,
+            "name": _name(lock),
             "duration": duration(lock.held_for or 0, gettext),
             "owner": printable(lock.owner),
             "waiters": 0 if lock.info is None else _info(lock).waiters + _info(lock).pool_waiters,

@@ -19,7 +19,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_redislock import Lock, get_lock, lock_force_released, locked_atomic
+from django_redislock import Lock, Semaphore, get_lock, lock_force_released, locked_atomic
 from django_redislock.admin import LockAdmin
 from django_redislock.fencing import prune
 from django_redislock.models import Fence, HeldLock
@@ -150,6 +150,22 @@ def test_the_page_of_a_member_shows_the_queue_of_the_pool(admin: Client) -> None
     asked = admin.get(url("delete", "pool:accounts:alice"))
     assert "105 waiting" in asked.content.decode()
     assert told(admin.post(asked.request["PATH_INFO"], YES, follow=True)) == ["1 lock was force-released."]
+
+
+def test_a_semaphore_shows_how_many_hold_it_and_who_and_all_are_force_released(admin: Client) -> None:
+    permits = [Semaphore("export", limit=3, note=note) for note in ("books", "taxes")]
+    for permit in permits:
+        assert permit.acquire()
+    assert "semaphore:export 2/3" in admin.get(LIST).content.decode()
+    page = content(admin, "semaphore:export")
+    assert "Holders" in page
+    assert page.index("books") < page.index("taxes")
+    assert str(permits[0].fence) in page
+    assert "Nobody is waiting." in page
+    asked = admin.get(url("delete", "semaphore:export"))
+    assert "semaphore:export 2/3, held for" in asked.content.decode()
+    assert told(admin.post(asked.request["PATH_INFO"], YES, follow=True)) == ["1 lock was force-released."]
+    assert get_lock("semaphore:export") is None
 
 
 def logged() -> list[str]:
