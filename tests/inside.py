@@ -50,7 +50,7 @@ from django_redislock.options import Options
 from django_redislock.store import calls, calls_once
 from django_redislock.store import records as _keys
 from django_redislock.store import scripts as _scripts
-from django_redislock.store.cluster import Question, tag_of
+from django_redislock.store.cluster import Cluster, Question, tag_of
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.node import Node
 from django_redislock.store.retry import Execute, call, try_once
@@ -760,6 +760,21 @@ def trouble_reading(patch: pytest.MonkeyPatch, trouble: str, using: str | None =
     return met
 
 
+def interrupt_who_begins_to_read(patch: pytest.MonkeyPatch) -> threading.Event:
+    """The next thread that waits and is about to read the messages is interrupted; set when that has happened."""
+    from tests.helpers.cancelling import Interrupt  # which imports this module
+
+    met = threading.Event()
+
+    def strike(receiver: Receiver, waiter: Any) -> None:
+        if receiver._reader is waiter is not receiver._own and not met.is_set():
+            met.set()
+            raise Interrupt
+
+    _around(patch, Receiver, "_take", after=strike)
+    return met
+
+
 @contextmanager
 def first_listener_held_up() -> Iterator[Callable[[threading.Thread], bool]]:
     """Nobody gets a listener meanwhile; tells of a thread whether it waits for one."""
@@ -870,6 +885,25 @@ def suspect(name: str | None) -> None:
 
 def ask_cluster() -> None:
     get_store().node_of(0)
+
+
+class HeldUpQuestion:
+    """From now on, whoever asks the cluster where its slots are waits until ``let_go()``. ``asked``: how often that
+    was; ``heard``: how many answers have come from its nodes to commands of this process."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.asked = self.heard = 0
+        self._store, self._gate = get_store(), threading.Event()
+        self.let_go = self._gate.set
+        _around(patch, Cluster, "_ask_nodes", before=self._ask)
+        _around(patch, Cluster, "doubts", after=self._hear)
+
+    def _ask(self, cluster: Cluster) -> None:
+        self.asked += cluster is self._store
+        self._gate.wait(60)  # when the test has failed, nobody lets go
+
+    def _hear(self, cluster: Cluster, *answered: object) -> None:
+        self.heard += cluster is self._store
 
 
 def refuse_subscription(patch: pytest.MonkeyPatch, ears: Ears, when: Callable[[int, bool], bool]) -> list[object]:

@@ -110,7 +110,8 @@ class Receiver:
     def end(self) -> None:
         """Cut the connection, whoever is reading it."""
         connection: Any = self.connection
-        connection.connect = _refuse  # whoever is about to read would connect anew, and not be subscribed
+        # first: whoever is about to read looks for it once they are the reader. On a closed connection, they would
+        # connect anew, and not be subscribed
         self.trouble = self.trouble or ConnectionError("wakes do not arrive any more")
         if self.thread.is_alive() or self._reader is not None:
             # Our thread closes it: a new socket could get the number of a closed one before whoever reads has begun to
@@ -234,7 +235,3 @@ class Receiver:
             return listener.on_message(data, self.node)
         listener.on_unsubscribed()  # C3: an unsolicited sunsubscribe: the slot has moved
         return None
-
-
-def _refuse() -> None:
-    raise ConnectionError("the subscription has ended")

@@ -163,8 +163,7 @@ class Subscriber:
             self._joining = None
             receiver.end()
             for each in joining:
-                if each.receiver in (None, receiver):
-                    each.unsubscribed()
+                each.unsubscribed()
             raise
         with self._mutex:
             closed = self.store.closed

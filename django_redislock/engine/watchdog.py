@@ -190,8 +190,7 @@ class Watchdog:
                 except Exception as error:
                     self._put_off(tasks, error)
         finally:
-            if self._thread is me:
-                self.runs = False
+            self.runs = False  # where another one has taken over, is_alive() says so until its next turn
 
     def _put_off(self, tasks: Sequence[Task], error: Exception) -> None:
         """No more threads, say; nothing may be dropped for that."""

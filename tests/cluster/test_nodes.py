@@ -14,7 +14,7 @@ from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster
 from tests.helpers.state import count
 from tests.helpers.ways import DJANGO_REDIS, alias, kill
-from tests.inside import Ears, ask_cluster, limit, nodes_known, suspect
+from tests.inside import Ears, HeldUpQuestion, ask_cluster, limit, nodes_known, suspect
 
 from .conftest import Eventually, Queue, key_of, names_on, new_cluster, slot_of, use, waiters
 
@@ -226,6 +226,24 @@ def test_a_node_that_was_in_trouble_is_asked_about_until_another_one_has_named_i
     asked = use_it(1)
     assert asked > before
     assert use_it(3) == asked
+
+
+def test_answers_of_a_node_that_was_in_trouble_wait_for_one_question(
+    cluster: Cluster, crowd: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, no_failover_within=GENEROUS)
+    (name,) = names_on(cluster, cluster.masters()[0])
+    people, lock = [crowd() for _ in range(3)], Lock(name)
+    assert not people[0](lock, "locked")
+    suspect(name)
+    ask_cluster()  # nobody knows yet what will become of it
+    question = HeldUpQuestion(monkeypatch)
+    looking = [person.start(lock, "locked") for person in people]
+    eventually(lambda: question.heard == 3)
+    question.let_go()
+    assert not any(found.result(GENEROUS) for found in looking)
+    assert not people[0](lock, "locked")
+    assert question.asked == 1
 
 
 @pytest.fixture

@@ -246,6 +246,28 @@ async def test_whoever_is_made_to_give_up_leaves_neither_lock_nor_place(
     await nothing_left(client)
 
 
+async def test_who_is_cancelled_while_entering_a_block_that_another_one_leaves_gives_the_lock_back(
+    network: Proxy, client: redis.Redis
+) -> None:
+    """The other one did not release it, as it was not the last to use it."""
+
+    async def enter() -> None:
+        async with Lock(NAME, reentrant=True):
+            pass
+
+    async with Lock(NAME, ttl=TTL, reentrant=True) as lock:
+        await auntil(lambda: inside.will_hear_of(lock))  # the renewer has nothing to ask
+        late = network.hold_answer(inside.RENEW)
+        entering = asyncio.create_task(enter())
+        await auntil(late.caught.is_set)
+    assert holder(client)
+    entering.cancel()
+    await asyncio.wait([entering])
+    late.let_go()
+    assert entering.cancelled()
+    await nothing_left(client)
+
+
 async def test_a_block_closed_inside_another_task_does_not_release_the_lock_of_that_task(
     network: Proxy, client: redis.Redis
 ) -> None:

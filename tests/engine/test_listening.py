@@ -190,6 +190,25 @@ def test_a_connection_that_is_cut_or_yields_nonsense_is_replaced_whoever_reads_i
     assert waiting.result(GENEROUS) is True
 
 
+@pytest.mark.usefixtures("fresh")  # the listener's thread rests for as long as an earlier test has said
+def test_a_thread_that_is_interrupted_before_it_reads_leaves_nobody_deaf(
+    held: Lock, other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R18: where it is the one that reads already, and cannot say that it no longer does."""
+    reading = other().start(Lock(NAME, ttl=600).acquire)
+    eventually(lambda: queued(client) and hears())
+    (id,) = list[Any](client.zrange(QUEUE, 0, -1))
+    before, struck = subscriptions(), inside.interrupt_who_begins_to_read(monkeypatch)
+    eventually(lambda: client.publish(own_channel(), f"w {id.decode()} {NAME}") and struck.is_set())
+    with pytest.raises(Interrupt):
+        reading.result(GENEROUS)
+    eventually(lambda: hears() and subscriptions() > before)
+    waiting = other().start(Lock(NAME, ttl=600).acquire)
+    eventually(lambda: queued(client) == 1)
+    held.release()
+    assert waiting.result(GENEROUS) is True
+
+
 @pytest.mark.usefixtures("no_look_by_the_clock")
 def test_who_begins_to_wait_while_a_thread_reads_is_told_as_well(
     held: Lock, crowd: Crowd, other: Callable[[], Other], client: redis.Redis, eventually: Eventually,

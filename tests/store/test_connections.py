@@ -140,6 +140,15 @@ def test_a_late_answer_is_given_to_nobody_else(me: Any, server: RedisServer) -> 
             echo(me, "next")
 
 
+@pytest.mark.usefixtures("one")
+def test_an_answer_is_waited_for_no_longer_than_the_time_that_is_left(me: Any, client: redis.Redis) -> None:
+    echo(me, "first")  # it is connected
+    with pytest.raises(redis.TimeoutError):
+        me(WIRE, "exchange", ("BLPOP", "busy", str(GENEROUS)), within=0.05)
+    client.rpush("busy", "late")
+    echo(me, "next")
+
+
 @pytest.mark.parametrize(
     ("how", "look_after"),
     [("killed", -1.0), ("killed", 1000.0), ("unasked", -1.0), ("closed", -1.0), ("reset", -1.0), ("reset", 1000.0)],

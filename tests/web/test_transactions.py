@@ -8,7 +8,7 @@ import gc
 import pickle
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -234,6 +234,23 @@ def test_with_autocommit_off_the_end_of_the_request_releases(account: Account) -
     site.function(request, pk=1)
     transaction.commit()
     assert held() == ["account:1"]
+    request.close()
+    assert held() == []
+    transaction.set_autocommit(True)
+
+
+def test_with_autocommit_off_an_async_stream_that_has_ended_keeps_the_lock(account: Account) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        yield b"x"
+
+    async def read(response: Any) -> list[bytes]:
+        return [part async for part in response]
+
+    request = RequestFactory().get("/")
+    transaction.set_autocommit(False)
+    response = locked_view("account")(lambda request: StreamingHttpResponse(content()))(request)
+    assert (asyncio.run(read(response)), held()) == ([b"x"], ["account"])
+    transaction.commit()
     request.close()
     assert held() == []
     transaction.set_autocommit(True)
