@@ -12,7 +12,7 @@ from typing import Any
 from ..base.display import Secret
 from ..base.log import logger
 from ..base.names import known_as, semaphore_name
-from ..base.steps import Call, Step, Steps, arun, run
+from ..base.steps import Call, Steps, arun, run
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
 from ..options import Options, Terms, terms_of
@@ -270,24 +270,6 @@ class Acquisition(Section):
         through = None if self._through is None else self._through()
         if through is not None:
             through.entered(self)
-
-    def around(self, step: Step) -> Steps[Any]:
-        """Get the lock, perform ``step``, and give the lock back; return what the step has sent back.
-
-        Raises LockNotAcquired, and what obtain() and exit() raise.
-        """
-        frame = Frame()
-        self.undo_after(frame)
-        try:
-            refusal = yield from self.obtain()
-            if refusal is not None:
-                raise refusal
-            result = yield step
-            yield from self.exit(None)
-            return result
-        except BaseException as error:
-            yield from self.fail(error)
-            raise
 
     def undo_cancelled(self, error: BaseException) -> None:
         """Give back all that there may be: ``error`` was raised in a coroutine that was to get the lock.

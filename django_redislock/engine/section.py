@@ -36,6 +36,11 @@ class Section(Held):
     _witness: Witness | None
     _tried: Tried | None  # a release that was not enough
 
+    @property
+    def leases(self) -> list[Lease]:
+        """The lease, once it is obtained, as a list; see Several."""
+        return [] if self.lease is None else [self.lease]
+
     # -- having it --------------------------------------------------------------------------------------------------
 
     def belongs_to(self, through: Any) -> None:

@@ -22,7 +22,7 @@ from ..call_names import (
     template_of,
     wraps,
 )
-from ..engine import Acquisition
+from ..engine import Acquisition, around
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
 from ..options import SectionOptions, mark_locked, read_options, refuse_fenced
@@ -99,7 +99,7 @@ def locked(
                     refuse_body(function, result, "locked")
                     return result
 
-            result = yield from section.around(Call(claiming, twin=partial(function, *args, **kwargs)))
+            result = yield from around(section, Call(claiming, twin=partial(function, *args, **kwargs)))
             if section.held.closed:  # else an outer section still holds it
                 warn_of_release(name, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
             return result
