@@ -7,7 +7,7 @@ from .extension import detach, draw_new_fence, release_by_token, renew, renew_by
 from .held import find, hide, holds, twin, under
 from .lease import Lease
 from .owner import describe_owner
-from .several import Several, around, in_order
+from .several import Several, around, in_order, make_section
 from .with_block import ExitMethod, WithBlock, block_of, section_of
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "hide",
     "holds",
     "in_order",
+    "make_section",
     "release_by_token",
     "renew",
     "renew_by_token",

@@ -159,13 +159,15 @@ def is_shown(acquisition: Held) -> bool:
 
 
 @contextmanager
-def under(acquisition: Held) -> Iterator[None]:
-    """During a block, this context shows an acquisition that it does not show otherwise."""
+def under(*acquisitions: Held) -> Iterator[None]:
+    """During a block, this context shows acquisitions that it does not show otherwise."""
     try:
-        show(acquisition, acquisition.keys[0])
+        for one in acquisitions:
+            show(one, one.keys[0])
         yield
     finally:
-        hide(acquisition)
+        for one in acquisitions:
+            hide(one)
 
 
 def running_task() -> Task | None:

@@ -18,7 +18,7 @@ from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
 from ..options import OnLost, Options
 from .acquisition import Acquisition, Frame
 from .lease import Lease
-from .section import Section
+from .section import Ending, Section
 
 
 class _Once:
@@ -32,7 +32,7 @@ class _Once:
             self._function(error)
 
 
-class Several:
+class Several(Ending):
     """Acquisitions of different locks, in the order of their names, made before anything is sent."""
 
     __slots__ = ("sections",)
@@ -42,24 +42,32 @@ class Several:
 
     @classmethod
     def of(
-        cls, templates: Mapping[str, str], options: Options, *, through: Mapping[str, Any] = MappingProxyType({})
+        cls,
+        templates: Mapping[str, str],
+        options: Options,
+        *,
+        through: Mapping[str, Any] = MappingProxyType({}),
+        purpose: str = "",
     ) -> Several:
-        """``templates``, and the objects ``through`` which users hold the locks, by name."""
+        """``templates``, and the objects ``through`` which users hold the locks, by name.
+
+        A template is what its name was made of, where the options do not say so for all.
+        """
         on_lost = _Once(options.on_lost) if callable(options.on_lost) else options.on_lost
-
-        def like(template: str) -> Options:
-            if template == options.template and on_lost is options.on_lost:
-                return options
-            other = copy(options)
-            other.template, other.on_lost, other.terms = template, on_lost, None
-            return other
-
-        return cls(Acquisition(name, like(templates[name]), through=through.get(name)) for name in in_order(templates))
+        return cls(
+            Acquisition(name, _like(options, templates[name], on_lost), through=through.get(name), purpose=purpose)
+            for name in in_order(templates)
+        )
 
     @property
     def leases(self) -> list[Lease]:
         """Of those that are obtained."""
         return [section.lease for section in self.sections if section.lease is not None]
+
+    def keep(self, seconds: float) -> None:
+        """See Section.keep()."""
+        for section in self.sections:
+            section.keep(seconds)
 
     def obtain(self, deadline: Deadline | None = None) -> Steps[LockNotAcquired | None]:
         """Get all locks, one after the other; return the error where one was not acquired in time: none is held then.
@@ -80,23 +88,25 @@ class Several:
         return None
 
     def exit(self, error: BaseException | None) -> Steps[bool]:
-        """See Section.exit(): of all, the last one first. What goes wrong with one does not keep the others."""
-        trouble: LockError | None = None
-        free = True
+        """See Section.exit(): of all, the last one first. What goes wrong with one does not keep the others.
+
+        Raises LockLost rather than LockUnavailable.
+        """
+        errors, free = list[LockError](), True
         try:
             for section in reversed(self.sections):
-                if section.lease is None or section.lease.closed or isinstance(trouble, LockUnavailable):
+                if section.lease is None or section.lease.closed or LockUnavailable in map(type, errors):
                     section.undo()  # not to wait for Redis once more
                     continue
                 try:
                     free = (yield from section.exit(error)) and free
                 except LockError as found:
-                    trouble = found
+                    errors.append(found)
         except BaseException:
             self.undo()
             raise
-        if trouble is not None:
-            raise trouble
+        if errors:
+            raise min(errors, key=lambda error: not isinstance(error, LockLost))
         return free
 
     def fail(self, error: BaseException) -> Steps[None]:
@@ -122,6 +132,25 @@ class Several:
 def in_order(names: Iterable[str]) -> list[str]:
     """Each of these names once, by their UTF-8 bytes: that is the order of their characters."""
     return sorted({*names})
+
+
+def make_section(
+    templates: Mapping[str, str], options: Options, *, token: str | None = None, purpose: str = ""
+) -> Acquisition | Several:
+    """Of one lock, or of several. See Several.of()."""
+    if len(templates) > 1:
+        return Several.of(templates, options, purpose=purpose)
+    ((name, template),) = templates.items()
+    return Acquisition(name, _like(options, template, options.on_lost), token=token, purpose=purpose)
+
+
+def _like(options: Options, template: str, on_lost: Any) -> Options:
+    template = options.template or template
+    if template == options.template and on_lost is options.on_lost:
+        return options
+    other = copy(options)
+    other.template, other.on_lost, other.terms = template, on_lost, None
+    return other
 
 
 def around(section: Acquisition | Several, step: Step) -> Steps[Any]:
