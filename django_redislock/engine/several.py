@@ -54,10 +54,13 @@ class Several(Ending):
         A template is what its name was made of, where the options do not say so for all.
         """
         on_lost = _Once(options.on_lost) if callable(options.on_lost) else options.on_lost
-        return cls(
+        made = cls(
             Acquisition(name, _like(options, templates[name], on_lost), through=through.get(name), purpose=purpose)
             for name in in_order(templates)
         )
+        for section in made.sections:
+            section.stand_beside(made.sections)
+        return made
 
     @property
     def leases(self) -> list[Lease]:
