@@ -18,6 +18,7 @@ from .inspection.info import (
 from .inspection.lists import PoolInfo, PoolSummary, alist_locks, alist_pools, list_locks, list_pools
 from .jobs import LockedCommand, locked
 from .lock import FairLock, Lock
+from .lock_set import LockSet
 from .pool import LockPool, PoolMember
 from .semaphore import Semaphore
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_not_acquired, lock_released
@@ -37,6 +38,7 @@ __all__ = [
     "LockNotAcquired",
     "LockNotOwned",
     "LockPool",
+    "LockSet",
     "LockStatus",
     "LockUnavailable",
     "LockedCommand",

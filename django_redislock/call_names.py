@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, update_wrapper
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from .base.display import shown
 from .base.name_templates import Template
@@ -23,26 +23,29 @@ else:
     _LENIENT: Any = {}
 
 Name = str | Callable[..., str]
+Names = Name | Sequence[Name]  # several names: several locks
 W = TypeVar("W", bound=Callable[..., Any])
 
 
 class CallTexts:
-    """The name, the note and the token of a lock, made from the arguments of each call.
+    """The name, the note and the token of a lock, made from the arguments of each call; or the names of several locks.
 
-    All are templates; ``name`` may be a callable, which takes the arguments.
+    All are templates; a name may be a callable, which takes the arguments.
     """
 
-    def __init__(self, name: Name | None, note: str = "", token: str | None = None) -> None:
-        if not isinstance(name, str) and not callable(name):
-            raise TypeError(f"A lock's name must be a str or a callable, not {shown(name)}.")
-        self._name = Template(name, "lock name", quoted=True) if isinstance(name, str) else name
+    def __init__(self, name: Names | None, note: str = "", token: str | None = None) -> None:
+        several = name if are_several(name) else None
+        self._names = [_maker(name)] if several is None else [_maker(one) for one in several]
+        # what the names are made of, where there are several
+        self._written = [""] if several is None else [template_of(one) for one in several]
         self._note = Template(note, "note")
         self._token = None if token is None else Template(token, "token")
-        if isinstance(self._name, Template) and not self._name.fields:
-            check_name(self._name.fill({}))
+        for made in self._names:
+            if isinstance(made, Template) and not made.fields:
+                check_name(made.fill({}))
         if self._token is not None and not self._token.fields:
             check_token(self._token.fill({}))
-        texts = (self._name, self._note, self._token)
+        texts = (*self._names, self._note, self._token)
         self._templates = [text for text in texts if isinstance(text, Template) and text.fields]
 
     def check(self, function: Callable[..., Any], signature: inspect.Signature, *more: str) -> None:
@@ -59,8 +62,10 @@ class CallTexts:
         kwargs: Mapping[str, Any],
         trouble: str = "it was called without",
         **more: Any,
-    ) -> tuple[str, str, str | None]:
-        """Name, note and token for one call of ``function``; ``more``: values for them beside its arguments.
+    ) -> tuple[dict[str, str], str, str | None]:
+        """Names (of several locks with what each was made of), note and token for one call of ``function``.
+
+        ``more``: values for them beside its arguments.
 
         ``trouble``: what ValueError says before the name of a field that is none of them.
         """
@@ -74,9 +79,9 @@ class CallTexts:
                 values = dict(kwargs)  # of a view, whose arguments a decorator in between may change
             values.update(more)
         self._refuse_missing(values.keys(), trouble)
-        name = self._name.fill(values) if isinstance(self._name, Template) else self._name(*args, **kwargs)
+        names = [made.fill(values) if isinstance(made, Template) else made(*args, **kwargs) for made in self._names]
         token = None if self._token is None else check_token(self._token.fill(values))
-        return check_name(name), self._note.fill(values), token
+        return dict(zip(map(check_name, names), self._written, strict=True)), self._note.fill(values), token
 
     def _refuse_missing(self, available: Collection[str], trouble: str) -> None:
         for text in self._templates:
@@ -87,10 +92,25 @@ class CallTexts:
                 )
 
 
-def template_of(name: Name | None) -> str:
-    """``name`` as it was written; of a callable, where that is; empty for none."""
-    if name is None or isinstance(name, str):
-        return name or ""
+def _maker(name: Any) -> Template | Callable[..., str]:
+    if isinstance(name, str):
+        return Template(name, "lock name", quoted=True)
+    if not callable(name):
+        raise TypeError(f"A lock's name must be a str or a callable, not {shown(name)}.")
+    return name  # type: ignore[no-any-return]
+
+
+def are_several(name: object) -> TypeGuard[Sequence[Name]]:
+    """Return whether this is a list of names."""
+    return isinstance(name, (list, tuple))
+
+
+def template_of(name: Names | None) -> str:
+    """``name`` as it was written; of a callable, where that is; empty for none, and for a list."""
+    if name is None or are_several(name):
+        return ""
+    if isinstance(name, str):
+        return name
     return f"{getattr(name, '__module__', '')}.{getattr(name, '__qualname__', type(name).__name__)}"
 
 
@@ -113,8 +133,8 @@ def is_decorated(given: object) -> bool:
     return callable(given) and not (inspect.isfunction(given) and given.__code__.co_name == "<lambda>")
 
 
-def given_name(first: Name | None, name: Name | None, decorator: str) -> Name | None:
-    """The name that a decorator was given: its ``first`` argument, or the keyword ``name``."""
+def given_name(first: Names | None, name: Names | None, decorator: str, token: object = None) -> Names | None:
+    """The name that a decorator was given, or a list of them: its ``first`` argument, or the keyword ``name``."""
     if is_decorated(first):
         raise TypeError(
             f"{decorator} was given {shown(first)} where the name of a lock was expected: write "
@@ -122,7 +142,11 @@ def given_name(first: Name | None, name: Name | None, decorator: str) -> Name | 
         )
     if first is not None and name is not None:
         raise TypeError(f"{decorator} takes one name, not both {shown(first)} and name={shown(name)}.")
-    return name if first is None else first
+    given = name if first is None else first
+    if are_several(given) and (not given or token is not None):
+        trouble = "a list without a name" if not given else "a token, which is for one lock, with a list of names"
+        raise ValueError(f"{decorator} was given {trouble}.")
+    return given
 
 
 def check_function(function: Callable[..., Any], decorator: str) -> inspect.Signature:

@@ -56,13 +56,18 @@ class LimitedOptions(SemaphoreOptions, total=False):
     limit: int
 
 
-class LockOptions(SemaphoreOptions, total=False):
-    """The options of a lock."""
+class SetOptions(SemaphoreOptions, total=False):
+    """The options of several locks at once."""
 
     reentrant: bool
-    adopt: bool
     fenced: bool | str | Sequence[str] | None
     fence_timeout: Seconds | None
+
+
+class LockOptions(SetOptions, total=False):
+    """The options of a lock."""
+
+    adopt: bool
 
 
 class SectionOptions(LockOptions, total=False):

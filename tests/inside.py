@@ -117,6 +117,7 @@ _LIMITS = {
     "check_patience": "checks.server.PATIENCE",
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
     "prune_within": "fencing.claim.WITHIN",
+    "orders": "engine.order.MOST",  # pairs of locks
     "sit_out": "engine.attempt.SIT_OUT",
     "sit_out_listening": "engine.subscriber.SIT_OUT",
     "remember_for": "engine.watchdog.REMEMBER_FOR",

@@ -7,6 +7,7 @@ from .extension import detach, draw_new_fence, release_by_token, renew, renew_by
 from .held import find, hide, holds, twin, under
 from .lease import Lease
 from .owner import describe_owner
+from .several import Several, around, in_order, make_section
 from .with_block import ExitMethod, WithBlock, block_of, section_of
 
 __all__ = [
@@ -14,7 +15,9 @@ __all__ = [
     "ExitMethod",
     "Frame",
     "Lease",
+    "Several",
     "WithBlock",
+    "around",
     "block_of",
     "describe_owner",
     "detach",
@@ -22,6 +25,8 @@ __all__ = [
     "find",
     "hide",
     "holds",
+    "in_order",
+    "make_section",
     "release_by_token",
     "renew",
     "renew_by_token",

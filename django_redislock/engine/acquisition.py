@@ -6,13 +6,14 @@ import asyncio
 import os
 import weakref
 from binascii import b2a_base64
+from collections.abc import Sequence
 from logging import DEBUG
 from typing import Any
 
 from ..base.display import Secret
 from ..base.log import logger
 from ..base.names import capped_name, known_as, refuse_semaphore, semaphore_name
-from ..base.steps import Call, Step, Steps, arun, run
+from ..base.steps import Call, Steps, arun, run
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
 from ..options import Options, Terms, terms_of
@@ -26,8 +27,9 @@ from ..store.stores import get_partition
 from ..store.wire import Command
 from .announcements import reason_of, tell_acquired, tell_refused
 from .attempt import Attempt, FirstLook, give_up_at, obtain
-from .held import caller, ground, leases_on, runs, show
+from .held import Held, caller, ground, leases_on, runs, show
 from .lease import Canceller, Lease
+from .order import note_order
 from .owner import describe_owner
 from .runtime import runtime
 from .section import Section, release_unused
@@ -126,7 +128,7 @@ class Acquisition(Section):
 
         None: that is not all that it takes.
         """
-        if self._above or self.token is not None or not self.terms.plain:
+        if (self._above and self._is_above(deadline)) or self.token is not None or not self.terms.plain:
             return None
         listener, wait = self._runtime.listener(self.partition), calls.NOT_AT_ALL
         if listener.ready and deadline.waits and listener.polled:
@@ -138,6 +140,21 @@ class Acquisition(Section):
             listener.register(waiter)
             wait = calls.QUEUED
         return calls.acquire_command(request, wait)
+
+    def _is_above(self, deadline: Deadline) -> bool:
+        """Return whether this lock is among those above; note the order in which the others are held."""
+        found, runner = False, self.caller
+        for one in self._above:
+            if self.keys[0] in one.keys:
+                found = True
+            elif deadline.waits:
+                note_order(one, runner, self.name, self.terms.template or self.name)
+        return found
+
+    def stand_beside(self, others: Sequence[Held]) -> None:
+        """These are acquired together with it, in an order that is always the same."""
+        if self._above:
+            self._above = tuple(one for one in self._above if one not in others)
 
     def _take_grant(self, tried: Tried) -> bool:
         """Hold the lock if the first try has got it; return whether it has."""
@@ -268,24 +285,6 @@ class Acquisition(Section):
         through = None if self._through is None else self._through()
         if through is not None:
             through.entered(self)
-
-    def around(self, step: Step) -> Steps[Any]:
-        """Get the lock, perform ``step``, and give the lock back; return what the step has sent back.
-
-        Raises LockNotAcquired, and what obtain() and exit() raise.
-        """
-        frame = Frame()
-        self.undo_after(frame)
-        try:
-            refusal = yield from self.obtain()
-            if refusal is not None:
-                raise refusal
-            result = yield step
-            yield from self.exit(None)
-            return result
-        except BaseException as error:
-            yield from self.fail(error)
-            raise
 
     def undo_cancelled(self, error: BaseException) -> None:
         """Give back all that there may be: ``error`` was raised in a coroutine that was to get the lock.

@@ -15,10 +15,11 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import update_wrapper
+from itertools import chain, islice
 from types import MethodType
 from typing import Any, ParamSpec, TypeVar
 
@@ -94,7 +95,7 @@ References = tuple[weakref.ref[Held], ...]
 # changed since. (One whose making was interrupted, or whose coroutine was never awaited, nobody else refers to.)
 # Neither dict is ever changed: a new one takes the place of the second, and seldom of both, so that the ten-thousandth
 # lock costs what the first does.
-_Map = Mapping[Key, References]
+_Map = dict[Key, References]
 _NOTHING: tuple[_Map, _Map] = ({}, {})
 _shown: ContextVar[tuple[_Map, _Map]] = ContextVar("django_redislock.held", default=_NOTHING)
 
@@ -104,7 +105,8 @@ def _get(key: Key) -> References:
     return late[key] if key in late else known.get(key, ())
 
 
-def _put(key: Key, references: References) -> None:
+def _put(key: Key, references: References) -> _Map:
+    """Returns what has changed lately."""
     known, late = _shown.get()
     late = {**late, key: references}
     if not references and key not in known:
@@ -112,6 +114,7 @@ def _put(key: Key, references: References) -> None:
     if len(late) > FEW and len(late) ** 2 > len(known):
         known, late = {key: left for key, some in {**known, **late}.items() if (left := _not_over(some))}, {}
     _shown.set((known, late))
+    return late
 
 
 def _not_over(shown: References) -> References:
@@ -128,14 +131,18 @@ def _existing(shown: References) -> tuple[Held, ...]:
 
 
 def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
-    """Show it in this context under one of its keys, though nothing may be held yet. Returns what was shown before."""
-    above = _get(key)
-    if not above:
-        _put(key, (weakref.ref(acquisition),))
-        return ()
-    above = _not_over(above)
-    _put(key, (*above, weakref.ref(acquisition)))
-    return _existing(above)
+    """Show it in this context under one of its keys, though nothing may be held yet.
+
+    Returns what was shown before: all under this key, and the latest under others.
+    """
+    above, mine = _get(key), weakref.ref(acquisition)
+    if above:
+        above = _not_over(above)
+    late = _put(key, (*above, mine) if above else (mine,))
+    if len(late) < 2:
+        return _existing(above) if above else ()
+    others = [shown for other, shown in islice(reversed(late.items()), FEW) if other != key]
+    return _existing((*above, *chain(*others)))
 
 
 def hide(acquisition: Held) -> None:
@@ -159,13 +166,15 @@ def is_shown(acquisition: Held) -> bool:
 
 
 @contextmanager
-def under(acquisition: Held) -> Iterator[None]:
-    """During a block, this context shows an acquisition that it does not show otherwise."""
+def under(*acquisitions: Held) -> Iterator[None]:
+    """During a block, this context shows acquisitions that it does not show otherwise."""
     try:
-        show(acquisition, acquisition.keys[0])
+        for one in acquisitions:
+            show(one, one.keys[0])
         yield
     finally:
-        hide(acquisition)
+        for one in acquisitions:
+            hide(one)
 
 
 def running_task() -> Task | None:

@@ -24,7 +24,35 @@ from .runtime import Runtime, runtime
 from .with_block import Witness
 
 
-class Section(Held):
+class Ending:
+    """What follows from exit()."""
+
+    __slots__ = ()
+
+    def exit(self, error: BaseException | None) -> Steps[bool]:
+        """See Section.exit()."""
+        raise NotImplementedError
+
+    def exit_surely(self, **facts: Any) -> Steps[bool]:
+        """End well after work whose success must not be hidden by an error: if necessary, in the background.
+
+        LockLost propagates. ``facts`` are for the log.
+        """
+        try:
+            return (yield from self.exit(None))
+        except LockUnavailable as error:
+            log_event(ERROR, "not-released", name=error.name, **facts, error=error, lease_left=error.lease_left)
+            return True
+
+    def exit_quietly(self, **facts: Any) -> Steps[None]:
+        """See exit_surely(); a loss does not matter any more."""
+        try:
+            yield from self.exit_surely(**facts)
+        except LockNotOwned:
+            pass  # a loss, which was reported already; or this process was forked from the one that holds it
+
+
+class Section(Ending, Held):
     """What an Acquisition is, once it has the lock."""
 
     __slots__ = ("_above", "_runtime", "_through", "_tried", "_witness", "at_least")
@@ -35,6 +63,20 @@ class Section(Held):
     _runtime: Runtime
     _witness: Witness | None
     _tried: Tried | None  # a release that was not enough
+
+    @property
+    def sections(self) -> tuple[Section]:
+        """Itself; see Several."""
+        return (self,)
+
+    @property
+    def leases(self) -> list[Lease]:
+        """The lease, once it is obtained, as a list; see Several."""
+        return [] if self.lease is None else [self.lease]
+
+    def keep(self, seconds: float) -> None:
+        """Keep it held for so many seconds, though by nobody, if it ends sooner and well."""
+        self.at_least = seconds
 
     # -- having it --------------------------------------------------------------------------------------------------
 
@@ -208,24 +250,6 @@ class Section(Held):
                 raise
             log_event(WARNING, "not-released", name=lease.name, error=trouble, lease_left=trouble.lease_left)
         return False
-
-    def exit_surely(self, **facts: Any) -> Steps[bool]:
-        """End well after work whose success must not be hidden by an error: if necessary, in the background.
-
-        LockLost propagates. ``facts`` are for the log.
-        """
-        try:
-            return (yield from self.exit(None))
-        except LockUnavailable as error:
-            log_event(ERROR, "not-released", name=self.held.name, **facts, error=error, lease_left=error.lease_left)
-            return True
-
-    def exit_quietly(self, **facts: Any) -> Steps[None]:
-        """See exit_surely(); a loss does not matter any more."""
-        try:
-            yield from self.exit_surely(**facts)
-        except LockNotOwned:
-            pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
     def fail(self, error: BaseException) -> Steps[None]:
         """Give back what there is: ``error`` was raised, while the lock was held or before or after."""

@@ -68,7 +68,7 @@ class WithBlock:
 
     lock: Any
     section: Held | None = None  # once it was entered
-    context: Any = None  # or another context manager, to be left at the end
+    context: Any = None  # or what else is to be left at the end
     _exit: Callable[[], object]
 
     @property

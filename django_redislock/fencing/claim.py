@@ -137,35 +137,35 @@ TRIES = 10  # a stale transaction makes one try more necessary; more come from f
 
 def begin(
     aliases: Sequence[str],
-    lease: Lease,
+    leases: Sequence[Lease],
     *,
     beside: Sequence[str] = (),
     durable: bool = False,
     required: bool = False,
 ) -> ExitStack:
-    """Open a transaction on each alias, the first outermost, and claim the lock where it is fenced.
+    """Open a transaction on each alias, the first outermost, and claim the locks where they are fenced.
 
-    ``beside``: where somebody else has begun already. ``required``: it must be fenced somewhere; see claims_on().
+    ``beside``: where somebody else has begun already. ``required``: they must be fenced somewhere; see claims_on().
 
     Nothing of the block has run yet, so when the database refuses a claim that has waited, this starts over. If the
-    database is ahead of Redis (after a restore, for instance), the lock draws a new fence, once. Otherwise raises
+    database is ahead of Redis (after a restore, for instance), a lock draws a new fence, once. Otherwise raises
     LockLost, or LockUnavailable if a stale transaction does not end. Closing the result commits, or rolls back.
     """
-    claiming = claims_on(lease, [*beside, *aliases], required=required)
-    for alias in beside:
-        if alias in claiming:
+    claims = [(lease, alias) for lease in leases for alias in claims_on(lease, [*beside, *aliases], required=required)]
+    for lease, alias in claims:
+        if alias in beside:
             claim(lease, alias)
-    tries, raised = 0, False
+    tries, raised = 0, set[str | None]()
     while True:
         tries += 1
         try:
-            return open_together(aliases, lease, claiming, durable=durable)
+            return open_together(aliases, claims, durable=durable)
         except Overtaken as refusal:
-            if raised:
+            if refusal.name in raised:
                 raise
-            raised = True
+            raised.add(refusal.name)
             try:
-                run(draw_new_fence(lease))
+                run(draw_new_fence(next(lease for lease in leases if lease.name == refusal.name)))
             except LockLost:
                 raise refusal from None
         except DatabaseError as error:
@@ -174,9 +174,9 @@ def begin(
 
 
 def open_together(
-    aliases: Sequence[str], lease: Lease | None = None, claiming: Sequence[str] = (), *, durable: bool = False
+    aliases: Sequence[str], claims: Sequence[tuple[Lease, str]] = (), *, durable: bool = False
 ) -> ExitStack:
-    """Open the transactions, and claim the lock where it is to be claimed. If that raises, all are rolled back.
+    """Open the transactions, and claim each of these locks on its alias. If that raises, all are rolled back.
 
     Their callbacks of ``on_commit()`` run when all have committed. (Where Django nests transactions, one that raises
     comes between two COMMITs, and rolls back what is not committed yet.)
@@ -184,8 +184,9 @@ def open_together(
     with ExitStack() as opened:
         for alias in aliases:
             opened.enter_context(transaction.atomic(using=alias, durable=durable))
-            if lease is not None and alias in claiming:
-                claim(lease, alias, first=True)
+            for lease, where in claims:
+                if where == alias:
+                    claim(lease, alias, first=True)
         opened.callback(_leave_callbacks_to_the_last, [connections[alias] for alias in aliases])
         return opened.pop_all()
 

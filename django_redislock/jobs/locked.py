@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -14,6 +14,8 @@ from ..base.times import Seconds, seconds
 from ..call_names import (
     CallTexts,
     Name,
+    Names,
+    are_several,
     check_function,
     given_name,
     is_decorated,
@@ -22,10 +24,10 @@ from ..call_names import (
     template_of,
     wraps,
 )
-from ..engine import Acquisition
+from ..engine import around, make_section
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
-from ..options import SectionOptions, mark_locked, read_options, refuse_fenced
+from ..options import SectionOptions, SetOptions, mark_locked, read_options, refuse_fenced
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -38,10 +40,10 @@ R = TypeVar("R")
 def locked(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def locked(
-    first: str | None = None,
+    first: str | Sequence[Name] | None = None,
     /,
     *,
-    name: Name | None = None,
+    name: Names | None = None,
     token: str | None = None,
     at_least: Seconds = 0,
     **options: Unpack[SectionOptions],
@@ -51,7 +53,7 @@ def locked(
     first: Any = None,
     /,
     *wrong: Any,
-    name: Name | None = None,
+    name: Names | None = None,
     token: str | None = None,
     at_least: Seconds = 0,
     **options: Unpack[SectionOptions],
@@ -60,7 +62,8 @@ def locked(
 
     The first argument, or ``name``, is a template over the arguments of the call (``"report:{year}"``, values quoted as
     by :func:`lock_name`; ``{key:digest}``: see :func:`lock_digest`); ``name`` may also be a callable that takes the
-    arguments and returns the name. Without either, and without parentheses, the name is ``module.qualname``. ``note``
+    arguments and returns the name. A list of names takes all these locks, as :class:`LockSet` does, without ``limit``,
+    ``token`` and ``adopt``. Without either, and without parentheses, the name is ``module.qualname``. ``note``
     and ``token`` are templates too; their values are not quoted, and a note that is too long is cut. ``at_least``:
     seconds for which the lock stays held, by nobody, if the call returns sooner; one that raises releases it at once.
     The other options are those of :class:`Lock`, or with a ``limit`` those of :class:`Semaphore`.
@@ -73,10 +76,11 @@ def locked(
     refuse_tasks(first, "locked")
     if is_decorated(first) and name is None and token is None and not at_least and not (options or wrong):
         return locked()(first)
-    given = given_name(first, name, "locked")
+    given = given_name(first, name, "locked", token)
     options.setdefault("template", template_of(given))
     # a wrong option is an error here, not at the first call; the settings may not name the alias ``using`` yet
-    checked = read_options(options, "locked()", SectionOptions, beside=["at_least", "name", "token"], wrong=wrong)
+    known_options = SetOptions if are_several(given) else SectionOptions
+    checked = read_options(options, "locked()", known_options, beside=["at_least", "name", "token"], wrong=wrong)
     if token is not None and checked.limit is not None:
         raise ValueError("locked() takes no token with a limit: only a lock can be adopted.")
     least = seconds(at_least, "at_least", positive=False)
@@ -90,20 +94,21 @@ def locked(
         texts.check(function, signature)
 
         def guarded(args: Any, kwargs: Any) -> Steps[Any]:
-            name, note, filled = texts.fill(function, signature, args, kwargs)
-            section = Acquisition(name, checked.with_note(note), token=filled)
-            section.at_least = least
+            names, note, filled = texts.fill(function, signature, args, kwargs)
+            section = make_section(names, checked.with_note(note), token=filled)
+            section.keep(least)
 
             def claiming() -> Any:
-                """Call the function; where transactions are open, claim the lock before, if it is fenced."""
-                with begin([], section.held, beside=open_aliases(), required=bool(checked.fenced)):
+                """Call the function; where transactions are open, claim the locks before, if they are fenced."""
+                with begin([], section.leases, beside=open_aliases(), required=bool(checked.fenced)):
                     result = function(*args, **kwargs)
                     refuse_body(function, result, "locked")
                     return result
 
-            result = yield from section.around(Call(claiming, twin=partial(function, *args, **kwargs)))
-            if section.held.closed:  # else an outer section still holds it
-                warn_of_release(name, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
+            result = yield from around(section, Call(claiming, twin=partial(function, *args, **kwargs)))
+            for lease in section.leases:
+                if lease.closed:  # else an outer section still holds it
+                    warn_of_release(lease.name, unclaimed=lease.unclaimed, claimed=lease.claimed)
             return result
 
         @wraps(function)

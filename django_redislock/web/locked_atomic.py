@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from ..base.display import Secret, takes_by_name
+from ..base.display import Secret, shown, takes_by_name
 from ..base.name_templates import has_fields
 from ..base.names import check_name
 from ..base.steps import refuse_event_loop
-from ..call_names import CallTexts, Name, check_function, given_name, refuse_body, template_of, wraps
+from ..call_names import (
+    CallTexts,
+    Name,
+    Names,
+    are_several,
+    check_function,
+    given_name,
+    refuse_body,
+    template_of,
+    wraps,
+)
 from ..engine import ExitMethod, WithBlock, block_of
 from ..exceptions import LockLost
 from ..fencing import begin
 from ..lock import Lock
+from ..lock_set import LockSet
 from ..open_transactions import in_atomic_block
-from ..options import LockOptions, check_databases, cut_note, mark_locked, read_options
+from ..options import LockOptions, Options, SetOptions, check_databases, cut_note, mark_locked, read_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 P = ParamSpec("P")
 R = TypeVar("R")
+L = TypeVar("L", Lock, LockSet)
 
 
 def _leave(
@@ -39,7 +51,7 @@ def _leave(
     context.__exit__(kind, error, traceback)
 
 
-class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
+class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` does)
     """Lock, BEGIN, the block or function, COMMIT, release: the next holder sees what this one has written.
 
     .. code-block:: python
@@ -49,9 +61,12 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         @locked_atomic("account:{pk}", db=["default", "ledger"])
         def book(pk): ...
 
+        with locked_atomic(["account:3", "account:7"]) as locks: ...    # a LockSet
+
     The first argument, or ``name``, is the lock's name. For a decorator, it may be a template over the arguments of the
     call, and so may ``note`` and ``token``; or a callable that takes them (other than a lambda, it is given as
-    ``name``), as in :func:`locked`. A block has no arguments and refuses both. ``db`` is one alias in ``DATABASES`` or
+    ``name``), as in :func:`locked`. A block has no arguments and refuses both. A list of names takes all these locks,
+    as :class:`LockSet` does, and where they are fenced, all are claimed. ``db`` is one alias in ``DATABASES`` or
     several: the first begins first and commits last. (Two databases do not commit as one: if the second refuses, the
     first has not committed yet; if the first refuses, the second has.) The options are those of :class:`Lock`.
 
@@ -65,40 +80,66 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
     as ``with Lock(...)`` does. For sync code; transactions know no coroutines.
     """
 
-    @takes_by_name
+    @overload
     def __init__(
-        self,
+        self: locked_atomic[Lock],
         first: Name | None = None,
         /,
-        *wrong: NoReturn,
+        *,
         name: Name | None = None,
         db: str | Sequence[str] = DEFAULT_DB_ALIAS,
         token: str | None = None,
         **options: Unpack[LockOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: locked_atomic[LockSet],
+        first: Sequence[Name],
+        /,
+        *,
+        db: str | Sequence[str] = DEFAULT_DB_ALIAS,
+        **options: Unpack[SetOptions],
+    ) -> None: ...
+    @takes_by_name
+    def __init__(
+        self,
+        first: Names | None = None,
+        /,
+        *wrong: NoReturn,
+        name: Names | None = None,
+        db: str | Sequence[str] = DEFAULT_DB_ALIAS,
+        token: str | None = None,
+        **options: Unpack[LockOptions],
     ) -> None:
-        self._name = given_name(first, name, "locked_atomic")
-        self._token = None if token is None else Secret(token)
-        self._aliases = check_databases(db, "db")
+        self._name: Names | None = given_name(first, name, "locked_atomic", token)
+        known = SetOptions if are_several(self._name) else LockOptions
+        self._token: Secret | None = None if token is None else Secret(token)
+        self._aliases: tuple[str, ...] = check_databases(db, "db")
         if len({*self._aliases}) < len(self._aliases):
             raise ValueError(f"db names an alias twice: {db!r}.")
         options.setdefault("template", template_of(self._name))
-        self._checked = read_options(options, "locked_atomic()", beside=["db", "name", "token"], wrong=wrong)
-        fenced = self._checked.fenced
+        self._checked: Options = read_options(
+            options, "locked_atomic()", known, beside=["db", "name", "token"], wrong=wrong
+        )
+        fenced: Any = self._checked.fenced
         if isinstance(fenced, tuple) and not {*fenced} <= {*self._aliases}:
             choices = ", ".join(self._aliases)
             raise ValueError(f"fenced must name some of the aliases in db ({choices}), not {fenced!r}.")
         self._options = options
         self._entered = threading.local()  # a block of a transaction belongs to its thread
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> L:
         block = block_of(self)
-        if not isinstance(self._name, str):
-            raise TypeError(f"A with block has no arguments to make a name of: give a str, not {self._name!r}.")
-        if has_fields(self._name):
-            raise ValueError(
-                f"A with block has no arguments to fill {self._name!r} with: make the name yourself, with lock_name()."
-            )
-        context = self._block(check_name(self._name), self._token, self._options)
+        names = dict[str, str]()
+        for name in self._name if are_several(self._name) else [self._name]:
+            if not isinstance(name, str):
+                raise TypeError(f"A with block has no arguments to make a name of: give a str, not {name!r}.")
+            if has_fields(name):
+                raise ValueError(
+                    f"A with block has no arguments to fill {name!r} with: make the name yourself, with lock_name()."
+                )
+            names[check_name(name)] = name
+        context = self._block(names, self._token, self._options)
         if block is not None:
             block.context = context
             return context.__enter__()
@@ -120,8 +161,8 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
 
         @wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            name, note, token = texts.fill(function, signature, args, kwargs)
-            with self._block(name, token, {**self._options, "note": cut_note(note)}):
+            names, note, token = texts.fill(function, signature, args, kwargs)
+            with self._block(names, token, {**self._options, "note": cut_note(note)}):
                 result = function(*args, **kwargs)
                 refuse_body(function, result, "locked_atomic")
                 return result
@@ -130,8 +171,10 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         return wrapper
 
     @contextmanager
-    def _block(self, name: str, token: str | None, options: LockOptions) -> Iterator[Lock]:
+    def _block(self, names: Mapping[str, str], token: str | None, options: LockOptions) -> Iterator[L]:
         refuse_event_loop()
+        several = are_several(self._name)
+        given = shown([*names] if several else min(names))
         for alias in self._aliases:
             connection = connections[alias]
             if in_atomic_block(connection):
@@ -141,20 +184,20 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
             else:
                 continue
             raise RuntimeError(
-                f"locked_atomic({name!r}) must begin the transaction itself, but the database {alias!r} {trouble}: "
-                f"that would commit after the lock is released. For a view under ATOMIC_REQUESTS use locked_view, "
-                f"which holds the lock until COMMIT, or mark it with non_atomic_requests; else move locked_atomic "
-                f"outside of the transaction."
+                f"locked_atomic({given}) must begin the transaction itself, but the database {alias!r} {trouble}: "
+                f"that would commit after the lock is released. For several locks, give one locked_atomic the list of "
+                f"their names. For a view under ATOMIC_REQUESTS use locked_view, which holds the lock until COMMIT, or "
+                f"mark it with non_atomic_requests; else move locked_atomic outside of the transaction."
             )
         valid = False
         try:
-            with Lock(name, token=token, **options) as lock:
-                section = lock._own()
-                assert section is not None
-                with begin(self._aliases, section.held, durable=True):
-                    yield lock
-                    lock.check()
-                valid = section.held.binds(self._aliases)
+            locks: Any = LockSet.of(names, options) if several else Lock(min(names), token=token, **options)
+            with locks:
+                leases = locks._own().leases
+                with begin(self._aliases, leases, durable=True):
+                    yield locks
+                    locks.check()
+                valid = all(lease.binds(self._aliases) for lease in leases)
         except LockLost:
             if not valid:
                 raise

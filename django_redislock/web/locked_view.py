@@ -12,11 +12,21 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
-from ..base.display import takes_by_name
+from ..base.display import shown, takes_by_name
 from ..base.steps import Call, CallOut, Steps, arun, run_blocking
-from ..call_names import CallTexts, Name, given_name, refuse_generators, signature_of, template_of, wraps
+from ..call_names import (
+    CallTexts,
+    Name,
+    Names,
+    are_several,
+    given_name,
+    refuse_generators,
+    signature_of,
+    template_of,
+    wraps,
+)
 from ..conf import check_count
-from ..engine import Acquisition, Frame, Lease
+from ..engine import Acquisition, Frame, Several, make_section
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
@@ -25,6 +35,7 @@ from ..options import (
     LockOptions,
     Options,
     SemaphoreOptions,
+    SetOptions,
     choose_waiting,
     mark_locked,
     read_options,
@@ -51,10 +62,10 @@ R = TypeVar("R")
 
 @takes_by_name
 def locked_view(
-    first: Name | None = None,
+    first: Names | None = None,
     /,
     *wrong: NoReturn,
-    name: Name | None = None,
+    name: Names | None = None,
     methods: Iterable[str] | None = None,
     on_conflict: OnConflict | None = None,
     token: str | None = None,
@@ -65,8 +76,8 @@ def locked_view(
     The first argument, or ``name``, is a template over the URL's arguments and ``request`` (``"order:{pk}"``,
     ``"user:{request.user.pk}"``, values quoted as by :func:`lock_name`; ``{request.session.session_key:digest}``: see
     :func:`lock_digest`), or a callable that takes what the view takes and returns the name (other than a lambda, it is
-    given as ``name``). ``note`` and ``token`` are templates too; their values are not quoted, and a note that is too
-    long is cut.
+    given as ``name``). A list of these takes all the locks, as :class:`LockSet` does, without ``token`` and ``adopt``.
+    ``note`` and ``token`` are templates too; their values are not quoted, and a note that is too long is cut.
 
     A request that cannot acquire the lock within ``blocking_timeout`` seconds (by default 0: at once; None, or with
     ``blocking=True``, ``attempts`` or ``backoff``: from the settings) gets 423 Locked with ``Retry-After``: the
@@ -87,8 +98,9 @@ def locked_view(
     Raises ValueError when it decorates a function, for a field that is none of its arguments. A RuntimeWarning tells
     when it stands above ``login_required`` or the like: then anybody can lock.
     """
-    checked = _options(options, LockOptions, "locked_view", first, name, wrong, beside=["token"])
-    return _decorator("locked_view", given_name(first, name, "locked_view"), checked, token, methods, on_conflict)
+    given = given_name(first, name, "locked_view", token)
+    checked = _options(options, SetOptions if are_several(given) else LockOptions, "locked_view", given, wrong, "token")
+    return _decorator("locked_view", given, checked, token, methods, on_conflict)
 
 
 @takes_by_name
@@ -111,24 +123,27 @@ def limited_view(
     Too Many Requests with ``Retry-After``: the template ``429.html`` where the site has one, JSON for clients that
     prefer it, else plain text; or what ``on_conflict(request, info)`` returns.
     """
+    given = given_name(first, name, "limited_view")
+    if are_several(given):
+        raise TypeError(f"limited_view takes one name, not a list: {shown(given)}.")
     every: LimitedOptions = {**options, "limit": check_count(limit, "limit", 1)}
-    checked = _options(every, LimitedOptions, "limited_view", first, name, wrong)
-    return _decorator("limited_view", given_name(first, name, "limited_view"), checked, None, methods, on_conflict)
+    checked = _options(every, LimitedOptions, "limited_view", given, wrong)
+    return _decorator("limited_view", given, checked, None, methods, on_conflict)
 
 
 def _options(
-    given: Any, known: type, what: str, first: Any, name: Any, wrong: Sequence[object], beside: Sequence[str] = ()
+    options: Any, known: type, what: str, given: Names | None, wrong: Sequence[object], *beside: str
 ) -> Options:
     """Return the options of a view, checked. It does not wait unless they say so."""
-    if not choose_waiting(given):
-        given.setdefault("blocking_timeout", 0)
-    given.setdefault("template", template_of(given_name(first, name, what)))
-    return read_options(given, f"{what}()", known, beside=["methods", "name", "on_conflict", *beside], wrong=wrong)
+    if not choose_waiting(options):
+        options.setdefault("blocking_timeout", 0)
+    options.setdefault("template", template_of(given))
+    return read_options(options, f"{what}()", known, beside=["methods", "name", "on_conflict", *beside], wrong=wrong)
 
 
 def _decorator(
     what: str,
-    given: Name | None,
+    given: Names | None,
     checked: Options,
     token: str | None,
     methods: Iterable[str] | None,
@@ -225,15 +240,15 @@ class _LockedView:
         """``aliases``: on which to open transactions; None for an async view."""
         view, match = self.view, request.resolver_match
         trouble = "it was called without" if match is None else f"this URL (route {match.view_name!r}) has no"
-        made, note, token = yield CallOut(
+        names, note, token = yield CallOut(
             lambda: self.texts.fill(view, self.signature, (request, *args), kwargs, trouble, request=request),
             twice=True,
         )
         purpose = yield CallOut(lambda: describe_request(request), twice=True)
         try:
-            section = Acquisition(made, self.options.with_note(note), token=token, purpose=purpose)
+            section = make_section(names, self.options.with_note(note), token=token, purpose=purpose)
         except LockUnavailable as error:  # a cluster that was never reached has not said where this lock is
-            return (yield from unavailable(request, made, purpose, error))
+            return (yield from unavailable(request, min(names), purpose, error))
         frame = Frame()
         section.undo_after(frame)
         try:
@@ -241,34 +256,38 @@ class _LockedView:
                 refusal = yield from section.obtain()
             except LockUnavailable as error:
                 section.undo()
-                return (yield from unavailable(request, made, purpose, error))
+                return (yield from unavailable(request, error.name or min(names), purpose, error))
             if refusal is not None:
-                return (yield from conflict(request, section, refusal, self.on_conflict))
-            function = view if aliases is None else partial(self._in_transactions, section.held, aliases, begun)
+                busy = next((one for one in section.sections if one.name == refusal.name), section.sections[0])
+                return (yield from conflict(request, busy, refusal, self.on_conflict))
+            function = view if aliases is None else partial(self._in_transactions, section, aliases, begun)
             response = yield Call(function, (request, *args), kwargs)
             if begun or isinstance(response, StreamingHttpResponse):
-                if aliases is None and section.held.lost:
-                    raise section.held.lost_error()
-                if section.held.unclaimed:
-                    warn_unclaimed(section.name)
-                LateRelease(section, request, response, begun)
+                for lease in section.leases:
+                    if aliases is None and lease.lost:
+                        raise lease.lost_error()
+                    if lease.unclaimed:
+                        warn_unclaimed(lease.name)
+                LateRelease(section, request, purpose, response, begun)
             else:
-                yield from _release(section, aliases or [])
+                yield from _release(section, purpose, aliases or [])
             return response
         except BaseException as error:
-            if begun and section.lease is not None:  # whoever catches it may still commit
-                LateRelease(section, request, None, begun)
+            if begun and len(section.leases) == len(section.sections):  # whoever catches it may still commit
+                LateRelease(section, request, purpose, None, begun)
             else:
                 yield from section.fail(error)
             raise
 
-    def _in_transactions(self, lease: Lease, aliases: list[str], begun: list[str], /, *args: Any, **kwargs: Any) -> Any:
+    def _in_transactions(
+        self, section: Acquisition | Several, aliases: list[str], begun: list[str], /, *args: Any, **kwargs: Any
+    ) -> Any:
         """Call the view in a transaction on each alias, the last one outermost.
 
         They claim the lock where it is fenced, and are rolled back when it is known to be lost at the end. ``begun``:
         where Django has begun one already.
         """
-        with begin(aliases[::-1], lease, beside=begun, required=bool(self.options.fenced)):
+        with begin(aliases[::-1], section.leases, beside=begun, required=bool(self.options.fenced)):
             response = self.view(*args, **kwargs)
             if inspect.iscoroutine(response):
                 response.close()  # else Python warns that nobody has awaited it
@@ -277,21 +296,24 @@ class _LockedView:
                     f"to be run when the lock is free again. If a decorator hides that the view is async, let it use "
                     f"functools.wraps, or asgiref.sync.markcoroutinefunction."
                 )
-            if lease.lost:
-                raise lease.lost_error()
+            for lease in section.leases:
+                if lease.lost:
+                    raise lease.lost_error()
             return response
 
 
-def _release(section: Acquisition, aliases: list[str]) -> Steps[None]:
-    lease = section.held
+def _release(section: Acquisition | Several, purpose: str, aliases: list[str]) -> Steps[None]:
+    leases = section.leases
     try:
-        if (yield from section.exit_surely(request=section.purpose)):
-            note_held(lease)
+        if (yield from section.exit_surely(request=purpose)):
+            for lease in leases:
+                note_held(lease)
     except LockLost:
-        if not lease.binds(aliases):
+        if not all(lease.binds(aliases) for lease in leases):
             raise
     else:
-        warn_of_release(lease.name, unclaimed=lease.unclaimed)
+        for lease in leases:
+            warn_of_release(lease.name, unclaimed=lease.unclaimed)
 
 
 def _instance_of(view: object) -> Any:

@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
 from ..base.steps import Steps, arun, run
-from ..engine import Acquisition, Frame, hide, under
+from ..engine import Acquisition, Frame, Several, hide, under
 from ..open_transactions import in_atomic_block
 from .requests import note_held
 
@@ -69,8 +69,11 @@ class LateRelease:
     response that was sent, whichever it is, is closed. With autocommit off, it is not renewed once the request is gone.
     """
 
-    def __init__(self, section: Acquisition, request: HttpRequest, response: Any, begun: list[str]) -> None:
+    def __init__(
+        self, section: Acquisition | Several, request: HttpRequest, purpose: str, response: Any, begun: list[str]
+    ) -> None:
         self._section = section
+        self._purpose = purpose
         self._once = threading.Lock()
         # DRF gives views a wrapper around the request that the handler closes
         request = getattr(request, "_request", request)
@@ -86,11 +89,13 @@ class LateRelease:
                 follow: Any = self._aiterate if response.is_async else self._iterate
                 # not response.streaming_content, which hides the iterator that has to be closed
                 response.streaming_content = follow(response._iterator, keeper)
-            hide(section)
-        if atomic == begun:
-            section.keep_for(keeper, undo=True)
-        else:
-            section.keep_for(request)
+            for one in section.sections:
+                hide(one)
+        for one in section.sections:
+            if atomic == begun:
+                one.keep_for(keeper, undo=True)
+            else:
+                one.keep_for(request)
         _after_close(request, self.release)
 
     def ended(self, part: str, keeper: object) -> None:
@@ -109,8 +114,9 @@ class LateRelease:
     def _release(self) -> Steps[None]:
         # the first to come releases, even what is being released in the background
         if self._once.acquire(blocking=False):
-            note_held(self._section.held)
-            yield from self._section.exit_quietly(request=self._section.purpose)
+            for lease in self._section.leases:
+                note_held(lease)
+            yield from self._section.exit_quietly(request=self._purpose)
 
     def _iterate(self, content: Any, keeper: object) -> Iterator[Any]:
         with ExitStack() as stack:
@@ -118,7 +124,7 @@ class LateRelease:
             if hasattr(content, "close"):
                 stack.callback(content.close)  # its cleanup still runs under the lock
             while True:
-                with under(self._section):
+                with under(*self._section.sections):
                     part = next(content, self)
                 if part is self:
                     return
@@ -128,7 +134,7 @@ class LateRelease:
         try:
             try:
                 while True:
-                    with under(self._section):
+                    with under(*self._section.sections):
                         try:
                             part = await content.__anext__()
                         except StopAsyncIteration:

@@ -44,7 +44,7 @@ def as_function(block: str) -> str:
 
 def options_of(name: str) -> set[str]:
     takes = getattr(django_redislock, name)
-    if name not in ("Lock", "FairLock", "locked", "locked_view", "locked_atomic"):
+    if name not in ("Lock", "FairLock", "LockSet", "locked", "locked_view", "locked_atomic"):
         return {*inspect.signature(takes).parameters}
     with pytest.raises(TypeError, match="The options are: ") as caught:
         takes("a", no_such_option=1)

@@ -11,7 +11,7 @@ import pytest
 from django.core.cache import caches
 from django.dispatch import Signal
 
-from django_redislock import Lock
+from django_redislock import Lock, LockSet
 from redisserver import RedisServer
 from tests.helpers.proxy import Proxy, proxy
 from tests.inside import command, will_hear_of
@@ -23,7 +23,7 @@ Heard = list[tuple[str, dict[str, Any]]]
 class Block:
     """``with`` and ``async with`` through one interface: ``me(Block(lock, body), "run")``."""
 
-    def __init__(self, lock: Lock, body: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, lock: Lock | LockSet, body: Callable[[], Any] = lambda: None) -> None:
         self.lock, self.body = lock, body
 
     def run(self) -> None:

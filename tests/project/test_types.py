@@ -11,6 +11,7 @@ from django.test import RequestFactory
 from django_redislock import (
     Lock,
     LockPool,
+    LockSet,
     PoolMember,
     alocked_get_or_set,
     locked,
@@ -32,8 +33,13 @@ def test_functions_keep_their_types() -> None:
     assert_type(locked(report)(2026), float)
     assert_type(locked()(report)(2026, kind="b"), float)
     assert_type(locked("report:{year}", ttl=5, token="{year:digest}")(report)(2026), float)
+    assert_type(locked(["report:{year}", "{kind}"])(report)(2026), float)
     if TYPE_CHECKING:
         assert_type(locked_atomic("report:{year}", note="{year}")(report)(2026), float)
+        assert_type(locked_atomic(["report:{year}", "{kind}"])(report)(2026), float)
+        with locked_atomic("a") as lock, locked_atomic(["a", "b"]) as locks:
+            assert_type(lock, Lock)
+            assert_type(locks, LockSet)
         locked(report)("2026")  # type: ignore[arg-type]
         locked("x", tll=5)  # type: ignore[call-overload]
         locked_atomic("x")(report)()  # type: ignore[call-arg]

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import django_redislock
-from django_redislock import Lock, LockLost, LockNotOwned, LockPool, LockUnavailable, locked, locked_view
+from django_redislock import Lock, LockLost, LockNotOwned, LockPool, LockSet, LockUnavailable, locked, locked_view
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.cancelling import Interrupt, Interrupter
@@ -230,6 +230,23 @@ def enter_cache_lock() -> None:
         pass
 
 
+def enter_set() -> None:
+    with LockSet(NAME, "order:43", ttl=LONG, blocking_timeout=GENEROUS):
+        pass
+
+
+def take_set() -> None:
+    """See take()."""
+    locks = LockSet(NAME, "order:43", ttl=LONG)
+    try:
+        locks.acquire(blocking_timeout=GENEROUS)
+        locks.release()
+    except Interrupt:
+        with suppress(LockNotOwned):
+            locks.release()
+        raise
+
+
 def fail(*_: object) -> HttpResponse:
     raise ValueError
 
@@ -249,6 +266,8 @@ SECTIONS: dict[str, Callable[[], object]] = {
     "acquire": take,
     "pool": take_member,
     "decorator": locked(NAME)(fail),
+    "with a set": enter_set,
+    "acquire a set": take_set,
     "cache.lock": enter_cache_lock,
     "cached value": compute,
     "view": lambda: view(RequestFactory().get("/")),

@@ -1,0 +1,175 @@
+"""Several locks for one section: all or none, in the order of their names, in which nobody waits in a circle.
+
+``Several`` has those methods of an Acquisition that matter to whoever runs something under either.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from copy import copy
+from types import MappingProxyType
+from typing import Any
+
+from ..base.display import shown
+from ..base.steps import Step, Steps
+from ..base.times import Deadline, monotonic
+from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
+from ..options import OnLost, Options
+from .acquisition import Acquisition, Frame
+from .lease import Lease
+from .section import Ending, Section
+
+
+class _Once:
+    """An ``on_lost`` that hears of the first loss among several."""
+
+    def __init__(self, function: OnLost) -> None:
+        self._function, self._mutex = function, threading.Lock()
+
+    def __call__(self, error: LockLost) -> None:
+        if self._mutex.acquire(blocking=False):
+            self._function(error)
+
+
+class Several(Ending):
+    """Acquisitions of different locks, in the order of their names, made before anything is sent."""
+
+    __slots__ = ("sections",)
+
+    def __init__(self, sections: Iterable[Section]) -> None:
+        self.sections: tuple[Any, ...] = tuple(sections)
+
+    @classmethod
+    def of(
+        cls,
+        templates: Mapping[str, str],
+        options: Options,
+        *,
+        through: Mapping[str, Any] = MappingProxyType({}),
+        purpose: str = "",
+    ) -> Several:
+        """``templates``, and the objects ``through`` which users hold the locks, by name.
+
+        A template is what its name was made of, where the options do not say so for all.
+        """
+        on_lost = _Once(options.on_lost) if callable(options.on_lost) else options.on_lost
+        made = cls(
+            Acquisition(name, _like(options, templates[name], on_lost), through=through.get(name), purpose=purpose)
+            for name in in_order(templates)
+        )
+        for section in made.sections:
+            section.stand_beside(made.sections)
+        return made
+
+    @property
+    def leases(self) -> list[Lease]:
+        """Of those that are obtained."""
+        return [section.lease for section in self.sections if section.lease is not None]
+
+    def keep(self, seconds: float) -> None:
+        """See Section.keep()."""
+        for section in self.sections:
+            section.keep(seconds)
+
+    def obtain(self, deadline: Deadline | None = None) -> Steps[LockNotAcquired | None]:
+        """Get all locks, one after the other; return the error where one was not acquired in time: none is held then.
+
+        ``deadline``: for all of them. Raises as obtain() of one does, and LockLost where one was lost while this waited
+        for the next: then it is for the caller to undo it.
+        """
+        begun, deadline = monotonic(), deadline or self.sections[0].terms.deadline()
+        for section in self.sections:
+            refusal: LockNotAcquired | None = yield from section.obtain(deadline)
+            if refusal is not None:
+                yield from self.fail(refusal)
+                names = shown(tuple(section.name for section in self.sections))
+                return refusal.in_words(f"{refusal} Of the set {names}, none was acquired.", monotonic() - begun)
+        for lease in self.leases:
+            if lease.lost:
+                raise lease.lost_error()
+        return None
+
+    def exit(self, error: BaseException | None) -> Steps[bool]:
+        """See Section.exit(): of all, the last one first. What goes wrong with one does not keep the others.
+
+        Raises LockLost rather than LockUnavailable.
+        """
+        errors, free = list[LockError](), True
+        try:
+            for section in reversed(self.sections):
+                if section.lease is None or section.lease.closed or LockUnavailable in map(type, errors):
+                    section.undo()  # not to wait for Redis once more
+                    continue
+                try:
+                    free = (yield from section.exit(error)) and free
+                except LockError as found:
+                    errors.append(found)
+        except BaseException:
+            self.undo()
+            raise
+        if errors:
+            raise min(errors, key=lambda error: not isinstance(error, LockLost))
+        return free
+
+    def fail(self, error: BaseException) -> Steps[None]:
+        """See Section.fail()."""
+        yield from self.exit(error)
+
+    def undo(self) -> None:
+        for section in self.sections:
+            section.undo()
+
+    def undo_cancelled(self, error: BaseException) -> None:
+        """See Acquisition.undo_cancelled()."""
+        lost = [lease for lease in self.leases if lease.cancelled_by(error)]
+        self.undo()
+        if lost:
+            raise lost[0].lost_error() from None
+
+    def undo_after(self, block: object) -> None:
+        for section in self.sections:
+            section.undo_after(block)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each of these names once, by their UTF-8 bytes: that is the order of their characters."""
+    return sorted({*names})
+
+
+def make_section(
+    templates: Mapping[str, str], options: Options, *, token: str | None = None, purpose: str = ""
+) -> Acquisition | Several:
+    """Of one lock, or of several. See Several.of()."""
+    if len(templates) > 1:
+        return Several.of(templates, options, purpose=purpose)
+    ((name, template),) = templates.items()
+    return Acquisition(name, _like(options, template, options.on_lost), token=token, purpose=purpose)
+
+
+def _like(options: Options, template: str, on_lost: Any) -> Options:
+    template = options.template or template
+    if template == options.template and on_lost is options.on_lost:
+        return options
+    other = copy(options)
+    other.template, other.on_lost, other.terms = template, on_lost, None
+    return other
+
+
+def around(section: Acquisition | Several, step: Step) -> Steps[Any]:
+    """Get the lock, or all of them, perform ``step``, and give back; return what the step has sent back.
+
+    Raises LockNotAcquired, and what obtain() and exit() raise.
+    """
+    frame = Frame()
+    section.undo_after(frame)
+    try:
+        refusal = yield from section.obtain()
+        if refusal is not None:
+            raise refusal
+        result = yield step
+        yield from section.exit(None)
+        return result
+    except BaseException as error:
+        yield from section.fail(error)
+        raise

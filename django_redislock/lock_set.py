@@ -1,0 +1,302 @@
+"""``LockSet``: several locks at once, all or none, without deadlocks."""
+
+from __future__ import annotations
+
+import sys
+from asyncio import _get_running_loop
+from collections.abc import Coroutine, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import DEFAULT_DB_ALIAS
+
+from . import engine
+from .base.display import refuse_arguments, shown, takes_by_name
+from .base.log import is_ours
+from .base.name_templates import warn_of_fields
+from .base.names import check_name
+from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
+from .base.times import Seconds
+from .engine import Acquisition, Several, WithBlock, in_order, twin
+from .exceptions import LockError
+from .lock import Lock
+from .open_transactions import warn_of_release
+from .options import SetOptions, check_timeout, read_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
+
+_ACQUIRE = ("blocking", "blocking_timeout")
+
+
+def _leave_block(
+    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    block.lock._leave(block.context or block.lock._own(), error, "Use async with instead.")
+
+
+def _aleave_block(
+    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> Any:
+    return _await_end(block, error, block.exit)
+
+
+async def _await_end(block: WithBlock, error: BaseException | None, kept: object) -> None:
+    await arun(block.lock._end(block.context or block.lock._own(), error))
+
+
+class LockSet:
+    """The locks on all of these ``names``, or none of them; two sets never wait for each other in a circle.
+
+        with LockSet("account:3", "account:7", blocking_timeout=5):
+            transfer()
+
+    Names that are given twice count once. All sets acquire their locks in the same order, that of the names' bytes in
+    UTF-8, and hold the first ones while they wait for the next: each wait is first come, first served. If one is not
+    acquired in time, or an error is raised, those before it are given back. A deadlock takes code that acquires single
+    locks one inside the other, in another order than by name.
+
+    The options are those of :class:`Lock` without ``token`` and ``adopt``. ``blocking_timeout`` is for all locks
+    together. ``on_lost`` is called once, for the first one that is lost: then all count as lost.
+
+    It belongs to the thread or task that acquires it, as a lock does, and methods that talk to Redis have a twin for
+    coroutines. The first of several acquisitions of the same set is the one to be released last (``reentrant``).
+
+    Guaranteed and not guaranteed, of each lock, is what :class:`Lock` says. The locks are acquired one after the other,
+    not at one moment; on a cluster, they may be on different nodes.
+    """
+
+    __slots__ = ("__weakref__", "_locks", "_options", "_templates")
+
+    def __init__(self, *names: str, **options: Unpack[SetOptions]) -> None:
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(f"LockSet() takes names, LockSet(*names) if they are in a list, not {shown(name)}.")
+            if "{" in check_name(name) and not is_ours(sys._getframe(1)):
+                warn_of_fields(name)
+        self._make(dict.fromkeys(names, options.get("template", "")), options)
+
+    @classmethod
+    def of(cls, templates: Mapping[str, str], options: Any) -> LockSet:
+        """The set of locks with these names, which were made of these templates."""
+        made = cls.__new__(cls)
+        made._make(templates, options)
+        return made
+
+    def _make(self, templates: Mapping[str, str], options: Any) -> None:
+        if not templates:
+            raise ValueError("LockSet() takes the name of at least one lock.")
+        self._options = read_options(options, "LockSet()", SetOptions)
+        self._templates = templates
+        self._locks = {name: Lock(name, **options) for name in in_order(templates)}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {shown(self.names)}>"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in the order in which they are acquired."""
+        return tuple(self._locks)
+
+    # -- acquiring --------------------------------------------------------------------------------------------------
+
+    @takes_by_name
+    def acquire(
+        self,
+        *wrong: NoReturn,
+        blocking: bool | None = None,
+        blocking_timeout: Seconds | None = None,
+        **unknown: NoReturn,
+    ) -> bool:
+        """Acquire all locks; return False when one of them could not be acquired in time: then none is held.
+
+        Arguments and errors are those of :meth:`Lock.acquire`; also raises LockLost when a lock was lost while this
+        waited for the next. After an error, what was acquired is given back in the background.
+        """
+        if wrong or unknown:
+            refuse_arguments("LockSet.acquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
+        if _get_running_loop() is not None:
+            refuse_event_loop("Await aacquire() instead")
+        several = self._several()
+        try:
+            return run(self._obtain(several, blocking, blocking_timeout))
+        except BaseException:
+            several.undo()
+            raise
+
+    @twin
+    @takes_by_name
+    def aacquire(
+        self,
+        *wrong: NoReturn,
+        blocking: bool | None = None,
+        blocking_timeout: Seconds | None = None,
+        **unknown: NoReturn,
+    ) -> Coroutine[Any, Any, bool]:
+        """See acquire(). Cancelled at any moment, it leaves neither locks nor places in queues."""
+        if wrong or unknown:
+            refuse_arguments("LockSet.aacquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
+        return self._aobtain(self._several(), blocking, blocking_timeout)
+
+    async def _aobtain(self, several: Several, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
+        try:
+            return await arun(self._obtain(several, blocking, blocking_timeout))
+        except BaseException as error:
+            several.undo_cancelled(error)
+            raise
+
+    def __enter__(self) -> Self:
+        if _get_running_loop() is not None:
+            refuse_event_loop("Use async with instead.")
+        block = engine.block_of(self)
+        several = self._several()
+        try:
+            run(self._begin(several, block))
+            return self
+        except BaseException:
+            several.undo()
+            raise
+
+    def __aenter__(self) -> Any:
+        """See __enter__()."""
+        block = engine.block_of(self)
+        return self._aenter(self._several(), block)
+
+    async def _aenter(self, several: Several, block: WithBlock | None) -> Self:
+        try:
+            await arun(self._begin(several, block))
+            return self
+        except BaseException as error:
+            several.undo_cancelled(error)
+            raise
+
+    # -- releasing --------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Release all locks, the last one first.
+
+        Raises LockNotOwned when this thread or task holds none of them; LockLost when one was lost meanwhile, and
+        LockUnavailable when Redis could not be told: the other locks are released all the same, and what Redis could
+        not be told is sent in the background.
+        """
+        self._leave(self._own(), None, "Await arelease() instead")
+
+    @twin
+    def arelease(self) -> Coroutine[Any, Any, None]:
+        """See release(). If cancelled, it completes in the background."""
+        return arun(self._end(self._own(), None))
+
+    __exit__: engine.ExitMethod = engine.ExitMethod(_leave_block)
+    __aexit__: engine.ExitMethod = engine.ExitMethod(_aleave_block, awaited=True)
+
+    # -- while they are held ----------------------------------------------------------------------------------------
+
+    def extend(self, additional: Seconds, *, replace_ttl: bool = False) -> bool:
+        """See :meth:`Lock.extend`; one lock after the other."""
+        return run_blocking(self._extend(self._each(), additional, replace_ttl), "Await aextend() instead")
+
+    @twin
+    def aextend(self, additional: Seconds, *, replace_ttl: bool = False) -> Coroutine[Any, Any, bool]:
+        """See extend()."""
+        return arun(self._extend(self._each(), additional, replace_ttl))
+
+    def check(self) -> None:
+        """Raise LockLost if one of the locks is lost, LockNotOwned if one is not held here. No round trip."""
+        for lock in self._locks.values():
+            lock.check()
+
+    def claim(self, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Claim all locks, in their order; see :meth:`Lock.claim`."""
+        for lock in self._locks.values():
+            lock.claim(using)
+
+    async def aclaim(self, using: str = DEFAULT_DB_ALIAS) -> None:
+        """See claim(). For a transaction in the thread of Django's async ORM (``sync_to_async``)."""
+        await sync_to_async(self.claim)(using)
+
+    @property
+    def lost(self) -> bool:
+        """Whether one of the locks is lost; see :attr:`Lock.lost`."""
+        return any(lock.lost for lock in self._locks.values())
+
+    def remaining(self) -> float:
+        """Seconds until the first lease ends, by the local monotonic clock; 0.0 when one is lost or not held here."""
+        return min(lock.remaining() for lock in self._locks.values())
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The fence of each lock, by its name. Raises LockNotOwned like :attr:`Lock.fence`."""
+        return {name: lock.fence for name, lock in self._locks.items()}
+
+    def owned(self) -> bool:
+        """Return whether this thread or task holds all locks through this object; asks Redis."""
+        return run_blocking(self._owned(self._each()), "Await aowned() instead")
+
+    @twin
+    def aowned(self) -> Coroutine[Any, Any, bool]:
+        """See owned()."""
+        return arun(self._owned(self._each()))
+
+    # -- for sync and async alike -----------------------------------------------------------------------------------
+
+    def _several(self) -> Several:
+        return Several.of(self._templates, self._options, through=self._locks)
+
+    def _each(self) -> list[tuple[Lock, Acquisition | None]]:
+        return [(lock, lock._own()) for lock in self._locks.values()]
+
+    def _own(self) -> Several | None:
+        """What is held through this object here."""
+        found = [section for _, section in self._each() if section is not None]
+        return Several(found) if found else None
+
+    def _begin(self, several: Several, block: WithBlock | None) -> Steps[None]:
+        if block is not None:
+            block.context = several
+            for section in several.sections:
+                block.enter(section)
+        refusal = yield from several.obtain()
+        if refusal is not None:
+            raise refusal
+
+    def _obtain(self, several: Several, blocking: bool | None, blocking_timeout: Seconds | None) -> Steps[bool]:
+        terms = several.sections[0].terms
+        return (yield from several.obtain(terms.deadline(blocking, check_timeout(blocking_timeout)))) is None
+
+    def _leave(self, several: Several | None, error: BaseException | None, instead: str) -> None:
+        try:
+            run_blocking(self._end(several, error), instead)
+        except (LockError, SynchronousOnlyOperation):
+            raise
+        except BaseException:  # interrupted
+            if several is not None:
+                several.undo()
+            raise
+
+    def _end(self, several: Several | None, error: BaseException | None) -> Steps[None]:
+        """A block has ended: with ``error``, or (None) normally, or by a release."""
+        if several is not None and all(lease.closed for lease in several.leases):
+            several = self._own()  # released inside the block, and perhaps acquired again
+        if several is None:
+            if error is None:
+                raise next(iter(self._locks.values()))._not_owned("release")
+            return
+        yield from several.exit(error)
+        for lease in several.leases:
+            if lease.closed and error is None:
+                warn_of_release(lease.name, unclaimed=lease.unclaimed)
+
+    def _extend(self, each: list[tuple[Lock, Acquisition | None]], additional: Seconds, replaces: bool) -> Steps[bool]:
+        for lock, section in each:
+            lock._held("extend", section)
+        for lock, section in each:
+            yield from lock._extend(section, additional, replaces)
+        return True
+
+    def _owned(self, each: list[tuple[Lock, Acquisition | None]]) -> Steps[bool]:
+        for lock, section in each:
+            if not (yield from lock._owned(section)):
+                return False
+        return True

@@ -1,0 +1,425 @@
+"""``LockSet``: several locks, all or none, in one order; what becomes of it when one is busy, fails or is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+import redis
+from django.core.exceptions import SynchronousOnlyOperation
+
+from django_redislock import (
+    Lock,
+    LockError,
+    LockLost,
+    LockNotAcquired,
+    LockNotOwned,
+    LockSet,
+    LockUnavailable,
+    force_release,
+    lock_not_acquired,
+)
+from django_redislock.testing import redis_away
+from tests import inside
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.cancelling import TTL, Closed, Closing, Interrupted, auntil_done_or, nothing_left
+from tests.helpers.state import holder, leftovers, queued
+from tests.inside import keys_of
+from tests.lock.conftest import Block, receiving
+
+Eventually = Callable[..., Any]
+Start = Callable[..., Any]
+Heard = list[tuple[str, dict[str, Any]]]
+
+A, B, C = "account:10", "account:3", "account:7"  # in their order
+
+
+def free(client: redis.Redis, *names: str) -> bool:
+    return not any(holder(client, name) for name in names)
+
+
+def test_names_are_acquired_once_each_in_the_order_of_their_bytes(me: Any, heard: Heard) -> None:
+    names = ["\U0001f512", C, B, "z", A, "\uffee", B, "Z", C]
+    locks = LockSet(*names)
+    assert locks.names == tuple(sorted({*names}, key=str.encode))
+    assert me(locks, "acquire")
+    assert [facts["name"] for _, facts in heard] == [*locks.names]
+    assert repr(LockSet(B, A)) == f"<LockSet ({A!r}, {B!r})>"
+
+
+def test_the_first_are_held_while_it_waits_for_the_next(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, you = crowd(), crowd()
+    you(Lock(B), "acquire")
+    locks = LockSet(C, B, A)
+    waiting = me.start(locks, "acquire", blocking_timeout=GENEROUS)
+    eventually(lambda: queued(client, B) == 1)
+    assert (free(client, A), free(client, C)) == (False, True)
+    force_release(B)
+    assert waiting.result(GENEROUS)
+    assert me(locks, "owned")
+    assert not you(locks, "owned")
+    me(locks, "release")
+    assert free(client, A, B, C)
+
+
+@pytest.mark.parametrize("options", [{"blocking": False}, {"blocking_timeout": 0.05}, {"poll": True}])
+def test_where_one_is_busy_none_is_held(options: Any, crowd: Crowd, client: redis.Redis) -> None:
+    me, you = crowd(), crowd()
+    you(Lock(B), "acquire")
+    options = {"blocking_timeout": 0.05, **options}
+    locks, block = LockSet(A, B, C, **options), Block(LockSet(A, B, C, **options), never)
+    assert not me(locks, "acquire")
+    assert free(client, A, C)
+    assert not me(LockSet(A, B, C), "acquire", **{key: options[key] for key in options if key != "poll"})
+    with pytest.raises(LockNotAcquired) as caught:
+        me(block, "run")
+    assert caught.value.name == B
+    assert f"Could not acquire the lock '{B}'" in str(caught.value)
+    assert str(caught.value).endswith(f"Of the set ('{A}', '{B}', '{C}'), none was acquired.")
+    assert free(client, A, C)
+    assert queued(client, B) == 0
+
+
+def never() -> None:
+    raise AssertionError("not reached")
+
+
+def test_the_timeout_is_for_all_of_them(crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture) -> None:
+    me, you, refusals = crowd(), crowd(), list[dict[str, Any]]()
+    you(LockSet(A, B), "acquire")
+    with receiving(lambda **facts: refusals.append(facts), lock_not_acquired):
+        waiting = me.start(Block(LockSet(A, B, blocking_timeout=2.5, slow_wait=0.5), never), "run")
+        eventually(lambda: "still-waiting" in caplog.text)  # so that it has waited for half a second at least
+        force_release(A)
+        with pytest.raises(LockNotAcquired) as caught:
+            waiting.result(GENEROUS)
+    (alone,) = refusals
+    assert (alone["name"], caught.value.name) == (B, B)
+    assert alone["waited"] < 2.5 <= caught.value.waited
+
+
+def test_where_one_raises_none_is_held(me: Any, client: redis.Redis, eventually: Eventually) -> None:
+    client.rpush(keys_of(B).lock, "of somebody else")
+    locks = LockSet(A, B, C)
+    for use in ((locks, "acquire"), (Block(locks), "run")):
+        with pytest.raises(LockUnavailable, match="Somebody else has written the key"):
+            me(*use)
+        eventually(lambda: free(client, A, C))
+
+
+def test_whoever_holds_one_of_them_already_is_told_and_the_others_are_given_back(
+    me: Any, client: redis.Redis, eventually: Eventually
+) -> None:
+    me(Lock(B), "acquire")
+    with pytest.raises(LockError, match=f"Cannot wait for the lock '{B}'"):
+        me(LockSet(A, B), "acquire")
+    eventually(lambda: free(client, A))
+    with pytest.raises(LockNotAcquired, match="holds it already") as caught:
+        me(Block(LockSet(A, B, blocking_timeout=0)), "run")
+    assert caught.value.outcome == "own"
+    outer, inner = LockSet(B, reentrant=True), LockSet(C, B, reentrant=True)
+    assert me(inner, "acquire")
+    me(inner, "release")
+    assert (free(client, C), free(client, B)) == (True, False)
+    with pytest.raises(LockNotOwned):
+        me(outer, "release")
+
+
+async def acquire(locks: LockSet) -> None:
+    assert await locks.aacquire()
+    await locks.arelease()
+
+
+async def section(locks: LockSet) -> None:
+    async with locks:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.complete
+@pytest.mark.usefixtures("no_look_by_the_clock", "listening", "gates")
+@pytest.mark.parametrize("moment", ["early", "late", "again and again", "closed"])
+@pytest.mark.parametrize("operation", [acquire, section])
+@pytest.mark.parametrize("busy", [False, True])
+async def test_cancelled_at_any_await_it_leaves_nothing(
+    operation: Callable[[LockSet], Coroutine[Any, Any, None]],
+    moment: str,
+    busy: bool,
+    client: redis.Redis,
+    other: Any,
+) -> None:
+    somebody, at, over = other(), 0, False
+    while not over:
+        at += 1
+        held, work = Lock(B, ttl=TTL), operation(LockSet(A, B, ttl=TTL))
+        if busy:
+            somebody(held.acquire)
+        if moment == "closed":
+            cut: Interrupted[None] = Closing(work, at)
+        else:
+            cut = Interrupted(work, at, late=moment == "late", again=moment == "again and again")
+        task = asyncio.create_task(whole(cut))
+        if busy:
+            await auntil_done_or(task, inside.parked)
+            somebody(held.release)
+        await asyncio.wait([task])
+        over = not task.cancelled() and not isinstance(task.exception(), Closed)
+        if over:
+            task.result()
+        assert over == (cut.suspended < cut.at)
+        await nothing_left(client)
+    assert at > 6
+
+
+async def whole(cut: Interrupted[None]) -> None:
+    await cut
+
+
+WAITS = """
+locks = LockSet(*names, ttl=1, blocking_timeout=60)
+say("begins")
+locks.acquire()
+"""
+
+
+def test_of_a_process_killed_while_it_waits_for_the_second_the_first_is_free_after_its_ttl(
+    start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
+    with Lock(B):
+        worker = start(WAITS, names=[A, B])
+        worker.expect("begins")
+        eventually(lambda: queued(client, B) == 1)
+        assert not free(client, A)
+        worker.kill()
+        with Lock(A, blocking_timeout=GENEROUS):
+            pass
+    with LockSet(A, B, blocking_timeout=GENEROUS):
+        pass
+
+
+def test_when_one_is_lost_all_count_as_lost_and_it_is_told_once(
+    me: Any, client: redis.Redis, heard: Heard, eventually: Eventually
+) -> None:
+    told: list[LockLost] = []
+    locks = LockSet(A, B, C, on_lost=told.append)
+    me(locks, "acquire")
+    assert not locks.lost
+    assert me.read(locks.remaining) > 0
+    me.read(locks.check)
+    force_release(B)
+    eventually(lambda: locks.lost)
+    assert me.read(locks.remaining) == 0.0
+    assert not me(locks, "owned")
+    with pytest.raises(LockLost, match=B):
+        me.read(locks.check)
+    force_release(A)
+    eventually(lambda: [event for event, _ in heard].count("lost") == 2)
+    with pytest.raises(LockLost):
+        me(locks, "extend", 5)
+    with pytest.raises(LockLost, match=B):  # it has come to that first
+        me(locks, "release")
+    assert [error.name for error in told] == [B]
+    assert leftovers(client) == []
+    with pytest.raises(LockNotOwned, match=f"Cannot release the lock '{A}'"):
+        me(locks, "release")
+
+
+def test_a_block_whose_lock_was_lost_raises_and_releases_the_others(
+    me: Any, client: redis.Redis, eventually: Eventually, other: Any
+) -> None:
+    locks, somebody = LockSet(A, B), other()
+
+    def lose() -> None:
+        somebody(lambda: force_release(A))
+        eventually(lambda: locks.lost)
+
+    with pytest.raises(LockLost, match=A):
+        me(Block(locks, lose), "run")
+    assert leftovers(client) == []
+
+
+def test_one_that_is_lost_while_it_waits_for_the_next_is_an_error(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, listens: Any
+) -> None:
+    me, you = crowd(), crowd()
+    you(Lock(B), "acquire")
+    locks = LockSet(A, B)
+    waiting = me.start(locks, "acquire")
+    eventually(lambda: queued(client, B) == 1)
+    force_release(A)
+    eventually(lambda: locks.lost)
+    force_release(B)
+    with pytest.raises(LockLost, match=A):
+        waiting.result(GENEROUS)
+    eventually(lambda: leftovers(client) == [])
+
+
+async def test_a_loss_can_cancel_the_task(client: redis.Redis, aeventually: Any) -> None:
+    locks, forced = LockSet(A, B, on_lost="cancel"), list[Any]()
+
+    async def hold(*lost: str) -> None:
+        async with locks:
+            loop = asyncio.get_running_loop()
+            forced.extend(loop.run_in_executor(None, force_release, name) for name in lost)
+            await asyncio.sleep(GENEROUS)
+
+    for lost in ([A], [B], [A, B]):
+        with pytest.raises(LockLost):
+            await hold(*lost)
+        await asyncio.gather(*forced)
+        await aeventually(lambda: leftovers(client) == [])
+    await asyncio.to_thread(Lock(B).acquire)
+
+    task = asyncio.create_task(hold())
+    await aeventually(lambda: queued(client, B) == 1)
+    await asyncio.to_thread(force_release, A)
+    with pytest.raises(LockLost, match=A):
+        await task
+    await aeventually(lambda: queued(client, B) == 0)
+
+
+def test_each_lock_has_its_fence_and_they_grow(me: Any) -> None:
+    locks = LockSet(B, A)
+    me(locks, "acquire")
+    before = me.read(lambda: locks.fences)
+    assert [*before] == [A, B]
+    me(locks, "release")
+    with pytest.raises(LockNotOwned):
+        me.read(lambda: locks.fences)
+    me(locks, "acquire")
+    assert all(fence > before[name] for name, fence in me.read(lambda: locks.fences).items())
+
+
+def test_all_leases_are_extended(me: Any) -> None:
+    locks = LockSet(A, B, ttl=60)
+    with pytest.raises(LockNotOwned, match="Cannot extend"):
+        me(locks, "extend", 5)
+    me(locks, "acquire")
+    assert me(locks, "extend", 600)
+    assert me.read(locks.remaining) > 600
+    assert me(locks, "extend", 300, replace_ttl=True)
+    assert 60 < me.read(locks.remaining) < 600
+
+
+def test_a_block_may_release_and_acquire_again(client: redis.Redis) -> None:
+    locks = LockSet(A, B)
+    with locks:
+        locks.release()
+        locks.acquire()
+    assert free(client, A, B)
+    with pytest.raises(LockNotOwned), locks:
+        locks.release()
+    with suppress(KeyError), locks:
+        locks.release()
+        raise KeyError
+    with ExitStack() as stack:
+        assert stack.enter_context(locks) is locks
+        assert locks.owned()
+    assert free(client, A, B)
+
+
+async def test_so_may_a_block_of_a_coroutine(client: redis.Redis) -> None:
+    locks = LockSet(A, B)
+    async with locks:
+        await locks.arelease()
+        await locks.aacquire()
+    with suppress(KeyError):
+        async with locks:
+            raise KeyError
+    assert free(client, A, B)
+    with pytest.raises(SynchronousOnlyOperation, match="Use async with instead"), locks:
+        pass
+    with pytest.raises(SynchronousOnlyOperation, match=r"Await aacquire\(\) instead"):
+        locks.acquire()
+
+
+def test_what_could_not_be_released_is_in_the_background(
+    client: redis.Redis, retry_for: Callable[[float], None], eventually: Eventually
+) -> None:
+    retry_for(0.05)
+    locks = LockSet(A, B)
+    locks.acquire()
+    with redis_away(), pytest.raises(LockUnavailable, match="was not released") as caught:
+        locks.release()
+    assert caught.value.name == B
+    eventually(lambda: free(client, A, B))
+
+
+def test_a_set_is_released_inside_a_transaction_with_a_warning(account: Any) -> None:
+    from django.db import transaction
+
+    with transaction.atomic():
+        locks = LockSet(A, B)
+        locks.acquire()
+        with pytest.warns(RuntimeWarning, match="was released inside an open transaction") as caught:
+            locks.release()
+    assert [str(one.message).partition(" was ")[0] for one in caught] == [f"The lock '{name}'" for name in (A, B)]
+
+
+TRANSFERS = """
+import random
+import redis
+raw = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
+draw = random.Random(seed)
+say("ready")
+hear()
+for _ in range(rounds):
+    chosen = draw.sample(names, draw.choice([2, 3]))
+    with LockSet(*chosen, blocking_timeout=60):
+        balances = [int(raw.hget("balances", name) or 0) for name in chosen]
+        for name, balance, change in zip(chosen, balances, [2, -1, -1] if len(chosen) == 3 else [1, -1]):
+            raw.hset("balances", name, balance + change)
+        for name in chosen:
+            raw.hset("changes", name, int(raw.hget("changes", name) or 0) + 1)
+        raw.hincrby("made", len(chosen))
+say("done")
+hear()
+"""
+
+
+def test_transfers_by_four_processes_lose_no_update_and_never_block(start: Start, client: redis.Redis) -> None:
+    names, rounds = [f"account:{number}" for number in range(6)], 25
+    workers = [start(TRANSFERS, names=names, seed=seed, rounds=rounds) for seed in range(4)]
+    for worker in workers:
+        worker.expect("ready")
+    for worker in workers:
+        worker.tell()
+    for worker in workers:
+        worker.expect("done", within=4 * GENEROUS)
+    made = {int(size): int(times) for size, times in client.hgetall("made").items()}
+    assert sum(made.values()) == 4 * rounds
+    assert sum(map(int, client.hvals("changes"))) == 2 * made[2] + 3 * made[3]
+    assert sum(map(int, client.hvals("balances"))) == 0
+    assert free(client, *names)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_bad_input_is_an_error_before_redis_is_asked() -> None:
+    wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (ValueError, "at least one lock", lambda: LockSet()),
+        (TypeError, r"LockSet\(\*names\) if they are in a list, not \['a', 'b'\]", lambda: LockSet(["a", "b"])),  # type: ignore[arg-type]
+        (TypeError, "takes names", lambda: LockSet("a", 5)),  # type: ignore[arg-type]
+        (ValueError, "must not be empty", lambda: LockSet("a", "")),
+        (TypeError, "no option 'token'.* The options are: ", lambda: LockSet("a", token="t" * 43)),  # type: ignore[call-arg]
+        (TypeError, "no option 'adopt'", lambda: LockSet("a", adopt=True)),  # type: ignore[call-arg]
+        (TypeError, "no option 'tll'.* Did you mean 'ttl'", lambda: LockSet("a", tll=5)),  # type: ignore[call-arg]
+        (ValueError, "ttl must be at least", lambda: LockSet("a", ttl=-1)),
+        (TypeError, "not 5. Did you mean blocking_timeout=5", lambda: LockSet("a").acquire(5)),  # type: ignore[arg-type]
+        (TypeError, "no option 'token'", lambda: LockSet("a").acquire(token="t" * 43)),  # type: ignore[arg-type]
+        (TypeError, r"LockSet.aacquire\(\) takes its options by name", lambda: LockSet("a").aacquire(5)),  # type: ignore[arg-type]
+        (ValueError, "blocking_timeout must be 0 or more", lambda: LockSet("a").acquire(blocking_timeout=-1)),
+        (LockNotOwned, "does not hold it", lambda: LockSet("a").check()),
+        (LockNotOwned, "does not hold it", lambda: LockSet("a").fences),
+        (LockNotOwned, "does not hold it", lambda: LockSet("a").claim()),
+        (LockNotOwned, "does not hold it", lambda: LockSet("a").release()),
+    ]
+    for error, text, act in wrong:
+        with pytest.raises(error, match=text):
+            act()
+    assert (LockSet("a").lost, LockSet("a").remaining(), LockSet("a").owned()) == (False, 0.0, False)
+    with pytest.warns(RuntimeWarning, match="only decorators fill templates"):
+        LockSet("order:{pk}")
