@@ -49,17 +49,24 @@ def search(scene: Scene) -> Found:
     while frontier:
         reached = []
         for state in frontier:
+            last: tuple[Action, int] | None = None
             try:
-                steps: tuple[str, ...] = ()
                 check_nobody_is_forgotten(scene, state)
-                for action, one in actions:
-                    steps = (_words(action, one),)
-                    after = _next(scene, state, action, one)
-                    if after and after not in origins:
-                        origins[after] = state, action, one
-                        reached.append(after)
+                world = World(scene, state)
+                for last in actions:
+                    action, one = last
+                    if not action(world, one):
+                        continue  # and has changed nothing
+                    # before the work of freezing it: most of them are known as they are
+                    if count_lost(world, state) and world.state() not in origins:
+                        after = world.freeze()
+                        if after not in origins:
+                            origins[after] = state, action, one
+                            reached.append(after)
+                    world = World(scene, state)
             except Violation as violation:
-                return Found(len(origins), str(violation), (*_trace(origins, state), *steps))
+                steps = _trace(origins, state) if last is None else (*_trace(origins, state), _words(*last))
+                return Found(len(origins), str(violation), steps)
         frontier = reached
     return Found(len(origins))
 

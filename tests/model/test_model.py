@@ -39,7 +39,7 @@ WITH_A_FAILOVER = [
 ]
 
 
-@pytest.mark.timeout(0 if FAULTS > 1 else 180)
+@pytest.mark.timeout(0 if FAULTS > 1 else 600)  # they compute all the time, on a machine that may be busy
 @pytest.mark.parametrize(
     "scene",
     [

@@ -189,10 +189,11 @@ class World:
             ticket = client.ticket if self.scene.id(attempt) in queued else 0
             if client.at == "gone" or (client.at != "asks" and self.home(attempt).state == "dead"):
                 self.clients[attempt] = Client("gone", ticket)
-            elif client.at in ("holds", "lost"):
+            elif client.at in ("holds", "lost") and client.ticket != ticket:
                 self.client(attempt, ticket=ticket)
-        self.change_locks(lambda lock: lock._replace(fresh=lock.fresh and self.knows(lock.fence)))
-        self.node(robbed=tuple(filter(self.knows, self.nodes.robbed)))
+        self.change_locks(lambda lock: lock if self.knows(lock.fence) else lock._replace(fresh=False))
+        if self.nodes.robbed:
+            self.node(robbed=tuple(filter(self.knows, self.nodes.robbed)))
         tickets = sorted({client.ticket for client in self.clients} | {0})
         known = [self.last, *(process.known for process in self.processes)]
         known += [self.nodes.replica.last] if self.nodes.replica else []
@@ -205,9 +206,14 @@ class World:
             if self.nodes.replica:
                 self.node(replica=self.nodes.replica._replace(last=fences.index(self.nodes.replica.last)))
             for number, process in enumerate(self.processes):
-                self.process(number, known=fences.index(process.known))
+                if process.known:
+                    self.process(number, known=fences.index(process.known))
             for attempt, client in enumerate(self.clients):
-                self.client(attempt, ticket=tickets.index(client.ticket), fence=fences.index(client.fence))
+                if client.ticket or client.fence:
+                    self.client(attempt, ticket=tickets.index(client.ticket), fence=fences.index(client.fence))
+        return self.state()
+
+    def state(self) -> State:
         return self.stored(), tuple(self.clients), tuple(self.processes), self.entered, self.faults, self.nodes
 
     def grants(self) -> list[Grant]:
@@ -228,11 +234,14 @@ class World:
 
     def change_grants(self, change: Callable[[Grant], Grant]) -> None:
         for attempt, client in enumerate(self.clients):
-            answer = client.answer and client.answer._replace(grant=client.answer.grant and change(client.answer.grant))
-            self.client(attempt, grant=client.grant and change(client.grant), answer=answer)
+            if client.answer and client.answer.grant:
+                self.client(attempt, answer=client.answer._replace(grant=change(client.answer.grant)))
+            if client.grant:
+                self.client(attempt, grant=change(client.grant))
         for number, process in enumerate(self.processes):
-            inbox = tuple(message._replace(grant=change(message.grant)) for message in process.inbox)
-            self.process(number, inbox=inbox)
+            if process.inbox:
+                inbox = tuple(message._replace(grant=change(message.grant)) for message in process.inbox)
+                self.process(number, inbox=inbox)
 
     def is_busy(self, number: int) -> bool:
         """Whether an attempt acts in this process; if not, nothing that happens to it makes a difference."""
