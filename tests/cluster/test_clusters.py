@@ -28,6 +28,7 @@ from django_redislock import (
     LockNotAcquired,
     LockPool,
     LockUnavailable,
+    Semaphore,
     alist_locks,
     force_release,
     get_lock,
@@ -55,6 +56,21 @@ def mine(look: Look) -> Look:
     """Only in this thread: the process has others that send."""
     me = threading.current_thread()
     return lambda port, commands: look(port, commands) if threading.current_thread() is me else None
+
+
+def test_semaphores_are_spread_as_well_and_lists_show_all_of_them(cluster: Cluster) -> None:
+    names = [f"semaphore:export:{number}" for number in range(20)]
+    permits = [Semaphore(name, limit=2) for name in names]
+    for permit in (*permits, permits[0]):
+        assert permit.acquire()
+    with pytest.raises(LockNotAcquired):
+        Semaphore(names[0], limit=2, blocking_timeout=0.1).__enter__()
+    assert sum(bool(node.client().dbsize()) for node in cluster.masters()) > 1
+    listed = {lock.name: lock.permits_held for lock in list_locks("semaphore:*")}
+    assert listed == dict.fromkeys(names, 1) | {names[0]: 2}
+    for name in names:
+        assert force_release(name)
+    assert list_locks() == []
 
 
 def test_names_are_spread_over_slots_and_a_section_is_two_round_trips_and_a_list_two_to_each_node(
