@@ -257,12 +257,19 @@ def use_tokens_as_ids() -> None:
 
 
 def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[[bool], object]) -> None:
-    """From now on, ``on_end`` gets the ticket of each attempt that ends (0: it may have queued, and does not know it),
-    and ``on_presumed`` whether a release found nothing, but its first try may have."""
+    """From now on, ``on_end`` gets the ticket of each attempt that ends (0: it may have queued, and does not know it;
+    or it has polled for a permit), and ``on_presumed`` whether a release found nothing, but its first try may have."""
 
     class Noted(Attempt):
+        polled = False
+
+        def look(self, wait: str, *tried: Any) -> Any:
+            self.polled = self.polled or wait not in (QUEUED, NOT_AT_ALL)
+            return super().look(wait, *tried)
+
         def leave(self) -> None:
-            on_end(0 if self.ticket is None and self.unknown else self.ticket)
+            uncertain = (self.ticket is None and self.unknown) or (self.polled and self.request.limit is not None)
+            on_end(0 if uncertain else self.ticket)
             super().leave()
 
     release = calls.release

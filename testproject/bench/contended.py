@@ -9,9 +9,21 @@ from contextlib import ExitStack
 from statistics import median
 from time import monotonic
 
-from .contenders import Contender, Floor, OurLock, OurPool, PythonRedisLock, RedisPy
+from .contenders import (
+    Contender,
+    Floor,
+    OurLock,
+    OurPool,
+    OurSemaphore,
+    OurSemaphore5,
+    PyRedisSemaphore,
+    PythonRedisLock,
+    RedisPy,
+    ZsetSemaphore,
+)
 from .figures import Figures, Section, handovers, median_ratio, order, percentile, violations
 from .report import Row
+from .uncontended import measure as measure_alone
 from .worker import Worker, clocks
 from .workers import Bench, Turn, Workers
 
@@ -21,6 +33,7 @@ CALIBRATION = 0.3  # seconds
 
 KINDS = (Floor, RedisPy, PythonRedisLock, OurLock)
 POOL_KINDS = (OurPool,)
+SEMAPHORE_KINDS = (OurLock, OurSemaphore, OurSemaphore5, ZsetSemaphore, PyRedisSemaphore)
 ROWS = (
     Row("sections_per_second", "sections/s", "{:.0f}"),
     Row("x_python_redis_lock", "sections/s / python-redis-lock", "{:.2f}"),
@@ -41,6 +54,17 @@ POOL_ROWS = (
     Row("uses_min", "uses of a member: fewest", "{:d}"),
     Row("uses_max", "uses of a member: most", "{:d}"),
     Row("violations", "times that a member was held twice", "{:d}"),
+)
+SEMAPHORE_ROWS = (
+    Row("x_lock", "uncontended pair: time / Lock", "{:.2f}"),
+    Row("sections_per_second", "contended: permits/s", "{:.0f}"),
+    Row("round_trips", "round trips per section", "{:.2f}"),
+    Row("server_us", "server time per section, us", "{:.1f}"),
+    Row("wait_p99_ms", "wait p99, ms", "{:.2f}"),
+    Row("wait_max_ms", "longest wait, ms", "{:.1f}"),
+    Row("inversions_percent", "overtook somebody, by time of request, %", "{:.2f}"),
+    Row("inversions_in_server_order", "the same in server order, number of sections", "{:d}"),
+    Row("violations", "held by more than the limit", "{:d}"),
 )
 
 
@@ -93,6 +117,7 @@ def measure(
             "x_python_redis_lock": median_ratio(speeds[key], speeds.get("python-redis-lock")),
             "round_trips": sum(one.requests for one in counts) / len(log),
             "busiest_percent": 100 * max(of_nodes) / sum(of_nodes),
+            "server_us": sum(of_nodes) / len(log),
             "server_cpu_us": sum(one.cpu for one in counts) / len(log) * 1e6,
             "handover_p50_ms": percentile(gaps, 50),
             "handover_p99_ms": percentile(gaps, 99),
@@ -101,7 +126,7 @@ def measure(
             "uses_min": min(uses.values()),
             "uses_max": max(uses.values()),
             **order(log, offsets),
-            "violations": violations(log),
+            "violations": violations(log, kind.limit),
         }
     return figures
 
@@ -111,6 +136,15 @@ def measure_pool(
 ) -> dict[str, Figures]:
     """Many processes check the members of a pool out and in: a section is what is done with a member."""
     return measure(bench, procs=procs, names=members, hold_ms=hold_ms, seconds=seconds, rounds=1)
+
+
+def measure_semaphore(
+    bench: Bench, *, procs: int = 8, hold_ms: float = 0.0, seconds: float = 10.0, rounds: int = 3
+) -> dict[str, Figures]:
+    """Many processes on one semaphore with 1 or 5 permits, beside Lock; and one process alone, for as long."""
+    alone = measure_alone(bench, seconds=seconds)
+    found = measure(bench, procs=procs, hold_ms=hold_ms, seconds=seconds, rounds=rounds)
+    return {key: {**figures, "x_lock": alone[key]["x_lock"]} for key, figures in found.items()}
 
 
 def _speed(log: Sequence[Section], span: float) -> float:

@@ -33,6 +33,7 @@ class Entrant:
     package: ClassVar[str | None] = None  # a package that it needs
     in_coroutines: ClassVar[bool] = True  # whether there is one for coroutines
     on_cluster: ClassVar[bool] = True
+    limit: ClassVar[int] = 1  # how many may hold it at once
     elsewhere: ClassVar[bool] = False  # is from another checkout of this package
     coroutine_note: ClassVar[str] = ""  # shown below the figures of coroutines
 
@@ -178,6 +179,66 @@ class OtherLock(OurLock):
 
     key = "other Lock"
     elsewhere = True
+
+
+class OurSemaphore(OurLock):
+    """With one permit."""
+
+    key = "Semaphore 1"
+
+    async def acquire(self, name: str, ttl: int = TTL) -> Lock:
+        permit = django_redislock.Semaphore(name, limit=self.limit, ttl=ttl)
+        await permit.aacquire() if self.worker.loop else permit.acquire()
+        return permit
+
+
+class OurSemaphore5(OurSemaphore):
+    """With five."""
+
+    key, limit = "Semaphore 5", 5
+
+
+class ZsetSemaphore(Floor):
+    """What books and blogs show: one sorted set of leases, one of turns; waiters ask again every millisecond."""
+
+    key, limit = "sorted sets 5", 5
+    commands = ("evalsha",)
+    script = """
+        local leases, turns, id = KEYS[1], KEYS[1] .. ':turns', ARGV[1]
+        if not ARGV[2] then return redis.call('zrem', leases, id) + redis.call('zrem', turns, id) end
+        local time = redis.call('time')
+        local now = time[1] * 1000 + math.floor(time[2] / 1000)
+        redis.call('zremrangebyscore', leases, '-inf', now)
+        redis.call('zadd', leases, now + ARGV[2], id)
+        if not redis.call('zscore', turns, id) then
+          redis.call('zadd', turns, redis.call('incr', KEYS[1] .. ':turn'), id)
+        end
+        redis.call('zinterstore', turns, 2, turns, leases, 'weights', 1, 0)
+        return redis.call('zrank', turns, id) < tonumber(ARGV[3]) and 1 or 0
+    """
+
+    async def acquire(self, name: str, ttl: int = TTL) -> tuple[str, str]:
+        id = secrets.token_urlsafe(16)
+        while not await done(self.client.evalsha(self.sha, 1, name, id, ttl * 1000, self.limit)):
+            await self.worker.sleep(self.spin)
+        return name, id
+
+
+class PyRedisSemaphore(Contender):
+    """py-redis-semaphore."""
+
+    key, limit = "py-redis-semaphore 5", 5
+    package = "redis_semaphore"
+    in_coroutines = False
+    on_cluster = False
+    commands = ("evalsha", "blpop")
+
+    def make(self, name: str, ttl: int) -> Any:
+        module = import_module(self.package or "")
+        config = module.SemaphoreConfig(
+            name=name, limit=self.limit, lock_timeout=ttl, acquire_mode=module.AcquireMode.BLPOP
+        )
+        return module.Semaphore(self.client, config)
 
 
 class OurPool(OurLock):

@@ -54,14 +54,14 @@ def by_name(sections: Sequence[Section]) -> list[list[Section]]:
     return list(found.values())
 
 
-def violations(sections: Sequence[Section]) -> int:
-    """How many entered while another one was inside, according to the clock or the mark."""
+def violations(sections: Sequence[Section], limit: int = 1) -> int:
+    """How many entered while so many others were inside, according to the clock or (if it was one) the mark."""
     count = 0
     for one in by_name(sections):
-        left = -inf
+        latest = [-inf] * limit  # when they leave: as many may be inside
         for section in one:
-            count += section.clash or section.got < left
-            left = max(left, section.leaving)
+            count += (section.clash and limit == 1) or section.got < latest[0]
+            latest = sorted([*latest, section.leaving])[1:]
     return count
 
 
@@ -85,7 +85,9 @@ def order(sections: Sequence[Section], offsets: Sequence[float]) -> Figures:
     by_time = by_ticket = numbered = 0
     for one in by_name(sections):
         drawn = sorted((s.fence, s.ticket) for s in one if s.fence is not None and s.ticket is not None)
-        by_time += overtaking([section.asked for section in one], tolerance)
+        # in the order of grants, which of those at the same time only a fence tells
+        granted = sorted(one, key=lambda section: section.fence or section.got)
+        by_time += overtaking([section.asked for section in granted], tolerance)
         by_ticket += overtaking([ticket for _, ticket in drawn])
         numbered += len(drawn)
     return {

@@ -49,6 +49,7 @@ MODES = {
     "drain": Mode(waiting.measure_drain, waiting.KINDS, waiting.DRAIN_ROWS, waiters=10_000),
     "dogpile": Mode(dogpile.measure, dogpile.KINDS, dogpile.ROWS, waiters=1000),
     "pool": Mode(contended.measure_pool, contended.POOL_KINDS, contended.POOL_ROWS),
+    "semaphore": Mode(contended.measure_semaphore, contended.SEMAPHORE_KINDS, contended.SEMAPHORE_ROWS),
     "load": Mode(load.measure, load.KINDS, load.ROWS, ("cluster", "masters")),
 }
 

@@ -112,6 +112,7 @@ def measure(bench: Bench, *, seconds: float = 10.0, let_cpus_sleep: bool = False
             "us": median(times[key]) * 1e6,
             "x_floor": median_ratio(times[key], times.get("floor")),
             "x_redis_py": median_ratio(times[key], times.get("redis-py")),
+            "x_lock": median_ratio(times[key], times.get("Lock")),
             "cpu_us": median(cpu[key]) * 1e6,
             "cpu_x_floor": median_ratio(cpu[key], cpu.get("floor")),
             "calls": median(one.calls for one in blocks[key]),

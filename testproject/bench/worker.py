@@ -144,7 +144,9 @@ class Worker:
         inside[number] = mark
         ticket = fence = None
         if isinstance(held, Lock):
-            fence, ticket = held.fence, self._tickets.pop(held.token or "", None)
+            # a permit has no token; of those, a process wants one at a time
+            fence, known = held.fence, held.token or next(reversed(self._tickets), "")
+            ticket = self._tickets.pop(known, None)
         if hold:
             await self.sleep(hold)
         clash = clash or inside[number] != mark

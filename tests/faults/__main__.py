@@ -1,7 +1,8 @@
 """``python -m tests.faults table``: measures the table "What happens when" of the documentation.
 
 ``python -m tests.faults soak``: measures the documentation's table of what ten minutes of faults leave behind. Exits
-with 1 if anything was wrong or has grown. ``--cluster``: on a cluster, with the faults of a cluster.
+with 1 if anything was wrong or has grown. ``--cluster``: on a cluster, with the faults of a cluster. ``--semaphores``:
+semaphores with limits of 1 to 4 that change, not locks.
 
 ``python -m tests.faults replicas``: how many grants are lost with a master, without and with ``REPLICAS``.
 
@@ -38,12 +39,13 @@ from tests.helpers.processes import Worker  # noqa: E402
 from .faults import ANEW, FAULTS, LANES, PROCESSES, ROWS, strike  # noqa: E402
 from .fencing import compare  # noqa: E402
 from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses, partitionable  # noqa: E402
-from .trial import Process, Trial, start_launcher, trial  # noqa: E402
+from .trial import LIMITS, Process, Trial, start_launcher, trial  # noqa: E402
 
 # long holds, so that a fault hits a holder; short ones, so that it hits a handoff
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
 CLUSTER_TTL = 6.0  # seconds: some leases outlast a failover, and some do not
 LOCKS = [f"lock{number}" for number in range(50)]
+SEMAPHORES = [f"lock{number}" for number in range(6)]  # fewer, so that all permits are often held
 
 
 def show(*lines: list[str]) -> None:
@@ -150,14 +152,15 @@ def of_server(client: redis.Redis) -> Sample:
     }
 
 
-def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool) -> bool:
+def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool, semaphores: bool) -> bool:
     """Return whether all was well."""
     print(f"seed {seed}", flush=True)
-    half = minutes * 60 / 2
+    half, names = minutes * 60 / 2, SEMAPHORES if semaphores else LOCKS
     lanes, every = ([PROCESSES, ON_CLUSTER], 6) if cluster else (LANES, len(LANES))
     with (partitionable if cluster else redis_server)() as server, trial(
-        launcher, server, workers=8, proxied=[] if cluster else [0, 4], spared=range(4), seed=seed, names=LOCKS,
-        ttl=CLUSTER_TTL if cluster else None, holds=[0.0] * 999 + [0.3, 4.0][: 1 + cluster],
+        launcher, server, workers=8, proxied=[] if cluster else [0, 4], spared=range(4), seed=seed, names=names,
+        ttl=CLUSTER_TTL if cluster else None, holds=None if semaphores else [0.0] * 999 + [0.3, 4.0][: 1 + cluster],
+        limits=LIMITS if semaphores else None,
     ) as run, ThreadPoolExecutor() as threads:  # fmt: skip
         watch, over = Watch(list), threading.Event()
         looking = threads.submit(keep_looking, run, watch, inf if cluster else monotonic() + half, over)
@@ -173,9 +176,9 @@ def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool) -> bool:
         violations, history = run.finish(), run.history
     lost = sum(one.outcome == "lost" for one in history.sections)
     print(*violations, f"{faults}", sep="\n")
-    print(f"{minutes:g} minutes, 8 processes, {len(LOCKS)} locks, {faults.total()} faults: "
-          f"{len(history.obtained):,} critical sections, {lost:,} of them lost, {len(violations)} "
-          f"violations, two held at once for {history.longest_overlap():.3f} s at most, nobody "
+    print(f"{minutes:g} minutes, 8 processes, {len(names)} {'semaphores' if semaphores else 'locks'}, "
+          f"{faults.total()} faults: {len(history.obtained):,} critical sections, {lost:,} of them lost, "
+          f"{len(violations)} violations, too many held at once for {history.longest_overlap():.3f} s at most, too few "
           f"for {history.longest_gap():.1f} s")  # fmt: skip
     grown = growth(watch)
     lines = [[what, f"{early:.1f}", f"{late:.1f}", f"{BOUNDS[what]}"] for what, early, late in grown]
@@ -215,6 +218,7 @@ def main() -> None:
     parser.add_argument("--failovers", type=int, default=200, help="of ``replicas``, without and with one")
     parser.add_argument("--only", default="", help="names of faults (a regular expression), or of databases")
     parser.add_argument("--cluster", action="store_true", help="soak a cluster")
+    parser.add_argument("--semaphores", action="store_true", help="soak semaphores")
     parser.add_argument("--sections", type=int, default=100_000, help="of ``fencing``")
     parser.add_argument("--minutes", type=float, default=10.0, help="of ``soak``")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
@@ -224,7 +228,7 @@ def main() -> None:
         if given.what == "table":
             table(launcher, given.times, given.only)
         elif given.what == "soak":
-            well = soak(launcher, given.seed, given.minutes, cluster=given.cluster)
+            well = soak(launcher, given.seed, given.minutes, cluster=given.cluster, semaphores=given.semaphores)
         elif given.what == "replicas":
             replicas(given.failovers)
         else:

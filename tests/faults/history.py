@@ -31,9 +31,12 @@ class Section:
     asked: float
     timeout: float | None  # seconds; None: it waits without end
     token: str | None = None  # the token that was given
+    limit: int = 0  # how many may hold it at once, as it has said; 0: it is a lock
     got: float = 0.0  # 0: never
     fence: int = 0
-    ticket: int | None = None  # None: it never queued; 0: its request was repeated, and may have queued unseen
+    # None: it never queued. 0: its request was repeated, and may have queued unseen; or it polled for a permit, and
+    # while one was kept for it, others got the next ones
+    ticket: int | None = None
     held: float = 0.0  # when it was last sure that it held the lock; 0: never
     left: float = 0.0  # seconds of lease that it had then
     told: float | None = None  # when it was told that the lock is lost
@@ -69,8 +72,11 @@ class History:
     dead: set[str] = field(default_factory=set)  # killed processes
     failures: list[Violation] = field(default_factory=list)  # what the locks logged as errors
     counter: Callable[[str], object] = lambda name: None  # the counter that the fences of a lock come from
+    until: float = 0.0  # when it was read, if workers went on
     # seconds without trouble within which a waiter must have got its lock, whatever went wrong before
     late: float = 5.5
+    # of a semaphore, by the second: how many could hold it, as whoever has asked until then has said
+    _limits: dict[str, dict[int, int]] = field(default_factory=dict)
     # the sections with a token, by lock and token
     _bearers: dict[tuple[str, str | None], list[Section]] = field(default_factory=lambda: defaultdict(list))
     # when troubles begin, and until when any that have begun by then last, by process
@@ -92,9 +98,9 @@ class History:
             elif event == "stall":
                 self.troubles.append(Trouble(float(number), now, process))
             elif event == "ask":
-                name, timeout, token = words
+                name, timeout, token, limit = words
                 seconds = None if timeout == "None" else float(timeout)
-                found[number] = section = Section(process, int(number), intern(name), now, seconds)
+                found[number] = section = Section(process, int(number), intern(name), now, seconds, limit=int(limit))
                 if token != "None":
                     section.token = intern(token)
                     self._bearers[section.name, section.token].append(section)
@@ -123,41 +129,60 @@ class History:
     def held(self) -> list[Section]:
         return [section for section in self.sections if section.held]
 
-    def overlaps(self) -> Iterator[tuple[Section, Section, float]]:
-        """Pairs that held a lock at once, the one with the lower fence first, and for how long."""
+    def crowds(self) -> Iterator[tuple[list[tuple[Section, Section]], int, float]]:
+        """When too many held a lock or semaphore at once: the last one paired with each of the others, the one with the
+        lower fence first; how many could hold it; and for how long there were more."""
         for sections in by_name(self.held):
             active: list[Section] = []
             for section in sorted(sections, key=lambda one: one.got):
                 active = [other for other in active if other.held > section.got]
-                for other in active:
-                    first, second = sorted((other, section), key=lambda one: one.fence)
-                    yield first, second, min(first.held, second.held) - section.got
+                if active and len(active) >= (most := self.most(section)):
+                    pairs = [sorted((other, section), key=lambda one: one.fence) for other in active]
+                    ends = sorted(one.held for one in (*active, section))
+                    yield [(first, second) for first, second in pairs], most, ends[-1 - most] - section.got
                 active.append(section)
 
     def longest_overlap(self) -> float:
-        return max((over for _, _, over in self.overlaps()), default=0.0)
+        return max((over for _, _, over in self.crowds()), default=0.0)
+
+    def most(self, section: Section) -> int:
+        """How many could hold it at once when this section got it. The limit then was that of its own request, or of a
+        later one, which may have arrived late."""
+        if not section.limit:
+            return 1
+        if section.name not in self._limits:
+            limits = self._limits[section.name] = dict[int, int]()
+            for one in self.sections:
+                if one.name == section.name:
+                    end = one.finished or one.held or one.got or one.asked
+                    for second in range(int(one.asked), int(end + LEFT_FOR) + 1):
+                        limits[second] = max(one.limit, limits.get(second, 0))
+        limits = self._limits[section.name]
+        return max(limits.get(second, 0) for second in range(int(section.asked), int(section.got) + 1))
 
     def gaps(self) -> Iterator[tuple[float, float, str]]:
-        """(begin, end, name): when nobody was sure to hold a lock although somebody who is alive, or got it later,
-        waited for it."""
+        """(begin, end, name): when nobody was sure to hold a lock, or not as many as could a semaphore whatever its
+        limit was, although somebody who is alive, or got it later, waited for it."""
         for sections in by_name(self.sections):
             changes: list[tuple[float, int, int]] = []  # (when, holders, waiters)
             for section in sections:
                 if section.got:
                     changes += [(section.got, 1, 0), (section.held or section.got, -1, 0)]
-                end = section.got or (section.finished if section.process not in self.dead else None)
+                end = section.got or (None if section.process in self.dead else section.finished or self.until)
                 if end and section.timeout is None:
                     changes += [(section.asked, 0, 1), (end, 0, -1)]
-            holders = waiters = 0
+            holders, waiters, most = 0, 0, min(section.limit for section in sections) or 1
             began: float | None = None
             for when, held, waited in sorted(changes):
                 holders, waiters = holders + held, waiters + waited
-                free = holders == 0 and waiters > 0
+                free = holders < most and waiters > 0
                 if free and began is None:
                     began = when
                 elif not free and began is not None:
                     yield began, when, sections[0].name
                     began = None
+            if began is not None:
+                yield began, max(changes)[0], sections[0].name
 
     def longest_gap(self) -> float:
         return max((end - begin for begin, end, _ in self.gaps()), default=0.0)
@@ -211,11 +236,16 @@ def by_name(sections: Iterable[Section]) -> Iterable[list[Section]]:
 
 
 def _overlaps(history: History) -> Iterator[Violation]:
-    """No two hold at once, unless the second superseded the first; then that one was told."""
-    for first, second, seconds in history.overlaps():
-        told = first.warned or first.process in history.dead
-        if not (told and history.superseded(first, second)) or first.fence == second.fence:
-            yield Violation("overlap", f"{first} and {second} for {seconds * 1000:.3f} ms")
+    """No more hold at once than may, unless the later ones superseded others; then those were told."""
+    for pairs, most, seconds in history.crowds():
+        hold = [pair for pair in pairs if not _replaced(history, *pair)]
+        if len(hold) >= most:
+            yield Violation("overlap", f"{hold}, of whom {most} may hold it, for {seconds * 1000:.3f} ms")
+
+
+def _replaced(history: History, first: Section, second: Section) -> bool:
+    told = first.warned or first.process in history.dead
+    return told and history.superseded(first, second) and first.fence != second.fence
 
 
 def _fences(history: History) -> Iterator[Violation]:
@@ -227,8 +257,10 @@ def _fences(history: History) -> Iterator[Violation]:
             yield Violation("fence", f"{other} and {section} have the same")
     for sections in by_name(history.held):
         for before, after in pairwise(sorted(sections, key=lambda one: one.got)):
-            # the later one may have been superseded before it knew of its grant
-            if after.fence < before.fence and not history.superseded(after, before):
+            # the later one may have been superseded before it knew of its grant. Who gets permits of a semaphore at
+            # once may learn of it in any order
+            at_once = after.limit and after.asked < before.got
+            if after.fence < before.fence and not at_once and not history.superseded(after, before):
                 yield Violation("fence", f"{before}, and then {after}")
 
 

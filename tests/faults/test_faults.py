@@ -20,7 +20,7 @@ from tests.inside import hears, listen
 from .faults import AT_ANY_TIME, FAULTS, PROCESSES, ROWS, Clock, Fault, server_with_clock, strike
 from .fencing import BUGS, DATABASES, HOUR, STAGES, book, flush
 from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses
-from .trial import start_launcher, trial
+from .trial import LIMITS, start_launcher, trial
 from .worker import MUTANTS
 
 # for a longer run: how many random faults, one after the other
@@ -56,13 +56,14 @@ def test_a_fault_alone(fault: Fault, launcher: Worker) -> None:
         if not fault.lets_two_in:
             # a holder whose token others have may be considered dead, and is told
             history = run.history
-            assert not [pair for pair in history.overlaps() if not history.adopted(pair[0], pair[1])]
+            assert not [pair for pairs, *_ in history.crowds() for pair in pairs if not history.adopted(*pair)]
 
 
-def test_faults_at_random(launcher: Worker, bare_server: RedisServer) -> None:
+@pytest.mark.parametrize("limits", [None, LIMITS], ids=["locks", "semaphores"])
+def test_faults_at_random(limits: Any, launcher: Worker, bare_server: RedisServer) -> None:
     """One after the other, while processes are killed and stopped. REDISLOCK_TEST_FAULTS: how many."""
     print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_FAULTS={ROUNDS}")
-    with trial(launcher, bare_server, workers=3, proxied=[0, 1], seed=SEED) as run:
+    with trial(launcher, bare_server, workers=3, proxied=[0, 1], seed=SEED, limits=limits) as run:
         strike(run, [AT_ANY_TIME, PROCESSES], every=0.5, rounds=ROUNDS)
         run.obtained(3)
         assert run.finish() == []
@@ -75,7 +76,10 @@ def test_the_documentation_tells_what_happens_then() -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_in_the_scripts_is_found(name: str, launcher: Worker, bare_server: RedisServer) -> None:
     mutant = MUTANTS[name]
-    with trial(launcher, bare_server, mutant=name, ttl=mutant.ttl) as run:
+    options = {"ttl": mutant.ttl, "limits": mutant.limits, "names": mutant.names}
+    with trial(launcher, bare_server, 2 + mutant.kills, mutant=name, **options) as run:
+        for _ in range(mutant.kills):
+            run.kill(run.any())
         assert run.finds(mutant.found, mutant.sections)
 
 

@@ -32,6 +32,9 @@ AFTER = 1.0  # seconds for which the trouble of a fault that is over goes on: re
 NAMES = ["seat:1", "seat:2", "seat:3"]
 HOLDS = [0.0] * 70 + [0.001] * 20 + [0.01] * 6 + [0.05] * 2 + [0.2]  # past 0.1 s a section counts as a long one
 TIMEOUTS = [None] * 12 + [0, 0.01, 0.1, 5]
+# of semaphores, one after the other: each section draws one of these, or all have the same for some time
+LIMITS = [("at random", [1, 2, 3, 4]), ("at random", [2]), ("in turn", [4, 1, 3, 1])]
+HOLDS_OF_SEMAPHORES = [0.0] * 30 + [0.001] * 30 + [0.01] * 30 + [0.05] * 9 + [0.2]  # so that many hold at once
 INTERRUPTS = 3.0  # of each thread or task, in a second
 
 # of a process that has imported everything, so that what it forks runs at once. Each line that it hears is the order
@@ -129,8 +132,13 @@ class Trial(Crew):
         self.order: dict[str, Any] = {
             "seed": 0, "names": getattr(server, "names", NAMES), "holds": HOLDS, "timeouts": TIMEOUTS, "ttl": TTL,
             "interrupts": INTERRUPTS, "mutant": None, "sweep": False, "settings": getattr(server, "settings", {}),
+            "limits": None,
         }  # fmt: skip
+        if order.get("limits"):
+            self.order["holds"] = HOLDS_OF_SEMAPHORES
         self.order |= {key: value for key, value in order.items() if value is not None}
+        if self.order["limits"]:
+            self.order["names"] = [f"semaphore:{name}" for name in self.order["names"]]
         self.victims = random.Random(self.order["seed"])  # who strikes processes may do so in a thread of its own
         self.history = History(late=self.order["ttl"] + LOOK_EVERY - AFTER)
         self.history.counter = getattr(server, "counter", self.history.counter)
@@ -197,10 +205,12 @@ class Trial(Crew):
         """Whether the history shows any of these before every worker has entered so many sections."""
         while True:
             enough = all(process.acquired() >= sections for process in self.processes)
-            so_far = History()
+            so_far = History(troubles=self.history.troubles, dead=self.history.dead, until=monotonic())
             so_far.read(self.folder)
-            if enough or any(violation.kind in kinds for violation in so_far.check()):
-                return bool(kinds & {violation.kind for violation in [*so_far.check(), *self.finish()]})
+            if any(violation.kind in kinds for violation in so_far.check()):
+                return True
+            if enough:
+                return any(violation.kind in kinds for violation in self.finish())
 
     def finish(self) -> list[Violation]:
         """Let the workers end, and return what was wrong."""

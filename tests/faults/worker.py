@@ -18,12 +18,13 @@ import threading
 import traceback
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from django.test import override_settings
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable
+from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, Semaphore
 from tests.inside import change_scripts, note_attempts, use_tokens_as_ids
 
 THREADS, TASKS = 2, 3
@@ -31,6 +32,7 @@ FEW = 5  # locks that one user uses, of many: else all of them wait for the firs
 BEAT, STALL = 0.02, 0.3  # seconds: a process that did not run for so long says so
 TOKENS = [None] * 6 + ["own", "own", "shared"]  # how a section comes by its token
 POLLS = [None] * 19 + [True]
+PHASE = 15  # seconds for which all have the same limit, where limits take turns
 
 stopping = threading.Event()
 _ticket: ContextVar[int | None] = ContextVar("ticket", default=None)
@@ -99,15 +101,19 @@ class User:
         if self.again is None or self.random.random() > 0.7:  # else as a job does that is started again
             self.again = self.random.choice(self.names), self.tokens[self.random.choice(TOKENS)]
         name, token = self.again
+        limit = self.limit(name)
+        if limit:
+            token = None  # which a semaphore has not
         timeout, poll = self.random.choice(self.order["timeouts"]), self.random.choice(POLLS)
         seconds = self.random.choice(self.order["holds"])
         self.entered = False
         self.number = number = next(self.log.numbers)
-        self.log.note("ask", number, name, timeout, token)
-        lock = Lock(
-            name, ttl=self.order["ttl"], token=token, poll=poll, blocking_timeout=timeout,
-            on_lost=lambda error: self.log.note("told", number),
-        )  # fmt: skip
+        self.log.note("ask", number, name, timeout, token, limit)
+        options: dict[str, Any] = {
+            "ttl": self.order["ttl"], "poll": poll, "blocking_timeout": timeout,
+            "on_lost": lambda error: self.log.note("told", number),
+        }  # fmt: skip
+        lock = Semaphore(name, limit=limit, **options) if limit else Lock(name, token=token, **options)
         try:
             if self.awaits:
                 async with lock:
@@ -129,6 +135,15 @@ class User:
         else:
             self.close("presumed" if _presumed.get() else "released")
         self.again = None
+
+    def limit(self, name: str) -> int:
+        """Of the semaphore of this name, here and now; 0: it is a lock."""
+        if not self.order["limits"]:
+            return 0
+        way, limits = self.order["limits"][self.order["names"].index(name) % len(self.order["limits"])]
+        if way == "in turn":
+            return int(limits[int(monotonic() / PHASE) % len(limits)])
+        return int(self.random.choice(limits))
 
     async def hold(self, lock: Lock, number: int, seconds: float) -> None:
         self.entered = True
@@ -167,8 +182,9 @@ def work(order: dict[str, Any]) -> None:
     note_attempts(_ticket.set, _presumed.set)
     with override_settings(CACHES={"default": order["cache"]}, REDISLOCK=order["settings"]):
         if order["sweep"]:
+            kind = partial(Semaphore, limit=1) if order["limits"] else Lock
             for name in order["names"]:
-                with Lock(name, ttl=order["ttl"], blocking_timeout=60):
+                with kind(name, ttl=order["ttl"], blocking_timeout=60):
                     pass
         else:
             compete(log, order)
@@ -202,8 +218,12 @@ class Mutant(NamedTuple):
     ttl: float | None = None  # seconds, if other than in the trials
     sections: int = 100  # that each worker enters before it must have shown
     tokens_as_ids: bool = False  # the token of an attempt, if it has one, is also its id
+    limits: list[tuple[str, list[int]]] | None = None  # of semaphores
+    kills: int = 0  # of workers
+    names: list[str] | None = None
 
 
+TWO, FOUR, ANY = ([("at random", limits)] for limits in ([2], [4], [1, 2]))
 # rules that the scripts leave out: a run must find each of them
 MUTANTS = {
     "a held lock is taken": Mutant({"idle-lock", "idle-queue", "idle-waiters"}, {"overlap"}),
@@ -222,4 +242,13 @@ MUTANTS = {
     "whoever asks is told that it holds the lock": Mutant({"already-mine"}, {"overlap"}),
     "the queue knows no order": Mutant({"tickets"}, {"order"}),
     "release leaves the index as it is": Mutant({"release-index"}, {"left"}),
+    "who comes gets a permit though none is free": Mutant({"idle-permits"}, {"overlap"}, limits=TWO),
+    "a release gives permits though none is free": Mutant({"permits-free"}, {"overlap"}, limits=ANY),
+    "whose permit it is does not matter": Mutant({"permit-own"}, {"lost_early"}, limits=TWO),
+    "a permit of the dead is never free again": Mutant(
+        {"permits-end"}, {"left_free"}, sections=10_000, limits=FOUR, kills=4, names=["seat"]
+    ),
+    "the last that waits for a permit is the first": Mutant({"order"}, {"order"}, limits=TWO),
+    "a permit is granted and not told": Mutant({"grant-told"}, {"left_free"}, limits=TWO),
+    "a permit is told and not granted": Mutant({"grant-written"}, {"overlap"}, limits=TWO),
 }

@@ -11,8 +11,9 @@ leave out (R1, R6, R7, R9, R16, and those of ``failover.py``) and fields of a ``
 
     python -m tests.model 001 abc 1 R6
     python -m tests.model 001 abc 0 C6 lost=1 acknowledged=1 story="begin 0, serve 0, begin 1, serve 1"
+    python -m tests.model 0012 abcd 0 limit=2
 
 **What is left out**, and tested elsewhere: time (a local deadline comes before the end of the lease in Redis, R1; both
 may come at any moment, and so may a look), slowness (a slow process is one that is stopped and goes on later), lost
-answers (R8), polling (R3), force-releases, pools and suspensions.
+answers (R8), polling (R3), force-releases, pools and suspensions; of semaphores also failovers, and limits that change.
 """

@@ -88,9 +88,8 @@ def may_overlap(world: World, *fences: int) -> bool:
 
 def is_held(world: World, attempt: Attempt) -> bool:
     """What renew.lua finds: whether this attempt holds the lock, by the very grant that it knows of."""
-    if not world.lock or world.lock.attempt != attempt:
-        return False
-    return world.lock.fence == world.clients[attempt].fence or world.without("C3-fence")
+    fences = [lock.fence for lock in world.permits() if lock.attempt == attempt]
+    return bool(fences) and (world.clients[attempt].fence in fences or world.without("C3-fence"))
 
 
 def fall_behind(world: World, _: int) -> bool:
@@ -109,7 +108,7 @@ def fail_over(world: World, _: int) -> bool:
         asking = [attempt for attempt, client in enumerate(world.clients) if client.at == "asks"]
         world.node(asleep=world.queue, unread=tuple(asking))
     if replica:
-        world.lock, world.queue, world.mark, world.suspects, world.last = replica
+        world.lock, world.queue, world.mark, world.suspects, world.last, world.others = replica
         if (world.lock and world.lock.fence) != (lock and lock.fence):
             rob(world, lock)
             world.lock = world.lock and world.lock._replace(restored=True)

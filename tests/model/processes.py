@@ -107,10 +107,14 @@ def look(world: World, attempt: Attempt) -> bool:
 
 def _enter(world: World, attempt: Attempt, grant: Grant) -> bool:
     """The attempt believes its lease from now on."""
-    for other, client in enumerate(world.clients):
-        if client.at == "holds" and not failover.may_overlap(world, grant.fence, client.fence):
-            raise Violation(f"two holders: {attempt} enters while {other} believes its lease")
-    above = grant.fence > world.entered or (grant.fence == world.entered and grant.adopted)
+    inside = [
+        other
+        for other, client in enumerate(world.clients)
+        if client.at == "holds" and not failover.may_overlap(world, grant.fence, client.fence)
+    ]
+    if len(inside) >= world.scene.limit:
+        raise Violation(f"two holders: {attempt} enters while {inside[0]} believes its lease")
+    above = grant.fence > world.entered or (grant.fence == world.entered and grant.adopted) or world.scene.limit > 1
     # one whose lease is lost on its way may come behind those who have higher fences
     if not above and not failover.may_overlap(world, grant.fence):
         raise Violation(f"fences: {attempt} enters with one that is not above those before")
@@ -253,11 +257,12 @@ def _fault(world: World, home: int, subscribed: str = "") -> bool:
     return possible
 
 
-def deadline(world: World, _: int) -> bool:
+def deadline(world: World, place: int) -> bool:
     """the lease ends by the clock of a process that knows of it: never later than in Redis (R1)"""
-    if not world.lock or not world.lock.fresh or world.is_busy_hearing():
+    [lock] = world.permits()[place : place + 1] or [None]
+    if not lock or not lock.fresh or world.is_busy_hearing():
         return False
-    fence = world.lock.fence
+    fence = lock.fence
     world.change_locks(lambda lock: lock._replace(fresh=lock.fresh and lock.fence != fence))
     for attempt, client in enumerate(world.clients):
         if client.at == "holds" and client.fence == fence:
@@ -268,14 +273,17 @@ def deadline(world: World, _: int) -> bool:
     return True
 
 
-def expire(world: World, _: int) -> bool:
+def expire(world: World, place: int) -> bool:
     """the lease ends in Redis"""
-    lock = world.lock
+    [lock] = world.permits()[place : place + 1] or [None]
     early = lock and lock.node != world.nodes.master and world.scene.clock == "ahead"  # by the new master's clock
     if not lock or (lock.fresh and not early):
         return False
-    failover.rob(world, world.lock)
-    world.lock = ()
+    failover.rob(world, lock)
+    world.take(lock.id)
+    channel = world.scene.homes[lock.attempt]
+    if world.scene.limit > 1 and lock.flag == "h" and channel not in world.suspects:
+        world.suspects = (*world.suspects, channel)  # as the next script does: drop_ended()
     return True
 
 

@@ -19,12 +19,12 @@ def acquire(world: World, attempt: Attempt) -> Answer:
 
 def _acquire(world: World, attempt: Attempt) -> Answer:
     client, channel, id = world.clients[attempt], world.scene.homes[attempt], world.scene.id(attempt)
-    held = world.lock
+    held = world.held_by(id) or (() if world.free() else world.lock)
     if held and held.id == id:
         if world.scene.acknowledged and not world.without("C6-repeat"):
             confirm(world, attempt)
         # the end that follows from this answer is a later one
-        world.lock = (world.lock or held)._replace(fresh=True, attempt=attempt)
+        world.put((world.held_by(id) or held)._replace(fresh=True, attempt=attempt))
         return Answer("already", Grant(held.fence, adopted=held.attempt != attempt))  # only where an id is a token
     if held and _may_adopt(world, attempt, held):
         if held.flag == "h":
@@ -36,7 +36,10 @@ def _acquire(world: World, attempt: Attempt) -> Answer:
         return Answer("already", Grant(fence, adopted=True))
     if not held and (not world.queue or grant_next(world, channel, None if world.without("R9") else id)):
         _drop(world, id)
-        return Answer("granted", _grant(world, channel, attempt, "c"))
+        grant = _grant(world, channel, attempt, "c")
+        if world.free():
+            grant_next(world, channel)
+        return Answer("granted", grant)
 
     state = "busy"
     if client.queues:
@@ -49,7 +52,7 @@ def _acquire(world: World, attempt: Attempt) -> Answer:
         if world.mark == channel:
             world.mark = NOBODY
         world.suspects = tuple(suspect for suspect in world.suspects if suspect != channel)
-    if (not world.lock or world.lock.id == id) and not set(world.queue) - {id}:
+    if (world.free() or world.held_by(id)) and not set(world.queue) - {id}:
         raise Violation("refused: nobody else has the lock or stands before, and the answer says busy")
     return Answer(state)
 
@@ -68,12 +71,12 @@ def _may_adopt(world: World, attempt: Attempt, held: Lock) -> bool:
 
 def release(world: World, id: Id, channel: int) -> None:
     """release.lua: release the lock, or leave the queue"""
-    held = world.lock
-    if held and held.id == id:
-        world.lock = ()
+    held = world.held_by(id)
+    if held:
+        world.take(id)
     else:
         _drop(world, id)
-        if held:
+        if not world.free():
             return
     if world.queue or not held or held.flag != "c":
         grant_next(world, channel, given_back=bool(held))
@@ -81,11 +84,12 @@ def release(world: World, id: Id, channel: int) -> None:
 
 def confirm(world: World, attempt: Attempt) -> bool:
     """renew.lua; returns whether it has changed anything"""
-    if not world.lock or world.lock.attempt != attempt or world.lock.flag == "c":
-        return False
-    world.mark = NOBODY
-    world.lock = written(world, world.lock._replace(flag="c"))
-    return True
+    for lock in world.permits():
+        if lock.attempt == attempt and lock.flag != "c":
+            world.mark = NOBODY
+            world.put(written(world, lock._replace(flag="c")))
+            return True
+    return False
 
 
 def grant_next(world: World, asker: int, me: Id | None = None, *, given_back: bool = False) -> bool:
@@ -100,9 +104,11 @@ def grant_next(world: World, asker: int, me: Id | None = None, *, given_back: bo
         attempt = _waiter(world, id)
         channel = world.scene.homes[attempt]
         if counts(world, channel) and (channel == asker or channel not in world.suspects):
-            world.mark = channel
+            if world.scene.limit == 1:  # else each handoff has a mark of its own: expire()
+                world.mark = channel
             publish(world, channel, Message(id, _grant(world, asker, attempt, "h")))
-            return False
+            if not world.free() and not world.without("free"):
+                return False
     world.suspects = ()
     return True
 
@@ -132,7 +138,7 @@ def _grant(world: World, asker: int, attempt: Attempt, flag: str) -> Grant:
         if id != mine and (not ticket or world.clients[_waiter(world, id)].ticket < ticket):
             raise Violation(f"out of turn: {attempt} is granted the lock before {id}")
     fence = _next_fence(world, asker)
-    world.lock = written(world, Lock(mine, attempt, fence, flag))
+    world.put(written(world, Lock(mine, attempt, fence, flag)))
     return Grant(fence, node=world.nodes.master)
 
 

@@ -31,7 +31,8 @@ class Found(NamedTuple):
 def search(scene: Scene) -> Found:
     """Visit all states of ``scene``; ends at the first violation."""
     clients, processes = range(len(scene.homes)), range(max(scene.homes) + 1)
-    actions: list[tuple[Action, int]] = [(action, 0) for action in (*TIME, *NODES)]
+    actions: list[tuple[Action, int]] = [(action, place) for action in TIME for place in range(scene.limit)]
+    actions += [(action, 0) for action in NODES]
     actions += [(action, one) for action in (*CLIENT_STEPS, *CLIENT_EVENTS) for one in clients]
     actions += [(action, one) for action in (*PROCESS_STEPS, *PROCESS_EVENTS) for one in processes]
     state = World(scene).freeze()
@@ -80,21 +81,21 @@ def check_nobody_is_forgotten(scene: Scene, state: State) -> None:
     world = World(scene, state)
     if not _at(world, "waits") or not _quiet(world):
         return
-    lock = world.lock
-    # a lock that a failover has brought back ends by itself, as nobody renews it
-    if lock and not lock.restored and lock.attempt in _at(world, "gone"):
-        raise Violation(f"orphan: {lock.attempt} has left, and holds the lock for nobody")
+    for lock in world.permits():
+        # a lock that a failover has brought back ends by itself, as nobody renews it
+        if not lock.restored and lock.attempt in _at(world, "gone"):
+            raise Violation(f"orphan: {lock.attempt} has left, and holds the lock for nobody")
     oldest = [process.waiters[0] for process in world.processes if process.state == "up" and process.waiters]
     for attempt in oldest:
         look(world, attempt)
         _go_on_until_quiet(world)
     for attempt in _at(world, "waits"):
         id = scene.id(attempt)
-        if id not in world.queue and not (world.lock and world.lock.id == id):
+        if id not in world.queue and not world.held_by(id):
             raise Violation(f"forgotten: {attempt} waits and is not queued, after the next look of its process")
         if not counts(world, scene.homes[attempt]):
             raise Violation(f"forgotten: {attempt} waits, and is taken for dead after the next look of its process")
-    if _at(world, "waits") and not world.lock:
+    if _at(world, "waits") and world.free():
         raise Violation("forgotten: the lock is free, and the next looks of all processes have left it so")
 
 

@@ -37,6 +37,7 @@ WITH_A_FAILOVER = [
     "010 abc 0 lost=0 story=moved wakes=1",
     "011 abc 1 lost=0 story=moved only=stop wakes=1",
 ]
+SEMAPHORES = ["001 abc 1 limit=2", "012 abc 1 limit=2", "0011 abcd 0 limit=2", "0012 abcd 0 limit=2"]
 
 
 @pytest.mark.timeout(0 if FAULTS > 1 else 600)  # they compute all the time, on a machine that may be busy
@@ -45,7 +46,8 @@ WITH_A_FAILOVER = [
     [
         *(f"{words} 0" for words in ATTEMPTS),
         *(pytest.param(f"{words} {FAULTS}", marks=pytest.mark.complete) for words in ATTEMPTS),
-        *(pytest.param(words, marks=pytest.mark.complete) for words in WITH_A_FAILOVER),
+        "001 abc 0 limit=2",
+        *(pytest.param(words, marks=pytest.mark.complete) for words in (*WITH_A_FAILOVER, *SEMAPHORES)),
     ],
 )
 def test_no_order_of_events_breaks_a_promise(scene: str) -> None:
@@ -65,6 +67,10 @@ def test_no_order_of_events_breaks_a_promise(scene: str) -> None:
         ("001 abc 1 R9", "refused: ", "expire"),
         ("001 aab 1 R16", "two holders: ", "send_pending"),  # a late release frees the lock of a later attempt
         ("011 aab 1 R16", "two holders: ", "send_pending"),
+        # of semaphores: a release hands on more permits than it gives back
+        ("0012 abcd 0 free limit=2", "too many: ", "leave"),
+        ("0011 abcd 1 R6 limit=2", "forgotten: ", "subscribe"),
+        ("001 abc 1 R7 limit=2", "orphan: ", "leave_unheard"),
         # a handoff by the old master is judged by the new one's clock; one by the new master by the old one's
         ("011 abc 1 C2 lost=0 story=left only=stop clock=behind", "two holders: ", "go_on"),
         ("010 abc 1 C2-look lost=0 story=woken only=stop clock=ahead", "two holders: ", "go_on"),

@@ -19,6 +19,7 @@ class Scene(NamedTuple):
     tokens: str  # the token of each attempt, a letter
     faults: int = 1  # how many stops, kills, broken connections and lost requests there may be
     without: str = ""  # the rule that is left out
+    limit: int = 1  # how many may hold it at once; more than one: it is a semaphore, without failovers
     lost: int | None = None  # how many writes the replica may lack when it is promoted; None: there is no failover
     clock: str = ""  # of the promoted replica: "ahead" of the old master's, or "behind"
     acknowledged: bool = False  # a grant counts only once the replica has acknowledged it
@@ -126,6 +127,7 @@ class Stored(NamedTuple):
     mark: int  # field '!': the process of a handoff that is not confirmed
     suspects: tuple[int, ...]  # field '?'
     last: Number = 0  # the key ``fence``; only if time does not make fences grow
+    others: tuple[Lock, ...] = ()  # of a semaphore, the permits behind the first one, which is ``lock``
 
 
 class Nodes(NamedTuple):
@@ -154,7 +156,7 @@ class World:
             processes = (Process(),) * (max(scene.homes) + 1)
             state = Stored((), (), NOBODY, ()), (Client(),) * len(scene.homes), processes, 0, scene.faults, Nodes()
         stored, clients, processes, self.entered, self.faults, self.nodes = state
-        self.lock, self.queue, self.mark, self.suspects, self.last = stored
+        self.lock, self.queue, self.mark, self.suspects, self.last, self.others = stored
         self.clients, self.processes = list(clients), list(processes)
 
     def without(self, rule: str) -> bool:
@@ -180,7 +182,30 @@ class World:
         return [attempt for attempt in range(len(self.clients)) if self.scene.id(attempt) == id]
 
     def stored(self) -> Stored:
-        return Stored(self.lock, self.queue, self.mark, self.suspects, self.last)
+        return Stored(self.lock, self.queue, self.mark, self.suspects, self.last, self.others)
+
+    def permits(self) -> tuple[Lock, ...]:
+        """What is held, by fence; of a lock, at most one."""
+        return (self.lock, *self.others) if self.lock else ()
+
+    def free(self) -> int:
+        return self.scene.limit - len(self.permits())
+
+    def held_by(self, id: Id) -> Lock | tuple[()]:
+        return next((lock for lock in self.permits() if lock.id == id), ())
+
+    def put(self, lock: Lock) -> None:
+        """Write what this id holds."""
+        self.take(lock.id)
+        self._keep(sorted((*self.permits(), lock), key=lambda one: one.fence))
+        if self.free() < 0:
+            raise Violation(f"too many: {lock.attempt} is granted what nobody has left")
+
+    def take(self, id: Id) -> None:
+        self._keep([lock for lock in self.permits() if lock.id != id])
+
+    def _keep(self, permits: list[Lock]) -> None:
+        self.lock, self.others = (permits[0], tuple(permits[1:])) if permits else ((), ())
 
     def freeze(self) -> State:
         """The state without what makes no difference any more; numbers become ranks, as only their order matters."""
@@ -224,11 +249,12 @@ class World:
 
     def fences(self) -> list[Number]:
         """Those of all locks, holders and grants."""
-        locks = [self.lock, self.nodes.replica and self.nodes.replica.lock]
+        locks = [*self.permits(), self.nodes.replica and self.nodes.replica.lock]
         return [one.fence for one in (*self.grants(), *locks) if one] + [client.fence for client in self.clients]
 
     def change_locks(self, change: Callable[[Lock], Lock]) -> None:
-        self.lock, replica = self.lock and change(self.lock), self.nodes.replica
+        self._keep([change(lock) for lock in self.permits()])
+        replica = self.nodes.replica
         if replica and replica.lock:
             self.node(replica=replica._replace(lock=change(replica.lock)))
 

@@ -122,6 +122,17 @@ def test_members_of_a_pool_are_held_once(coroutines: bool) -> None:
     assert pool["sections"] > 20
 
 
+@BOTH
+def test_no_more_than_the_limit_hold_a_semaphore(coroutines: bool) -> None:
+    found = figures("semaphore", asyncio=coroutines, procs=3, hold_ms=20, seconds=0.5, rounds=1)
+    assert {"Lock", "Semaphore 1", "Semaphore 5", "sorted sets 5"} <= set(found)
+    assert {(one["violations"], *one["troubles"]) for one in found.values()} == {(0,)}
+    ours = [one for key, one in found.items() if key[:9] in ("Lock", "Semaphore")]
+    assert {(one["inversions_in_server_order"], one["numbered"] == one["sections"]) for one in ours} == {(0, True)}
+    # of three processes none waits for one of five permits
+    assert found["Semaphore 5"]["sections"] > found["Semaphore 1"]["sections"]
+
+
 def test_without_json_there_is_a_table_and_bad_arguments_are_named_with_the_choices() -> None:
     text = " ".join(lockbench("drain", asyncio=True, waiters=3, rounds=1, only="redis-py").split())
     assert "lockbench drain --asyncio (waiters 3, rounds 1)" in text

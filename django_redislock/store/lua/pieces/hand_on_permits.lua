@@ -3,7 +3,9 @@
 local function hand_on()
   drop_ended()
   local free, verdict = count_free(), nil
-  if free > 0 then verdict = grant_next(KEYS.queue, KEYS.waiters, ARGV.name, free, nil, hand_over) end
+  if --[[@permits-free]]free > 0--[[@or]]true--[[@]] then
+    verdict = grant_next(KEYS.queue, KEYS.waiters, ARGV.name, free, nil, hand_over)
+  end
   unlist()
   return verdict == 'more' and 1 or 0
 end

@@ -37,7 +37,9 @@ local function keep_permits(ms)
 end
 
 local function drop_ended()
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS.ends, '-inf', us, 'LIMIT', 0, 100)) do
+  local ended = {}
+  ended = redis.call('ZRANGEBYSCORE', KEYS.ends, '-inf', us, 'LIMIT', 0, 100) --@permits-end
+  for _, id in ipairs(ended) do
     redis.call('ZREM', KEYS.ends, id)
     redis.call('HDEL', KEYS.permits, id)
     local channel = redis.call('HGET', KEYS.waiters, handoff_field(id))
@@ -53,7 +55,7 @@ local function read_lock()
   whose = ARGV.id
   local ends = redis.call('ZSCORE', KEYS.ends, whose)
   local value = ends and tonumber(ends) > us and redis.call('HGET', KEYS.permits, whose)
-  if value then return value end
+  if value then return value end --@permit-own
   drop_ended()
   while count_free() < 1 do
     whose = redis.call('ZRANGE', KEYS.ends, 0, 0)[1]
@@ -99,7 +101,7 @@ end
 -- whether a permit is free, nobody waits for one, no handoff has run out, and all agree on how many there are
 local function is_idle(gone)
   local held = redis.call('ZCARD', KEYS.ends)
-  return held < limit
+  return --[[@idle-permits]]held < limit--[[@or]]true--[[@]]
     and redis.call('EXISTS', KEYS.queue, KEYS.waiters, gone) == 0
     and (
       held == 0
