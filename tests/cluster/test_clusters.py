@@ -27,6 +27,7 @@ from django_redislock import (
     LockError,
     LockNotAcquired,
     LockPool,
+    LockSet,
     LockUnavailable,
     alist_locks,
     force_release,
@@ -55,6 +56,22 @@ def mine(look: Look) -> Look:
     """Only in this thread: the process has others that send."""
     me = threading.current_thread()
     return lambda port, commands: look(port, commands) if threading.current_thread() is me else None
+
+
+def test_a_set_of_locks_may_be_on_several_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = [name for name in sorted(MANY) if slot_of(name) == slot_of(min(MANY))]
+    apart = [f"z:{name}" for name in MANY[:20]]
+    asked: list[int] = []
+    for _ in range(2):  # at first, the nodes do not know the scripts
+        with monkeypatch.context() as patch:
+            asked.clear()
+            note_round_trips(patch, mine(lambda port, commands: asked.append(len(commands))))
+            with LockSet(*together, *apart) as locks:
+                assert locks.names == (*together, *sorted(apart))
+                acquired = asked.copy()
+    assert len(together) > 1
+    assert acquired == [len(together), *[1] * len(apart)]
+    assert list_locks() == []
 
 
 def test_names_are_spread_over_slots_and_a_section_is_two_round_trips_and_a_list_two_to_each_node(
