@@ -64,8 +64,8 @@ class LockSet:
     It belongs to the thread or task that acquires it, as a lock does, and methods that talk to Redis have a twin for
     coroutines. The first of several acquisitions of the same set is the one to be released last (``reentrant``).
 
-    Guaranteed and not guaranteed, of each lock, is what :class:`Lock` says. The locks are acquired one after the other,
-    not at one moment; on a cluster, they may be on different nodes.
+    Guaranteed and not guaranteed, of each lock, is what :class:`Lock` says. The locks are not acquired at one moment,
+    though in one round trip if all are free; on a cluster, they may be on different nodes.
     """
 
     __slots__ = ("__weakref__", "_locks", "_options", "_templates")
@@ -247,10 +247,9 @@ class LockSet:
     def _each(self) -> list[tuple[Lock, Acquisition | None]]:
         return [(lock, lock._own()) for lock in self._locks.values()]
 
-    def _own(self) -> Several | None:
+    def _own(self) -> Several:
         """What is held through this object here."""
-        found = [section for _, section in self._each() if section is not None]
-        return Several(found) if found else None
+        return Several(section for _, section in self._each() if section is not None)
 
     def _begin(self, several: Several, block: WithBlock | None) -> Steps[None]:
         if block is not None:
@@ -265,21 +264,20 @@ class LockSet:
         terms = several.sections[0].terms
         return (yield from several.obtain(terms.deadline(blocking, check_timeout(blocking_timeout)))) is None
 
-    def _leave(self, several: Several | None, error: BaseException | None, instead: str) -> None:
+    def _leave(self, several: Several, error: BaseException | None, instead: str) -> None:
         try:
             run_blocking(self._end(several, error), instead)
         except (LockError, SynchronousOnlyOperation):
             raise
         except BaseException:  # interrupted
-            if several is not None:
-                several.undo()
+            several.undo()
             raise
 
-    def _end(self, several: Several | None, error: BaseException | None) -> Steps[None]:
+    def _end(self, several: Several, error: BaseException | None) -> Steps[None]:
         """A block has ended: with ``error``, or (None) normally, or by a release."""
-        if several is not None and all(lease.closed for lease in several.leases):
+        if all(lease.closed for lease in several.leases):
             several = self._own()  # released inside the block, and perhaps acquired again
-        if several is None:
+        if not several.sections:
             if error is None:
                 raise next(iter(self._locks.values()))._not_owned("release")
             return

@@ -280,7 +280,7 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
         return answer
 
     # what one command has got or released
-    _around(pytest.MonkeyPatch(), acquisition.Acquisition, "_first_try", lambda *_: on_end(None))
+    _around(pytest.MonkeyPatch(), acquisition.Acquisition, "first_try", lambda *_: on_end(None))
     _around(pytest.MonkeyPatch(), acquisition.Acquisition, "_release_command", lambda *_: on_presumed(False))
     setattr(acquisition, "Attempt", Noted)  # noqa: B010
     setattr(calls, "release", noted)  # noqa: B010

@@ -97,33 +97,33 @@ class Acquisition(Section):
         itself.
         """
         begun, deadline = monotonic(), deadline or self.terms.deadline()
-        command, tried = self._first_try(deadline, None), None
+        command, tried = self.first_try(deadline, None), None
         if command is not None:
             tried = try_once(self.partition, command, give_up_at(deadline))
-            if self._take_grant(tried):
+            if self.take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     run(tell_acquired(self.held, monotonic() - begun))
                 return None
-        return run(self._go_on(deadline, begun, tried))
+        return run(self.go_on(deadline, begun, tried))
 
     async def aacquire(self, deadline: Deadline | None = None) -> LockNotAcquired | None:
         """See acquire()."""
         begun, deadline = monotonic(), deadline or self.terms.deadline()
-        command, tried = self._first_try(deadline, asyncio.get_running_loop()), None
+        command, tried = self.first_try(deadline, asyncio.get_running_loop()), None
         if command is not None:
             tried = await atry_once(self.partition, command, give_up_at(deadline), ENTERING)
-            if self._take_grant(tried):
+            if self.take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     await arun(tell_acquired(self.held, monotonic() - begun))
                 return None
-        return await arun(self._go_on(deadline, begun, tried))
+        return await arun(self.go_on(deadline, begun, tried))
 
     def obtain(self, deadline: Deadline | None = None) -> Steps[LockNotAcquired | None]:
         """See acquire()."""
         refusal: LockNotAcquired | None = yield Call(self.acquire, (deadline,), twin=self.aacquire)
         return refusal
 
-    def _first_try(self, deadline: Deadline, loop: Loop | None) -> Command | None:
+    def first_try(self, deadline: Deadline, loop: Loop | None, *, queues: bool = True) -> Command | None:
         """Return the command that gets the lock if it is free, and else queues for it if messages arrive already.
 
         None: that is not all that it takes.
@@ -135,11 +135,27 @@ class Acquisition(Section):
             return None
         self._generation = listener.generation  # first, so that it is not newer than the answer
         self._request = request = self._make_request()
-        if listener.ready and deadline.waits:
+        if listener.ready and deadline.waits and queues:
             self._waiter = waiter = make_waiter(loop, request.id, request.name, listener.bury)
             listener.register(waiter)
             wait = calls.QUEUED
         return calls.acquire_command(request, wait)
+
+    def give_up_try(self, tried: Tried) -> Command | None:
+        """Return the command that releases what the first try has got; None: nothing. See forget_try()."""
+        assert self._request is not None
+        state = calls.state_at_once(tried)
+        if state == calls.GRANTED:
+            return calls.release_command(self._request, unknown=False, how=calls.HOLDER)
+        self.forget_try(given_back=state == calls.BUSY)
+        return None
+
+    def forget_try(self, *, given_back: bool) -> None:
+        """The next try is the first one. Unless all was ``given_back``, that is done in the background."""
+        assert self._request is not None
+        if not given_back:
+            self._runtime.watchdog.release_later(self._request, unknown=True, how=calls.WITHDRAWAL)
+        self._request = None
 
     def _is_above(self, deadline: Deadline) -> bool:
         """Return whether this lock is among those above; note the order in which the others are held."""
@@ -156,7 +172,7 @@ class Acquisition(Section):
         if self._above:
             self._above = tuple(one for one in self._above if one not in others)
 
-    def _take_grant(self, tried: Tried) -> bool:
+    def take_grant(self, tried: Tried) -> bool:
         """Hold the lock if the first try has got it; return whether it has."""
         assert self._request is not None
         granted = None if self._request.keys.any else calls.granted_at_once(self._request, tried)
@@ -166,12 +182,12 @@ class Acquisition(Section):
         lease = Lease(self._request, self.terms, fence=fence, ends=ends, template=self.terms.template or self.name)
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
-        if self._waiter is not None:  # only now that the lease is watched; see _go_on()
+        if self._waiter is not None:  # only now that the lease is watched; see go_on()
             self._runtime.listener(self.partition).waiters.discard(self._waiter)
             self._waiter = None
         return True
 
-    def _go_on(self, deadline: Deadline, begun: float, tried: Tried | None) -> Steps[LockNotAcquired | None]:
+    def go_on(self, deadline: Deadline, begun: float, tried: Tried | None) -> Steps[LockNotAcquired | None]:
         """Get the lock where the first try, if there was one, was not enough. See acquire()."""
         canceller, template = self._make_canceller(), self.terms.template or self.name
         above, own = self._held_above()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from abc import abstractmethod
 from logging import DEBUG, ERROR, WARNING
 from typing import Any
 
@@ -29,9 +30,8 @@ class Ending:
 
     __slots__ = ()
 
-    def exit(self, error: BaseException | None) -> Steps[bool]:
-        """See Section.exit()."""
-        raise NotImplementedError
+    @abstractmethod
+    def exit(self, error: BaseException | None) -> Steps[bool]: ...
 
     def exit_surely(self, **facts: Any) -> Steps[bool]:
         """End well after work whose success must not be hidden by an error: if necessary, in the background.

@@ -8,15 +8,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from copy import copy
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from ..base.display import shown
-from ..base.steps import Step, Steps
+from ..base.steps import DrivingLoop, Step, Steps
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
 from ..options import OnLost, Options
+from ..store.calls import released_at_once
+from ..store.lock_store import Partition
+from ..store.node import Node
+from ..store.retry import Execute, Tried
+from ..store.wire import CONNECTION_ERRORS, Command
 from .acquisition import Acquisition, Frame
+from .announcements import tell_acquired
+from .attempt import give_up_at
 from .lease import Lease
 from .section import Ending, Section
 
@@ -79,8 +89,13 @@ class Several(Ending):
         for the next: then it is for the caller to undo it.
         """
         begun, deadline = monotonic(), deadline or self.sections[0].terms.deadline()
-        for section in self.sections:
-            refusal: LockNotAcquired | None = yield from section.obtain(deadline)
+        got, tried = yield from self._try_together(deadline, begun)
+        for section in self.sections[got:]:
+            refusal: LockNotAcquired | None
+            if tried is None:
+                refusal = yield from section.obtain(deadline)
+            else:
+                refusal, tried = (yield from section.go_on(deadline, begun, tried)), None
             if refusal is not None:
                 yield from self.fail(refusal)
                 names = shown(tuple(section.name for section in self.sections))
@@ -89,6 +104,41 @@ class Several(Ending):
             if lease.lost:
                 raise lease.lost_error()
         return None
+
+    def _try_together(self, deadline: Deadline, begun: float) -> Steps[tuple[int, Tried | None]]:
+        """Ask for the first locks in one round trip, in case they are free.
+
+        Returns how many it has got, and what has come of asking for the next one (None: nothing yet). What was granted
+        behind that one is given back: whoever waits holds nothing that comes later.
+        """
+        partition, loop = self.sections[0].partition, (yield DrivingLoop())
+        near = [*takewhile(lambda section: section.partition is partition, self.sections)]
+        commands: list[Command] = []
+        for section in near if len(near) > 1 else ():
+            command = section.first_try(deadline, loop, queues=not commands)
+            if command is None:
+                break
+            commands.append(command)
+        if not commands:
+            return 0, None
+        sent = monotonic()
+        answers = yield from _send(partition, commands, deadline)
+        tried: list[Tried] = [(sent, *answer) for answer in answers]
+        got = 0
+        while got < len(tried) and near[got].take_grant(tried[got]):
+            got += 1
+        behind = [
+            (section, command)
+            for section, one in zip(near[got + 1 :], tried[got + 1 :], strict=False)
+            if (command := section.give_up_try(one)) is not None
+        ]
+        if behind:
+            answers = yield from _send(partition, [command for _, command in behind], deadline)
+            for (section, _), answer in zip(behind, answers, strict=True):
+                section.forget_try(given_back=released_at_once((sent, *answer)))
+        for section in near[:got]:
+            yield from tell_acquired(section.held, monotonic() - begun)
+        return got, tried[got] if got < len(tried) else None
 
     def exit(self, error: BaseException | None) -> Steps[bool]:
         """See Section.exit(): of all, the last one first. What goes wrong with one does not keep the others.
@@ -130,6 +180,17 @@ class Several(Ending):
     def undo_after(self, block: object) -> None:
         for section in self.sections:
             section.undo_after(block)
+
+
+def _send(
+    partition: Partition, commands: list[Command], deadline: Deadline
+) -> Steps[list[tuple[list[Any] | Exception, Node | None]]]:
+    """Send these commands in one round trip; return what has come of each, but for the time: see Tried."""
+    try:
+        answers, node = yield Execute(partition, commands, give_up_at(deadline))
+    except (*CONNECTION_ERRORS, ResponseError) as error:
+        return [(error, None)] * len(commands)
+    return [([answer], node) for answer in answers]
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -179,6 +179,13 @@ def granted_at_once(request: LockRequest, tried: Tried) -> tuple[int, float] | N
     return fence, ends
 
 
+def state_at_once(tried: Tried) -> int | None:
+    """Return what state a first try has met; None: that is not known."""
+    _, answers, node = tried
+    answer: Any = None if node is None else answers[0]  # type: ignore[index]
+    return answer[0] if type(answer) is list else None
+
+
 def released_at_once(tried: Tried) -> bool:
     """Return whether a first try has released a lock, and nothing is left to do."""
     _, answers, node = tried

@@ -27,6 +27,7 @@ from django_redislock import (
     LockError,
     LockNotAcquired,
     LockPool,
+    LockSet,
     LockUnavailable,
     Semaphore,
     alist_locks,
@@ -70,6 +71,22 @@ def test_semaphores_are_spread_as_well_and_lists_show_all_of_them(cluster: Clust
     assert listed == dict.fromkeys(names, 1) | {names[0]: 2}
     for name in names:
         assert force_release(name)
+    assert list_locks() == []
+
+
+def test_a_set_of_locks_may_be_on_several_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = [name for name in sorted(MANY) if slot_of(name) == slot_of(min(MANY))]
+    apart = [f"z:{name}" for name in MANY[:20]]
+    asked: list[int] = []
+    for _ in range(2):  # at first, the nodes do not know the scripts
+        with monkeypatch.context() as patch:
+            asked.clear()
+            note_round_trips(patch, mine(lambda port, commands: asked.append(len(commands))))
+            with LockSet(*together, *apart) as locks:
+                assert locks.names == (*together, *sorted(apart))
+                acquired = asked.copy()
+    assert len(together) > 1
+    assert acquired == [len(together), *[1] * len(apart)]
     assert list_locks() == []
 
 

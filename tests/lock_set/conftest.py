@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from tests.engine.conftest import gates, listening
 from tests.fencing.conftest import account, ledger
-from tests.lock.conftest import nowhere
+from tests.lock.conftest import network, nowhere
 
-__all__ = ["account", "gates", "ledger", "listening", "nowhere"]
+__all__ = ["account", "gates", "ledger", "listening", "network", "nowhere"]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
@@ -272,3 +272,23 @@ def test_bad_lists_are_errors_when_they_are_given() -> None:
     with pytest.raises(TypeError, match="A with block has no arguments to make a name of"):
         locked_atomic([A, lambda: B]).__enter__()
     assert not iscoroutinefunction(locked([A])(never))
+
+
+def test_a_set_is_claimed_in_a_transaction_of_ones_own(account: Account, recwarn: pytest.WarningsRecorder) -> None:
+    async def claim() -> None:
+        async with LockSet(A, B, fenced=True) as locks:
+            atomic = transaction.atomic()
+            await sync_to_async(atomic.__enter__)()
+            await locks.aclaim()
+            await sync_to_async(atomic.__exit__)(None, None, None)
+
+    with LockSet(A, B, fenced=True) as locks:
+        with transaction.atomic():
+            locks.claim()
+        assert fences() == locks.fences
+    before = fences()
+    async_to_sync(claim)()
+    assert {name for name, fence in fences().items() if fence > before[name]} == {A, B}
+    assert not recwarn.list
+    with pytest.warns(RuntimeWarning, match="released without having been claimed"), LockSet(A, B, fenced=True):
+        pass

@@ -26,6 +26,7 @@ from django_redislock.testing import redis_away
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.cancelling import TTL, Closed, Closing, Interrupted, auntil_done_or, nothing_left
+from tests.helpers.proxy import Proxy
 from tests.helpers.state import holder, leftovers, queued
 from tests.inside import keys_of
 from tests.lock.conftest import Block, receiving
@@ -34,7 +35,7 @@ Eventually = Callable[..., Any]
 Start = Callable[..., Any]
 Heard = list[tuple[str, dict[str, Any]]]
 
-A, B, C = "account:10", "account:3", "account:7"  # in their order
+A, B, C, D = "account:10", "account:3", "account:7", "account:9"  # in their order
 
 
 def free(client: redis.Redis, *names: str) -> bool:
@@ -423,3 +424,41 @@ def test_bad_input_is_an_error_before_redis_is_asked() -> None:
     assert (LockSet("a").lost, LockSet("a").remaining(), LockSet("a").owned()) == (False, 0.0, False)
     with pytest.warns(RuntimeWarning, match="only decorators fill templates"):
         LockSet("order:{pk}")
+
+
+def test_free_locks_are_acquired_in_one_round_trip(trips: list[int]) -> None:
+    locks = LockSet(A, B, C)
+    with locks:  # the server may have to be sent the scripts
+        trips.clear()
+    with locks:
+        assert trips == [1, 1, 1, 3]
+
+
+def test_those_behind_a_busy_one_are_not_kept(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
+    me, you, somebody = crowd(), crowd(), crowd()
+    you(LockSet(B, D), "acquire")
+    locks = LockSet(A, B, C, D)
+    waiting = me.start(locks, "acquire")
+    eventually(lambda: queued(client, B) == 1)
+    assert somebody(Lock(C), "acquire", blocking_timeout=GENEROUS)
+    assert (free(client, A), queued(client, D)) == (False, 0)
+    force_release(B)
+    eventually(lambda: queued(client, C) == 1)
+    force_release(C)
+    force_release(D)
+    assert waiting.result(GENEROUS)
+    assert me(locks, "owned")
+
+
+def test_where_the_connection_fails_it_is_tried_again(
+    me: Any, network: Proxy, client: redis.Redis, eventually: Eventually
+) -> None:
+    locks = LockSet(A, B, C, using="far")
+    me(locks, "acquire")
+    me(locks, "release")
+    network.cut()
+    network.mend()
+    assert me(locks, "acquire", blocking_timeout=GENEROUS)
+    assert me(locks, "owned")
+    me(locks, "release")
+    eventually(lambda: leftovers(client) == [])
