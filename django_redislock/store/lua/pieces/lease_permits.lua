@@ -9,7 +9,8 @@ end
 
 local function move_end(ms)
   redis.call('ZADD', KEYS.ends, us + ms * 1000, whose)
-  keep_permits(ms)
+  keep(KEYS.permits, ms + SPARE)
+  keep(KEYS.ends, ms + SPARE)
 end
 
 -- the handoff with this flag is confirmed

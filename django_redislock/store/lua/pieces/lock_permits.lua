@@ -5,6 +5,7 @@
 local erased_flag -- flag of the permit that this script has taken from its holder, if any
 local whose = ARGV.id -- the holder of the permit that is meant: the caller, or whose lease ends first
 local limit, limit_before -- how many permits there are; what was said before, if it was something else
+local none_held, waits -- what this script has found out: whether it has met no holder; whether anybody waits
 
 local function set_limit(text) limit = tonumber(text) end
 
@@ -31,9 +32,9 @@ local function handoff_field(id) return '!' .. id end
 -- unheard
 local SPARE = 5000
 
-local function keep_permits(ms)
-  keep(KEYS.permits, ms + SPARE)
-  keep(KEYS.ends, ms + SPARE)
+local function expire_permits(ms)
+  redis.call('PEXPIRE', KEYS.permits, ms + SPARE)
+  redis.call('PEXPIRE', KEYS.ends, ms + SPARE)
 end
 
 local function drop_ended()
@@ -71,16 +72,28 @@ local function last_end() return redis.call('ZRANGE', KEYS.ends, -1, -1, 'WITHSC
 
 local function write_lock(value, ms)
   local id = string.match(value, '^%S+')
-  redis.call('HSET', KEYS.permits, id, value)
-  if limit then redis.call('HSET', KEYS.permits, ':', limit) end
+  if limit then
+    redis.call('HSET', KEYS.permits, ':', limit, id, value)
+  else
+    redis.call('HSET', KEYS.permits, id, value)
+  end
   redis.call('ZADD', KEYS.ends, us + ms * 1000, id)
-  keep_permits(ms)
+  if none_held then
+    none_held = false
+    expire_permits(ms)
+  else
+    keep(KEYS.permits, ms + SPARE)
+    keep(KEYS.ends, ms + SPARE)
+  end
+end
+
+local function nobody_waits()
+  if waits == nil then waits = redis.call('EXISTS', KEYS.queue, KEYS.waiters) > 0 end
+  return not waits
 end
 
 local function erase_lock(flag)
-  get_limit() -- it goes with the last permit
   redis.call('ZREM', KEYS.ends, whose)
-  redis.call('HDEL', KEYS.permits, whose)
   if flag == 'h' then redis.call('HDEL', KEYS.waiters, handoff_field(whose)) end
   erased_flag = flag
   local last = last_end()
@@ -88,34 +101,33 @@ local function erase_lock(flag)
     drop_ended()
     last = last_end()
   end
-  if not last then
+  if last then
+    redis.call('HDEL', KEYS.permits, whose)
+    expire_permits(math.ceil((last - us) / 1000)) -- no longer than those leases that are left
+  else
+    if not nobody_waits() then get_limit() end -- it goes with the last permit
     redis.call('UNLINK', KEYS.permits)
-    return
+    none_held = true
   end
-  -- no longer than those leases that are left
-  local ms = math.ceil((last - us) / 1000) + SPARE
-  redis.call('PEXPIRE', KEYS.permits, ms)
-  redis.call('PEXPIRE', KEYS.ends, ms)
 end
 
 -- whether a permit is free, nobody waits for one, no handoff has run out, and all agree on how many there are
 local function is_idle(gone)
   local held = redis.call('ZCARD', KEYS.ends)
+  none_held = held == 0
   return --[[@idle-permits]]held < limit--[[@or]]true--[[@]]
     and redis.call('EXISTS', KEYS.queue, KEYS.waiters, gone) == 0
     and (
-      held == 0
+      none_held
       or not redis.call('ZSCORE', KEYS.ends, ARGV.id) and tonumber(redis.call('HGET', KEYS.permits, ':')) == limit
     )
 end
-
-local function nobody_waits() return redis.call('EXISTS', KEYS.queue, KEYS.waiters) == 0 end
 
 -- in the index of held locks, until the last lease ends
 local function list_until(ms) redis.call('ZADD', KEYS.index, 'GT', us + ms * 1000, ARGV.name) end
 
 local function unlist()
-  local last = last_end()
+  local last = not none_held and last_end()
   if last then
     redis.call('ZADD', KEYS.index, last, ARGV.name)
   else
