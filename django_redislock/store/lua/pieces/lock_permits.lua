@@ -38,9 +38,7 @@ local function expire_permits(ms)
 end
 
 local function drop_ended()
-  local ended = {}
-  ended = redis.call('ZRANGEBYSCORE', KEYS.ends, '-inf', us, 'LIMIT', 0, 100) --@permits-end
-  for _, id in ipairs(ended) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS.ends, '-inf', us, 'LIMIT', 0, 100)) do
     redis.call('ZREM', KEYS.ends, id)
     redis.call('HDEL', KEYS.permits, id)
     local channel = redis.call('HGET', KEYS.waiters, handoff_field(id))
