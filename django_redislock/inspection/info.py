@@ -313,28 +313,24 @@ def _force_permits(
     partition: Partition, name: str, before: LockInfo | None, by: str, fence: int | None, permit: int | None
 ) -> Steps[LockInfo | None]:
     """Return the one that was released, or (without ``permit``) what was known of all."""
-    known = {} if before is None else {each.fence: replace(each, waiters=before.waiters) for each in before.permits}
-    highest = max(known, default=0) if fence is None else fence
+    if before is None:
+        return None
+    known = {each.fence: replace(each, waiters=before.waiters) for each in before.permits}
     keys, released = make_keys(partition.prefix, name), list[LockInfo]()
-    while True:
-        permits, some = (yield from calls.read_permits(partition, name)), len(released)
-        for value, _ in permits.leases:
+    for _ in range(1 + before.permits_held // len(before.permits)):
+        permits = yield from calls.read_permits(partition, name)
+        for value, _left in permits.leases:
             holder = parse_holder(value)
-            if holder is not None and holder.fence <= highest and permit in (None, holder.fence):
-                gone = yield from calls.force(partition, keys, name, highest, id=holder.id)
-                if gone is not None:
-                    found = yield from _tell_of_force(partition, name, gone, known.get(holder.fence), by)
-                    released.append(found)
-        if permits.held <= len(permits.leases) or len(released) == some:  # else there are more than were read
-            break
+            if holder is not None and (fence is None or holder.fence <= fence) and permit in (None, holder.fence):
+                gone, seen = (yield from calls.force(partition, keys, name, id=holder.id)), known.get(holder.fence)
+                # None: it has been given back meanwhile
+                released += [] if gone is None else [(yield from _tell_of_force(partition, name, gone, seen, by))]
     return released[0] if permit is not None and released else before if released else None
 
 
 def suspend(partition: Partition, name: str, period: Seconds, note: str) -> Steps[None]:
     """See Lock.suspend()."""
     length, note = seconds(period, "seconds"), check_note(note)
-    if name.startswith(SEMAPHORE):
-        raise ValueError(f"Cannot suspend {name!r}: a semaphore has no suspension.")
     by = describe_owner("")
     owner = f"{by}\n{note}" if note else by
     yield from calls.suspend(partition, make_keys(partition.prefix, name), name, length, owner)

@@ -20,12 +20,14 @@ from django_redislock import (
     LockSet,
     LockUnavailable,
     force_release,
+    list_locks,
     lock_not_acquired,
+    lock_released,
 )
 from django_redislock.testing import redis_away
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.cancelling import TTL, Closed, Closing, Interrupted, auntil_done_or, nothing_left
+from tests.helpers.cancelling import TTL, Closed, Closing, Interrupt, Interrupted, auntil_done_or, nothing_left
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import holder, leftovers, queued
 from tests.inside import keys_of
@@ -462,3 +464,16 @@ def test_where_the_connection_fails_it_is_tried_again(
     assert me(locks, "owned")
     me(locks, "release")
     eventually(lambda: leftovers(client) == [])
+
+
+def test_a_release_that_is_interrupted_is_completed_in_the_background(eventually: Any) -> None:
+    """R18, for a plain call; blocks are watched."""
+
+    def strike(**facts: Any) -> None:
+        raise Interrupt
+
+    locks = LockSet("a", "b")
+    assert locks.acquire()
+    with receiving(strike, lock_released), pytest.raises(Interrupt):
+        locks.release()
+    eventually(lambda: list_locks() == [])

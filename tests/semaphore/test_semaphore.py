@@ -289,8 +289,23 @@ def test_one_permit_can_be_force_released(crowd: Crowd, eventually: Eventually) 
     assert (you(wanted, "owned"), holders()) == (True, 1)
     assert force_release(info.name) is not None
     assert holders() == 0
+    assert force_release(info.name) is None
     with Lock("x"), pytest.raises(ValueError, match=r"^'x' is a lock, and has no permits: pass its fence as fence=\.$"):
         force_release("x", permit=1)
+
+
+def test_more_permits_than_are_listed_are_force_released() -> None:
+    semaphore = Semaphore(NAME, limit=201, ttl=LONG)
+    for _ in range(201):
+        assert semaphore.acquire()
+    info = semaphore.info()
+    assert info is not None
+    assert (info.permits_held, len(info.permits)) == (201, 100)
+    assert redislocks("list").splitlines()[1].startswith("semaphore:export:7 201/201 ")
+    released = force_release(info.name)
+    assert released is not None
+    assert released.permits_held == 201
+    assert get_lock(info.name) is None
 
 
 unchecked: Any = Semaphore  # by mypy
