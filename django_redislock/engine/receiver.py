@@ -27,6 +27,10 @@ LEADS_FOR = 0.1  # seconds a waiting thread reads, and for which the receiver's 
 _OF_A_CUT = TypeError, ValueError, AttributeError
 
 
+class Interrupted(ConnectionError):
+    """A thread was interrupted while it read, perhaps in the middle of a message: nothing is wrong with the server."""
+
+
 class Receiver:
     """Subscribed to the channels of ``listeners`` once, for as long as its connection lasts.
 
@@ -149,7 +153,7 @@ class Receiver:
             if isinstance(error, RedisError) or (self.trouble is not None and isinstance(error, _OF_A_CUT)):
                 self.trouble = self.trouble or error.with_traceback(None)
             else:  # from a signal handler, say: half a message may be left unread
-                self.trouble = self.trouble or ConnectionError("reading was interrupted")
+                self.trouble = self.trouble or Interrupted("reading was interrupted")
                 raise
         finally:
             if not self._stop(waiter, waiter.told):
@@ -182,7 +186,7 @@ class Receiver:
                 if self._reader.registered:
                     return False
                 # R18: it was interrupted where it could not say so
-                self.trouble = self.trouble or ConnectionError("reading was interrupted")
+                self.trouble = self.trouble or Interrupted("reading was interrupted")
             self._reader = waiter
             return True
 

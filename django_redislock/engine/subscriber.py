@@ -22,7 +22,7 @@ from ..store.node import Node
 from ..store.wire import PASSING, wording
 from .announcements import Notifier
 from .listener import RECONNECTING, SIT_OUT, Listener
-from .receiver import Receiver
+from .receiver import Interrupted, Receiver
 
 RESUBSCRIBE_EVERY = 5.0  # seconds, where subscribing is refused
 STANDS = 1.0  # seconds that a subscription must last, for its end to be a new outage
@@ -212,7 +212,8 @@ class Subscriber:
         concerned = _served_by(receiver)
         self._forget(receiver)
         if error is not None and not self.store.closed:
-            self.store.doubt(receiver.node)
+            if not isinstance(error, Interrupted):
+                self.store.doubt(receiver.node)
             if monotonic() - receiver.since >= STANDS:
                 self._outage = None
             self._failed(concerned, error)
@@ -228,6 +229,9 @@ class Subscriber:
     def _failed(self, listeners: Sequence[Listener], error: Exception) -> None:
         for listener in listeners:
             listener.unsubscribed()
+        if isinstance(error, Interrupted):  # no outage
+            self._plan(listeners)
+            return
         with self._mutex:  # several nodes may fail at once
             outage = self._outage = self._outage or Outage()
             log_it, delay = outage.log_is_due(), outage.fail()

@@ -169,7 +169,7 @@ def lead(client: redis.Redis, eventually: Eventually) -> None:
 @pytest.mark.parametrize(("trouble", "led"), [(each, led) for each in inside.TROUBLES for led in (True, False)][:-1])
 def test_a_connection_that_is_cut_or_yields_nonsense_is_replaced_whoever_reads_it(
     trouble: str, led: bool, held: Lock, other: Callable[[], Other], client: redis.Redis, eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: Any,
 ) -> None:  # fmt: skip
     """R18: a thread that is interrupted while it reads (nobody interrupts the listener's) leaves nobody deaf."""
     limit(monkeypatch, leads_for=600)
@@ -180,6 +180,7 @@ def test_a_connection_that_is_cut_or_yields_nonsense_is_replaced_whoever_reads_i
     before, met = subscriptions(), inside.trouble_reading(monkeypatch, trouble)
     client.publish(own_channel(), "something else")
     eventually(lambda: met.is_set() and hears() and subscriptions() > before)
+    assert trouble != "interrupted" or "listener-disconnected" not in caplog.text
     if trouble == "interrupted":
         with pytest.raises(Interrupt):
             waiting.result(GENEROUS)
