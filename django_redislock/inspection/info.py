@@ -19,7 +19,6 @@ from ..engine import describe_owner
 from ..options import check_note
 from ..signals import lock_force_released, sending
 from ..store import calls
-from ..store.calls import Permits
 from ..store.lock_store import Partition
 from ..store.reading import Found, read_values
 from ..store.records import make_keys, parse_holder, parse_waiter, shown_holder
@@ -173,13 +172,17 @@ def make_info(
 
 def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
     """One round trip; None when nobody holds the lock."""
-    value, left, us, planned, holders, *queues = yield from _ask(partition, name, waiters)
+    return _info_of(partition.alias, name, (yield from _ask(partition, name, waiters)))
+
+
+def _info_of(alias: str, name: str, answer: Sequence[Any]) -> LockInfo | None:
+    """``answer``: what _ask() has returned."""
+    value, left, us, planned, permits, *queues = answer
     if value is None:
         return None
-    if holders is None:
-        return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
-    permits: Permits = holders
-    return make_semaphore_info(partition.alias, name, us, permits.limit, permits.held, permits.leases, *queues)
+    if permits is None:
+        return make_info(alias, name, value, us, left, *queues, planned=planned)
+    return make_semaphore_info(alias, name, us, permits.limit, permits.held, permits.leases, *queues)
 
 
 def make_semaphore_info(
@@ -290,11 +293,11 @@ def _force(name: str, using: str | None, by: str, fence: int | None, permit: int
         if number is not None:
             check_count(number, what)
     keys = make_keys(partition.prefix, name)
-    before = yield from inspect(partition, name, waiters=0)
     if keys.stored == "permits":
-        return (yield from _force_permits(partition, name, before, by, fence, permit))
+        return (yield from _force_permits(partition, name, by, fence, permit))
     if permit is not None:
         raise ValueError(f"{name!r} is a lock, and has no permits: pass its fence as fence=.")
+    before = yield from inspect(partition, name, waiters=0)
     value = yield from calls.force(partition, keys, name, fence)
     return None if value is None else (yield from _tell_of_force(partition, name, value, before, by))
 
@@ -310,21 +313,26 @@ def _tell_of_force(partition: Partition, name: str, value: bytes, before: LockIn
 
 
 def _force_permits(
-    partition: Partition, name: str, before: LockInfo | None, by: str, fence: int | None, permit: int | None
+    partition: Partition, name: str, by: str, fence: int | None, permit: int | None
 ) -> Steps[LockInfo | None]:
     """Return the one that was released, or (without ``permit``) what was known of all."""
+    answer = yield from _ask(partition, name, 0)
+    before = _info_of(partition.alias, name, answer)
     if before is None:
         return None
+    asked_at, permits = answer[2], answer[4]
     known = {each.fence: replace(each, waiters=before.waiters) for each in before.permits}
     keys, released = make_keys(partition.prefix, name), list[LockInfo]()
-    for _ in range(1 + before.permits_held // len(before.permits)):
-        permits = yield from calls.read_permits(partition, name)
+    for more_to_read in reversed(range(math.ceil(permits.held / len(permits.leases)))):
         for value, _left in permits.leases:
             holder = parse_holder(value)
-            if holder is not None and (fence is None or holder.fence <= fence) and permit in (None, holder.fence):
+            meant = holder is not None and (fence is None or holder.fence <= fence) and permit in (None, holder.fence)
+            if holder is not None and meant and holder.since <= asked_at:  # whoever came later is spared
                 gone, seen = (yield from calls.force(partition, keys, name, id=holder.id)), known.get(holder.fence)
                 # None: it has been given back meanwhile
                 released += [] if gone is None else [(yield from _tell_of_force(partition, name, gone, seen, by))]
+        if more_to_read:
+            permits = yield from calls.read_permits(partition, name)
     return released[0] if permit is not None and released else before if released else None
 
 

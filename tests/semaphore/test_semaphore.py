@@ -294,6 +294,18 @@ def test_one_permit_can_be_force_released(crowd: Crowd, eventually: Eventually) 
         force_release("x", permit=1)
 
 
+def test_a_force_release_of_all_permits_spares_the_waiters_who_get_them(crowd: Crowd, eventually: Eventually) -> None:
+    people = [(crowd(), Semaphore(NAME, limit=2, ttl=LONG)) for _ in range(2)]
+    for person, semaphore in people:
+        assert person(semaphore, "acquire")
+    waiting = line_up(crowd, eventually, 2, 2)
+    assert force_release(f"semaphore:{NAME}") is not None
+    for person, semaphore, outcome in waiting:
+        assert outcome.result(GENEROUS)
+        assert person(semaphore, "owned")
+        person(semaphore, "release")
+
+
 def test_more_permits_than_are_listed_are_force_released() -> None:
     semaphore = Semaphore(NAME, limit=201, ttl=LONG)
     for _ in range(201):
