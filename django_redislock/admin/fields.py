@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..base.display import duration, printable
 from ..base.names import split_member
-from ..inspection.info import LockInfo, LockStatus, WaiterInfo
+from ..inspection.info import LockInfo, LockStatus, WaiterInfo, with_permits
 from ..models import HeldLock
 
 
@@ -108,9 +108,7 @@ def _table(titles: Sequence[Any], lines: Sequence[Sequence[Any]], count: int) ->
 
 
 def _name(lock: HeldLock) -> str:
-    """The name; of a semaphore, also how many permits are held."""
-    info = lock.info
-    return str(lock) if info is None or info.limit is None else f"{lock} {info.permits_held}/{info.limit}"
+    return with_permits(str(lock), lock.info)
 
 
 class LockFields:

@@ -20,7 +20,7 @@ from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django.utils import timezone
 
 from ..base.display import duration, printable
-from ..inspection.info import LockInfo, LockStatus, SuspensionInfo, WaiterInfo
+from ..inspection.info import LockInfo, LockStatus, SuspensionInfo, WaiterInfo, with_permits
 from ..inspection.lists import PoolInfo, PoolSummary
 
 UNWRITTEN = 74  # EX_IOERR
@@ -122,7 +122,7 @@ def locks_table(locks: Sequence[LockInfo], *, aliases: bool = False, room: int |
     for lock in locks:
         waiters = lock.waiters + lock.pool_waiters
         known = (lock.owner, duration(lock.held_for), _left(lock), lock.fence, waiters, lock.note)
-        rows.append((_name(lock), lock.alias * aliases, *known))
+        rows.append((with_permits(lock.name, lock), lock.alias * aliases, *known))
     return table(titles, rows, room)
 
 
@@ -135,7 +135,7 @@ def pools_table(pools: Sequence[PoolSummary], *, aliases: bool = False) -> str:
 def portrait(lock: LockInfo) -> str:
     """One lock with everything known about it, and its queue below; of a semaphore, its holders."""
     if lock.limit is not None:
-        known = {"NAME": _name(lock), "WAITERS": lock.waiters}
+        known = {"NAME": with_permits(lock.name, lock), "WAITERS": lock.waiters}
         return "\n\n".join([_listed(known), _holders(lock.permits), *_queue(lock.queue, lock.waiters)])
     facts = {
         "NAME": lock.name,
@@ -153,11 +153,6 @@ def portrait(lock: LockInfo) -> str:
     }
     of_pool = [f"For any member of the pool:\n{text}" for text in _queue(lock.pool_queue, lock.pool_waiters)]
     return "\n\n".join([_listed(facts), *_queue(lock.queue, lock.waiters), *of_pool])
-
-
-def _name(lock: LockInfo) -> str:
-    """The name; of a semaphore, also how many permits are held."""
-    return lock.name if lock.limit is None else f"{lock.name} {lock.permits_held}/{lock.limit}"
 
 
 def _holders(permits: Sequence[LockInfo]) -> str:

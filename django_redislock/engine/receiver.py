@@ -99,7 +99,6 @@ class Receiver:
     def retire(self) -> None:
         """End it: another receiver has taken its place, or nobody listens any more."""
         self._retired.set()
-        self._read_ourselves()
         if self._memory:
             # with fakeredis there is no socket to shut down; a message ends the wait
             self.listeners[0].partition.execute(probe_command(self.listeners[0].partition))

@@ -21,7 +21,6 @@ from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
 from ..options import OnLost, Options
 from ..store.calls import released_at_once
 from ..store.lock_store import Partition
-from ..store.node import Node
 from ..store.retry import Execute, Tried
 from ..store.wire import CONNECTION_ERRORS, Command
 from .acquisition import Acquisition, Frame
@@ -121,9 +120,7 @@ class Several(Ending):
             commands.append(command)
         if not commands:
             return 0, None
-        sent = monotonic()
-        answers = yield from _send(partition, commands, deadline)
-        tried: list[Tried] = [(sent, *answer) for answer in answers]
+        tried = yield from _send(partition, commands, deadline)
         got = 0
         while got < len(tried) and near[got].take_grant(tried[got]):
             got += 1
@@ -135,7 +132,7 @@ class Several(Ending):
         if behind:
             answers = yield from _send(partition, [command for _, command in behind], deadline)
             for (section, _), answer in zip(behind, answers, strict=True):
-                section.forget_try(given_back=released_at_once((sent, *answer)))
+                section.forget_try(given_back=released_at_once(answer))
         for section in near[:got]:
             yield from tell_acquired(section.held, monotonic() - begun)
         return got, tried[got] if got < len(tried) else None
@@ -182,15 +179,14 @@ class Several(Ending):
             section.undo_after(block)
 
 
-def _send(
-    partition: Partition, commands: list[Command], deadline: Deadline
-) -> Steps[list[tuple[list[Any] | Exception, Node | None]]]:
-    """Send these commands in one round trip; return what has come of each, but for the time: see Tried."""
+def _send(partition: Partition, commands: list[Command], deadline: Deadline) -> Steps[list[Tried]]:
+    """Send these commands in one round trip; return what has come of each."""
+    sent = monotonic()
     try:
         answers, node = yield Execute(partition, commands, give_up_at(deadline))
     except (*CONNECTION_ERRORS, ResponseError) as error:
-        return [(error, None)] * len(commands)
-    return [([answer], node) for answer in answers]
+        return [(sent, error, None)] * len(commands)
+    return [(sent, [answer], node) for answer in answers]
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -125,6 +125,11 @@ class LockInfo:
         return datetime.fromtimestamp(self.since.timestamp() + self.held_for + self.lease_left, timezone.utc)
 
 
+def with_permits(label: str, info: LockInfo | None) -> str:
+    """Return ``label`` of a lock; of a semaphore, also how many permits are held."""
+    return label if info is None or info.limit is None else f"{label} {info.permits_held}/{info.limit}"
+
+
 class Queue(NamedTuple):
     """How many wait, and the first of them."""
 

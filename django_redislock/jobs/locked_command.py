@@ -204,12 +204,12 @@ def _give_back(lock: Lock, at_least: float) -> None:
 
 
 def _held_by(lock: Lock) -> str:
+    if isinstance(lock, Semaphore):
+        name = known_as(lock.name)[1]
+        return f"Could not acquire the semaphore {printable(name)}: none of its {lock.limit} permits is free."
     try:
         info = lock.info()
     except LockUnavailable:
         info = None
     holder = f"by {printable(info.owner)} for {duration(info.held_for)}" if info else "elsewhere"
-    noun, name = known_as(lock.name)
-    if isinstance(lock, Semaphore):
-        return f"Could not acquire the semaphore {printable(name)}: none of its {lock.limit} permits is free."
-    return f"Could not acquire the {noun} {printable(name)}: held {holder}."
+    return f"Could not acquire the lock {printable(lock.name)}: held {holder}."

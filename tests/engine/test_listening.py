@@ -210,20 +210,32 @@ def test_a_thread_that_is_interrupted_before_it_reads_leaves_nobody_deaf(
     assert waiting.result(GENEROUS) is True
 
 
-@pytest.mark.usefixtures("no_look_by_the_clock")
-def test_who_begins_to_wait_while_a_thread_reads_is_told_as_well(
-    held: Lock, crowd: Crowd, other: Callable[[], Other], client: redis.Redis, eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """By that thread, and by the listener's when the thread has what it waited for."""
-    limit(monkeypatch, leads_for=600)
+@pytest.fixture
+def locks() -> list[Lock]:
+    """Two more locks, held by this thread."""
     locks = [Lock(name, ttl=600) for name in ("one", "two")]
     for lock in locks:
         lock.acquire()
-    reader = other()
-    reading = reader.start(Lock(NAME, ttl=600).acquire)
+    return locks
+
+
+@pytest.fixture
+def reading(
+    held: Lock, other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> Future[bool]:
+    """One that waits for the lock NAME, and reads the messages."""
+    limit(monkeypatch, leads_for=600)
+    reading = other().start(Lock(NAME, ttl=600).acquire)
     eventually(lambda: queued(client) and hears())
     lead(client, eventually)
+    return reading
+
+
+@pytest.mark.usefixtures("no_look_by_the_clock")
+def test_who_begins_to_wait_while_a_thread_reads_is_told_as_well(
+    held: Lock, reading: Future[bool], locks: list[Lock], crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    """By that thread, and by the listener's when the thread has what it waited for."""
     waiting = [crowd().start(Lock(lock.name), "acquire") for lock in locks]
     eventually(lambda: all(queued(client, lock.name) for lock in locks))
     locks[0].release()
@@ -236,17 +248,9 @@ def test_who_begins_to_wait_while_a_thread_reads_is_told_as_well(
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
 def test_who_begins_to_wait_after_a_thread_has_read_is_told(
-    held: Lock, crowd: Crowd, other: Callable[[], Other], client: redis.Redis, eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    held: Lock, reading: Future[bool], locks: list[Lock], crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
     """The listener's thread, which rests for a while then, reads for coroutines and for several threads."""
-    limit(monkeypatch, leads_for=600)
-    locks = [Lock(name, ttl=600) for name in ("one", "two")]
-    for lock in locks:
-        lock.acquire()
-    reading = other().start(Lock(NAME, ttl=600).acquire)
-    eventually(lambda: queued(client) and hears())
-    lead(client, eventually)
     held.release()
     assert reading.result(GENEROUS)
     waiting = [crowd().start(Lock(lock.name), "acquire") for lock in locks]

@@ -1,5 +1,6 @@
 -- (piece) the lease and the queue of a lock that is a key of its own.
 --#include @lock
+--#include one_permit
 -- milliseconds; -2: there is no lock; -1: it never ends, so somebody else has written it
 local function lease_left() return --[[@lease-left]]redis.call('PTTL', KEYS.lock)--[[@or]]0--[[@]] end
 

@@ -9,8 +9,7 @@ end
 
 local function move_end(ms)
   redis.call('ZADD', KEYS.ends, us + ms * 1000, whose)
-  keep(KEYS.permits, ms + SPARE)
-  keep(KEYS.ends, ms + SPARE)
+  keep_permits(ms)
 end
 
 -- the handoff with this flag is confirmed

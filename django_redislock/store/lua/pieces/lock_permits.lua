@@ -37,6 +37,11 @@ local function expire_permits(ms)
   redis.call('PEXPIRE', KEYS.ends, ms + SPARE)
 end
 
+local function keep_permits(ms)
+  keep(KEYS.permits, ms + SPARE)
+  keep(KEYS.ends, ms + SPARE)
+end
+
 local function drop_ended()
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS.ends, '-inf', us, 'LIMIT', 0, 100)) do
     redis.call('ZREM', KEYS.ends, id)
@@ -80,8 +85,7 @@ local function write_lock(value, ms)
     none_held = false
     expire_permits(ms)
   else
-    keep(KEYS.permits, ms + SPARE)
-    keep(KEYS.ends, ms + SPARE)
+    keep_permits(ms)
   end
 end
 
