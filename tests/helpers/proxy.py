@@ -42,9 +42,10 @@ class Trouble:
 class _Link:
     """One connection through the proxy, with a thread for each direction."""
 
-    def __init__(self, proxy: Proxy, down: socket.socket, up: socket.socket, source: str) -> None:
+    def __init__(self, proxy: Proxy, down: socket.socket, up: socket.socket, source: str, port: int) -> None:
         self.proxy, self.source = proxy, source
         self.down, self.up = down, up
+        self.port = port  # of the client
         self.asked: list[Trouble] = []  # requests whose answer somebody waits for
         self.answers: list[Trouble] = []  # troubles of the answer to the request just sent
         self.threads = [threading.Thread(target=way, daemon=True) for way in (self._replies, self._requests)]
@@ -178,7 +179,7 @@ class Proxy:
     def _accept(self) -> None:
         with suppress(OSError):  # closed
             while True:
-                down, (source, _) = self._door.accept()
+                down, (source, port) = self._door.accept()
                 try:
                     if self._refuses(source):
                         self.refused += 1
@@ -190,7 +191,7 @@ class Proxy:
                     down.close()
                     continue
                 with self._mutex:  # before it carries anything, or a cut would miss it
-                    link = _Link(self, down, up, source)
+                    link = _Link(self, down, up, source, port)
                     self.links.append(link)
                 if self._refuses(source):
                     link.cut()
