@@ -32,6 +32,8 @@ ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 FROM_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT})
 
 LOOK_EVERY = 0.05  # seconds, while what a program has left behind comes to its end
+# seconds: where two signals come at once, another thread may take both, and nothing interrupts the wait
+SIGNALLED_WITHIN = 1.0
 
 
 def run_program(
@@ -119,6 +121,7 @@ class Program:
         self._shared = False
         self._starting = self._ended = self._gone = False
         self._ending = False  # it was told to end, and what it has started with it
+        self.dismissed: bool = False  # a signal has asked this process to end
         self._warned = False
         self._early: list[int] = []
         self._before: dict[int, Any] = {}
@@ -181,7 +184,8 @@ class Program:
             self._relay(number)
         elif self._starting:
             self._early.append(number)  # an exception halfway would leave a program that nobody knows
-        else:
+        elif not self.dismissed:  # a second one must not interrupt what the first has us clean up
+            self.dismissed = True
             sys.exit(128 + number)
 
     def _relay(self, number: int) -> None:
@@ -241,7 +245,7 @@ class Program:
             if monotonic() >= kill_at:
                 kill_at = math.inf
                 self._send(signal.SIGKILL)
-            self._news.wait(LOOK_EVERY if self._ended or told else max(remaining(), LOOK_EVERY))
+            self._news.wait(LOOK_EVERY if self._ended or told else min(max(remaining(), LOOK_EVERY), SIGNALLED_WITHIN))
         self._gone = True
         self._dismiss_guard()
         assert self._process is not None

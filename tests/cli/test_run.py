@@ -168,6 +168,12 @@ def test_a_signal_to_the_command_reaches_the_program_and_its_handler_is_restored
     assert [signal.getsignal(getattr(signal, f"SIG{each}")) for each in SIGNALS] == before
 
 
+def test_a_signal_that_another_thread_takes_reaches_the_program_too(once_ready: Callable[..., str]) -> None:
+    """As it may be when two come at once: then nothing interrupts the main thread."""
+    ready = once_ready(lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+    assert sh(f"{ready}; {FOREVER}", "--ttl=900") == TERMINATED
+
+
 def test_signals_reach_the_programs_children_and_the_lock_is_held_until_they_have_ended(tmp_path: Path) -> None:
     child = f"trap 'sleep 0.3; echo cleaned > {tmp_path}/out; exit' TERM; echo > {tmp_path}/ready; {FOREVER}"
     assert sh(f'sh -c "{child}" & {until(tmp_path / "ready")}; kill -TERM $PPID; {FOREVER}') == TERMINATED
