@@ -17,6 +17,7 @@ from .inspection.info import (
 )
 from .inspection.lists import PoolInfo, PoolSummary, alist_locks, alist_pools, list_locks, list_pools
 from .jobs import LockedCommand, locked
+from .leader import leader
 from .lock import FairLock, Lock
 from .lock_set import LockSet
 from .pool import LockPool, PoolMember
@@ -55,6 +56,7 @@ __all__ = [
     "alocked_get_or_set",
     "force_release",
     "get_lock",
+    "leader",
     "limited_view",
     "list_locks",
     "list_pools",

@@ -24,22 +24,33 @@ MAX_NOTE_BYTES = 1000
 OnLost = Callable[[LockLost], object]
 
 
-class AcquireOptions(TypedDict, total=False):
-    """The options of every acquisition, of a pool's members too."""
+class HoldOptions(TypedDict, total=False):
+    """The options of every acquisition, however long it may wait."""
 
     ttl: Seconds | None
-    blocking_timeout: Seconds | None
-    auto_renew: bool | None
     max_hold: Seconds | None
     on_lost: OnLost | Literal["cancel"] | None
     poll: bool | None
     backoff: AbstractBackoff | None
-    attempts: int | None
     replicas: int | None
-    slow_wait: Seconds | Literal[False] | None
     note: str
     purpose: str
     template: str
+
+
+class LeaderOptions(HoldOptions, total=False):
+    """The options of a leader, which waits without end and is always renewed."""
+
+    using: str | None
+
+
+class AcquireOptions(HoldOptions, total=False):
+    """The options of every acquisition, of a pool's members too."""
+
+    blocking_timeout: Seconds | None
+    auto_renew: bool | None
+    attempts: int | None
+    slow_wait: Seconds | Literal[False] | None
 
 
 class SemaphoreOptions(AcquireOptions, total=False):
@@ -158,6 +169,7 @@ class Options:
     note: str = _option("", check_note)
     purpose: str = _option("", _check_text)
     template: str = _option("", _check_text)
+    stands_by: bool = False  # a leader's: waits in silence for as long as it takes, whatever happens to Redis
     # where they are the same for all names; see terms_of()
     terms: Terms | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -210,8 +222,13 @@ class Terms:
         self.cancels: bool = options.on_lost == "cancel"
         self.on_lost: OnLost | None = None if self.cancels else options.on_lost
         self.template: str = options.template
+        self.stands_by: bool = options.stands_by
+        # seconds before the end of a lease at which it counts as over
+        self.spare: float = self.ttl / 3 if self.stands_by else 0.0
+        if self.stands_by:
+            self.blocking_timeout, self.auto_renew, self.most, self.slow_wait = None, True, None, math.inf
         # one command is all that it takes to get such a lock, if it is free
-        self.plain: bool = self.listens and not (self.replicas or self.cancels or options.adopt)
+        self.plain: bool = self.listens and not (self.replicas or self.cancels or options.adopt or self.stands_by)
 
     def deadline(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Deadline:
         """Return until when to wait. The arguments, if given, override the options."""

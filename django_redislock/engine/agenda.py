@@ -106,7 +106,7 @@ def next_look(lease: Lease) -> float:
     soonest = now + min(lease.ttl / 20, (lease.ends - now) / 3)
     due = lease.known + lease.ttl / 3  # whatever the end: it may be lost
     if lease.renewing:
-        due = min(due, lease.ends - lease.ttl * 2 / 3)
+        due = min(due, lease.ends + lease.spare - lease.ttl * 2 / 3)
     return min(max(due, soonest), lease.ends)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..base.log import log_event
 from ..base.names import known_as
-from ..base.pace import Pace, alive_for
+from ..base.pace import LOG_EVERY, Outage, Pace, alive_for
 from ..base.steps import DrivingLoop, Pause, Steps
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
@@ -73,6 +73,8 @@ class Attempt:
         self.listener: Listener = listener
         self.deadline: Deadline = deadline
         self.terms: Terms = terms
+        # a handoff before it counts: for the replicas (C6), or as a leader needs a whole lease
+        self.confirms: bool = bool(request.replicas) or terms.stands_by
         self.waiter: Waiter | None = waiter
         self.ticket: int | None = None
         self.begun: float = begun  # monotonic
@@ -149,9 +151,9 @@ class Attempt:
             if monotonic() < ends:
                 self.got(f"{self.request.name}{reply.member}")
                 granted: Granted | None = Granted(reply.number, ends, reply.state == calls.ALREADY)
-                if reply.state == calls.GRANTED:
+                if reply.state == calls.GRANTED and monotonic() < ends - self.terms.spare:
                     self._check_acknowledged(reply.acknowledged)
-                elif request.replicas:
+                elif self.confirms:
                     granted = yield from self.confirm(reply.number)
                 if granted is None:
                     continue
@@ -166,17 +168,15 @@ class Attempt:
                 )
 
     def confirm(self, fence: int) -> Steps[Granted | None]:
-        """C6: a handoff was written by another connection, so replicas can acknowledge only what this one writes.
+        """Take up a handoff, with a whole lease. None: it is lost already.
 
-        None: it is lost already.
+        C6: it was written by another connection, and replicas can acknowledge only what this one writes.
         """
-        request = self.request
+        request, how = self.request, "keep" if self.terms.stands_by else "confirm"
         until, by = self.deadline.at, give_up_at(self.deadline)
-        answer = yield from calls.renew(
-            request, "confirm", request.ttl, fence, until=until, by=by, replicas=request.replicas
-        )
+        answer = yield from calls.renew(request, how, request.ttl, fence, until=until, by=by, replicas=request.replicas)
         ends = min(answer.ends, calls.lease_end(answer.sent, request.ttl))  # as in look()
-        if answer.state != calls.HELD or monotonic() >= ends:
+        if answer.state != calls.HELD or monotonic() >= ends - self.terms.spare:
             return None
         self._check_acknowledged(answer.acknowledged)
         return Granted(fence, ends, False)
@@ -234,7 +234,24 @@ def _tell_of_limits(name: str, limit: int | None, before: int) -> None:
 
 def obtain(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
     """Get the lock, or None in the end. ``first``: the first look, if it was made."""
+    if attempt.terms.stands_by:
+        return _outlast(attempt, first)
     return _await_wakes(attempt, first) if attempt.terms.listens else _poll(attempt)
+
+
+def _outlast(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
+    """Get the lock, whatever happens to Redis meanwhile: it keeps its ticket, and so its place."""
+    outage: Outage | None = None
+    while True:
+        try:
+            return (yield from _await_wakes(attempt, first) if attempt.terms.listens else _poll(attempt))
+        except LockUnavailable as error:
+            first = None
+            if outage is None or outage.is_stale(LOG_EVERY):
+                outage = Outage()
+            if outage.log_is_due():
+                log_event(WARNING, "standby-cut-off", name=attempt.request.name, outage=outage.lasted, error=error)
+            yield Pause(outage.fail())
 
 
 def _poll(attempt: Attempt) -> Steps[Granted | None]:
@@ -328,7 +345,7 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
             if monotonic() < ends:
                 attempt.got(grant.name)
                 attempt.request.partition.note_fence(grant.fence)
-                if attempt.request.replicas:
+                if attempt.confirms:
                     return (yield from attempt.confirm(grant.fence)), False
                 return Granted(grant.fence, ends, True), False
             # woken too late: it may be somebody else's by now, and others here may have been dropped for that

@@ -74,7 +74,8 @@ class Lease:
     """What one acquisition holds: token, fence, and until when by the local monotonic clock.
 
     ``ends`` counts from the moment at which the request was sent, so it is never later than the end in Redis, unless
-    the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`).
+    the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`). For a
+    leader, it is ``spare`` seconds earlier: the time to come to an end before anybody else leads.
     """
 
     __slots__ = (
@@ -101,6 +102,7 @@ class Lease:
         "seen",
         "shares",
         "since",
+        "spare",
         "template",
         "terms",
         "token",
@@ -132,7 +134,8 @@ class Lease:
         self.ttl: float = request.ttl
         self.terms: Terms = terms
         self.fence: int = fence
-        self.ends: float = ends
+        self.spare: float = terms.spare
+        self.ends: float = ends - self.spare
         self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
         self.unknown: bool = unknown  # an acquire of this attempt may still arrive
         self.since: float = monotonic()
@@ -183,7 +186,7 @@ class Lease:
 
     def moved(self, how: str, left: float, answer: Renewed) -> None:
         """It is held, says Redis, which was asked to move its end; ``how``, ``left``: see renew_command()."""
-        asked = self.ends
+        asked = self.ends + self.spare
         if how in ("set", "detach"):
             asked = lease_end(answer.sent, left)
         elif how in ("keep", "raise"):
@@ -193,7 +196,7 @@ class Lease:
         if how == "add":
             asked += left
         # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
-        self.ends = min(answer.ends, asked)
+        self.ends = min(answer.ends, asked) - self.spare
         self.known = answer.sent
         self.handed = False
 

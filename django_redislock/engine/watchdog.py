@@ -106,8 +106,8 @@ class Watchdog:
     def shortened(self, lease: Lease, ends: float) -> None:
         """The lease may end at this time already: the holder is asking Redis for that."""
         with self._mutex:
-            if ends < lease.ends:
-                lease.ends = ends
+            if ends - lease.spare < lease.ends:
+                lease.ends = ends - lease.spare
                 self._plan_next(lease)
 
     def _plan_next(self, lease: Lease) -> None:
