@@ -18,9 +18,10 @@ from django.core.management.base import CommandError
 
 from ..base.display import printable
 from ..base.times import monotonic
-from ..jobs.locked_command import held
+from ..jobs.locked_command import LOST, held
+from ..leader import leader
 from ..lock import Lock
-from ..options import SemaphoreOptions
+from ..options import LeaderOptions
 from ..semaphore import Semaphore
 from ..store.stores import get_store
 from .looking import warn_of_memory
@@ -45,12 +46,18 @@ def run_program(
     ttl: float | None,
     blocking_timeout: float,
     at_least: float,
+    stay: bool,
     kill_after: float,
     conflict_exit_code: int,
     using: str | None,
     **options: Any,
 ) -> None:
     """Run a program under a lock, or a semaphore, and exit with its status. It is renewed while the program runs."""
+    if stay and (limit or blocking_timeout or at_least):
+        raise CommandError(
+            "--stay waits without end, for one lock: it goes with none of --limit, --blocking-timeout and --at-least.",
+            returncode=2,
+        )
     store = get_store(using)
     if store.memory and not settings.DEBUG:
         raise CommandError(
@@ -59,27 +66,49 @@ def run_program(
             returncode=2,
         )
     warn_of_memory(output, store)
-    running = Program(kill_after)
-    given: SemaphoreOptions = {
+    running: Program
+    lock: Lock
+    given: LeaderOptions = {
         "ttl": ttl,
-        "blocking_timeout": blocking_timeout,
-        "auto_renew": True,
         "on_lost": lambda error: running.look(),
         "using": using,
         # without its arguments, which may hold secrets
         "purpose": f"redislocks run {os.path.basename(program[0])}",
     }
-    lock = Lock(name, **given) if limit is None else Semaphore(name, limit=limit, **given)
-    with running, held(lock, busy_status=conflict_exit_code, at_least=at_least):
-        try:
-            running.start(program, {**os.environ, "REDISLOCK_NAME": lock.name, "REDISLOCK_FENCE": str(lock.fence)})
-        except OSError as error:
-            status = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
-            problem = f"Cannot run {printable(program[0])}: {error.strerror or error}."
-            raise CommandError(problem, returncode=status) from error
-        status = running.wait(lambda: lock.lost, lock.remaining)
+    if stay:
+        lock = leader(name, **given)
+        kill_after = min(kill_after, lock.ttl / 4)  # of the third that is left when a leader's lease counts as over
+    elif limit is None:
+        lock = Lock(name, blocking_timeout=blocking_timeout, auto_renew=True, **given)
+    else:
+        lock = Semaphore(name, limit=limit, blocking_timeout=blocking_timeout, auto_renew=True, **given)
+    with Program(kill_after) as running:
+        while True:
+            try:
+                with held(lock, busy_status=conflict_exit_code, at_least=at_least):
+                    status = _run_once(lock, running, program)
+                break
+            except CommandError as error:
+                if not stay or error.returncode != LOST:
+                    raise
+                running.forget()
+                if running.dismissed:
+                    raise
     if status:
         sys.exit(status)
+
+
+def _run_once(lock: Lock, running: Program, program: Sequence[str]) -> int:
+    """Run the program under a lock, which a leader has yet to get; return its exit status."""
+    if isinstance(lock, leader):
+        lock.lead()
+    try:
+        running.start(program, {**os.environ, "REDISLOCK_NAME": lock.name, "REDISLOCK_FENCE": str(lock.fence)})
+    except OSError as error:
+        status = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
+        problem = f"Cannot run {printable(program[0])}: {error.strerror or error}."
+        raise CommandError(problem, returncode=status) from error
+    return running.wait(lambda: lock.lost, lock.remaining)
 
 
 # Ends the program if we cannot, because we were killed by -9 (by the kernel when memory is short, say). We keep the
@@ -175,6 +204,11 @@ class Program:
         self._ended = True
         self._news.set()
 
+    def forget(self) -> None:
+        """It has ended, and may be started again; meanwhile signals end this process, as before the first start."""
+        self._process, self._early = None, []
+        self._ended = self._gone = self._ending = False
+
     def look(self) -> None:
         """Wake wait(): something has happened, such as the loss of the lock."""
         self._news.set()
@@ -190,6 +224,7 @@ class Program:
 
     def _relay(self, number: int) -> None:
         """Called from signal handlers, so it takes no lock."""
+        self.dismissed = self.dismissed or number in ENDING
         if self._shared and number in FROM_KEYBOARD:
             return  # the terminal has sent it to both of us
         self._ending = self._ending or number in ENDING

@@ -227,6 +227,12 @@ def _add_subcommands(parser: CommandParser) -> None:
     )
     add("--blocking-timeout", **time, default=0.0, help="Wait at most this long for a busy lock (default 0).")
     add(
+        "--stay",
+        action="store_true",
+        help="Stand by, in silence and without end, until no other machine runs it, and again after the lock was lost: "
+        "of many machines, one runs the program, and the next one takes over when it ends or dies.",
+    )
+    add(
         "--at-least",
         **time,
         default=0.0,
@@ -237,7 +243,8 @@ def _add_subcommands(parser: CommandParser) -> None:
         "--kill-after",
         **time,
         default=10.0,
-        help="Seconds between SIGTERM and SIGKILL for a program whose lock is lost (default 10).",
+        help="Seconds between SIGTERM and SIGKILL for a program whose lock is lost (default 10; with --stay at most a "
+        "quarter of the TTL).",
     )
     add(
         "-E",

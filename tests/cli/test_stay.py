@@ -1,0 +1,139 @@
+"""``redislocks run --stay``: of many machines one runs the program, and the next one takes over."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, force_release, get_lock
+from redisserver import RedisServer
+from tests.cli.conftest import NAME, Eventually, InProcess, fails, hold, sh
+from tests.helpers.actors import GENEROUS, Other
+from tests.inside import keys_of
+
+pytestmark = pytest.mark.usefixtures("no_terminal")
+
+FOREVER = "while :; do sleep 0.02; done"
+
+
+def queued(client: redis.Redis) -> int:
+    return int(client.zcard(keys_of(NAME).queue))
+
+
+def until(path: Path) -> str:
+    return f"until [ -s {path} ]; do sleep 0.02; done"
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Where a program notes the fence of each run; the second one exits with 5."""
+    return tmp_path / "runs"
+
+
+def noted(runs: Path) -> str:
+    return f"echo $REDISLOCK_FENCE >> {runs}; [ $(wc -l < {runs}) = 2 ] && exit 5"
+
+
+def test_of_two_machines_one_runs_it_and_the_next_one_takes_over(
+    in_process: InProcess, eventually: Eventually, client: redis.Redis, tmp_path: Path
+) -> None:
+    job = ["run", NAME, "--stay", "--", "sh", "-c", f"echo >> {tmp_path}/runs; {until(tmp_path / 'end')}; exit 3"]
+    one = in_process(*job)
+    eventually(lambda: len(lines(tmp_path / "runs")) == 1)
+    two = in_process(*job)
+    eventually(lambda: queued(client) == 1)
+    (tmp_path / "end").write_text("end")
+    assert one.communicate(timeout=GENEROUS) == ("", "")
+    assert two.communicate(timeout=GENEROUS) == ("", "")  # it waits in silence
+    assert (one.returncode, two.returncode, len(lines(tmp_path / "runs"))) == (3, 3, 2)
+    assert get_lock(NAME) is None
+
+
+def test_after_a_loss_it_ends_the_program_and_stands_by_again(once_ready: Callable[..., str], runs: Path) -> None:
+    ready = once_ready(lambda: force_release(NAME))
+    assert sh(f"{noted(runs)}; {ready}; {FOREVER}", "--stay", "--kill-after=600") == 5
+    assert int(lines(runs)[0]) < int(lines(runs)[1])
+    assert get_lock(NAME) is None
+
+
+@pytest.mark.complete
+def test_a_redis_that_is_away_ends_even_a_stubborn_program_before_the_lease_and_it_runs_again_later(
+    own: RedisServer, once_ready: Callable[..., str], eventually: Eventually, runs: Path, tmp_path: Path
+) -> None:
+    beat, ends = tmp_path / "beat", 0.0
+
+    def stop() -> None:
+        nonlocal ends
+        with own.client() as client:
+            ends = time.time() + int(client.pttl(keys_of(NAME).lock)) / 1000
+        own.stop()
+        eventually(lambda: time.time() > beat.stat().st_mtime + 2)  # it was killed
+        own.start()
+
+    script = f"trap '' TERM; {noted(runs)}; touch {beat}; {once_ready(stop)}; while :; do touch {beat}; done"
+    assert sh(script, "--stay", "--ttl=6") == 5
+    assert ends - 3 < beat.stat().st_mtime < ends
+
+
+def test_it_stands_by_while_redis_is_away(
+    own: RedisServer, other: Callable[[], Other], eventually: Eventually, caplog: Any, settings: Any
+) -> None:
+    settings.REDISLOCK = {"RETRY_FOR": 0.05}
+    own.stop()
+    back = other().start(lambda: eventually(lambda: "event=standby-cut-off" in caplog.text) and own.start())
+    assert sh("exit 3", "--stay") == 3
+    back.result(GENEROUS)
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]], ids=["one", "two"])
+def test_a_signal_ends_a_standby_and_takes_it_out_of_the_queue(
+    numbers: list[int], other: Callable[[], Other], eventually: Eventually, client: redis.Redis
+) -> None:
+    hold(NAME)
+
+    def strike() -> None:
+        eventually(lambda: queued(client))
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    struck = other().start(strike)
+    assert sh("exit 3", "--stay") in [128 + number for number in numbers]
+    struck.result(GENEROUS)
+    eventually(lambda: not queued(client))
+
+
+def test_a_signal_to_the_leader_is_the_programs_and_it_does_not_stand_by_again_even_if_the_lock_is_lost(
+    once_ready: Callable[..., str], eventually: Eventually, caplog: Any, tmp_path: Path
+) -> None:
+    assert sh(f"kill -TERM $PPID; {FOREVER}", "--stay") == 128 + signal.SIGTERM
+
+    def lose() -> None:
+        force_release(NAME)
+        eventually(lambda: "event=lost" in caplog.text)
+        (tmp_path / "lost").write_text("lost")
+
+    on_term = f"{once_ready(lose)}; {until(tmp_path / 'lost')}; exit 0"
+    assert sh(f'trap "{on_term}" TERM; kill -TERM $PPID; {FOREVER}', "--stay", "--kill-after=600") == 76
+
+
+def test_a_program_that_cannot_be_run_is_no_reason_to_stand_by_again() -> None:
+    fails(127, "No such file", "run", NAME, "--stay", "--", "no-such-program")
+    assert get_lock(NAME) is None
+
+
+@pytest.mark.parametrize("option", ["--limit=2", "--blocking-timeout=5", "--at-least=60"])
+def test_it_is_refused_with_options_that_contradict_it(option: str) -> None:
+    with Lock(NAME):
+        fails(2, re.escape("goes with none of --limit, "), "run", NAME, "--stay", option, "--", "true")
