@@ -2,7 +2,8 @@
 
 ``python -m tests.faults soak``: measures the documentation's table of what ten minutes of faults leave behind. Exits
 with 1 if anything was wrong or has grown. ``--cluster``: on a cluster, with the faults of a cluster. ``--semaphores``:
-semaphores with limits of 1 to 4 that change, not locks.
+semaphores with limits of 1 to 4 that change, not locks. ``--leader``: leaders of short terms, and no fault by which
+Redis forgets: never two at once.
 
 ``python -m tests.faults replicas``: how many grants are lost with a master, without and with ``REPLICAS``.
 
@@ -45,7 +46,9 @@ from .trial import LIMITS, Process, Trial, start_launcher, trial  # noqa: E402
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
 CLUSTER_TTL = 6.0  # seconds: some leases outlast a failover, and some do not
 LOCKS = [f"lock{number}" for number in range(50)]
-SEMAPHORES = [f"lock{number}" for number in range(6)]  # fewer, so that all permits are often held
+SEMAPHORES = LOCKS[:6]  # fewer, so that all permits are often held
+LEADERS = LOCKS[:12]  # so that each has standbys
+TERMS = [0.0] * 398 + [0.3, 4.0]
 
 
 def show(*lines: list[str]) -> None:
@@ -152,15 +155,18 @@ def of_server(client: redis.Redis) -> Sample:
     }
 
 
-def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool, semaphores: bool) -> bool:
+def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool, semaphores: bool, leaders: bool) -> bool:
     """Return whether all was well."""
     print(f"seed {seed}", flush=True)
-    half, names = minutes * 60 / 2, SEMAPHORES if semaphores else LOCKS
+    half, names = minutes * 60 / 2, SEMAPHORES if semaphores else LEADERS if leaders else LOCKS
+    holds = None if semaphores else TERMS if leaders else [0.0] * 999 + [0.3, 4.0][: 1 + cluster]
     lanes, every = ([PROCESSES, ON_CLUSTER], 6) if cluster else (LANES, len(LANES))
+    if leaders and not cluster:
+        lanes = [[fault for fault in lane if fault.name not in ANEW] for lane in lanes]
     with (partitionable if cluster else redis_server)() as server, trial(
         launcher, server, workers=8, proxied=[] if cluster else [0, 4], spared=range(4), seed=seed, names=names,
-        ttl=CLUSTER_TTL if cluster else None, holds=None if semaphores else [0.0] * 999 + [0.3, 4.0][: 1 + cluster],
-        limits=LIMITS if semaphores else None,
+        ttl=CLUSTER_TTL if cluster else None, holds=holds,
+        limits=LIMITS if semaphores else None, leaders=leaders,
     ) as run, ThreadPoolExecutor() as threads:  # fmt: skip
         watch, over = Watch(list), threading.Event()
         looking = threads.submit(keep_looking, run, watch, inf if cluster else monotonic() + half, over)
@@ -176,7 +182,10 @@ def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool, semaphor
         violations, history = run.finish(), run.history
     lost = sum(one.outcome == "lost" for one in history.sections)
     print(*violations, f"{faults}", sep="\n")
-    print(f"{minutes:g} minutes, 8 processes, {len(names)} {'semaphores' if semaphores else 'locks'}, "
+    kind = "semaphores" if semaphores else "leaders" if leaders else "locks"
+    if leaders:
+        print(f"{history.takeovers():,} takeovers by another process")
+    print(f"{minutes:g} minutes, 8 processes, {len(names)} {kind}, "
           f"{faults.total()} faults: {len(history.obtained):,} critical sections, {lost:,} of them lost, "
           f"{len(violations)} violations, too many held at once for {history.longest_overlap():.3f} s at most, too few "
           f"for {history.longest_gap():.1f} s")  # fmt: skip
@@ -185,7 +194,7 @@ def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool, semaphor
     show(["", "early", "late", "may grow by"], *lines)
     leaks = [what for what, early, late in grown if late - early > BOUNDS[what]]
     print("grows: " + ", ".join(leaks) if leaks else "nothing grows", flush=True)
-    return not violations and not leaks
+    return not (violations or leaks or (leaders and not cluster and history.longest_overlap()))
 
 
 def replicas(failovers: int) -> None:
@@ -219,6 +228,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of faults (a regular expression), or of databases")
     parser.add_argument("--cluster", action="store_true", help="soak a cluster")
     parser.add_argument("--semaphores", action="store_true", help="soak semaphores")
+    parser.add_argument("--leader", action="store_true", help="soak leaders")
     parser.add_argument("--sections", type=int, default=100_000, help="of ``fencing``")
     parser.add_argument("--minutes", type=float, default=10.0, help="of ``soak``")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
@@ -228,7 +238,8 @@ def main() -> None:
         if given.what == "table":
             table(launcher, given.times, given.only)
         elif given.what == "soak":
-            well = soak(launcher, given.seed, given.minutes, cluster=given.cluster, semaphores=given.semaphores)
+            kinds = {"semaphores": given.semaphores, "leaders": given.leader}
+            well = soak(launcher, given.seed, given.minutes, cluster=given.cluster, **kinds)
         elif given.what == "replicas":
             replicas(given.failovers)
         else:

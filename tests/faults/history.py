@@ -142,6 +142,14 @@ class History:
                     yield [(first, second) for first, second in pairs], most, ends[-1 - most] - section.got
                 active.append(section)
 
+    def takeovers(self) -> int:
+        """How often a lock went from one process to another."""
+        return sum(
+            before.process != after.process
+            for sections in by_name(self.obtained)
+            for before, after in pairwise(sorted(sections, key=lambda one: one.fence))
+        )
+
     def longest_overlap(self) -> float:
         return max((over for _, _, over in self.crowds()), default=0.0)
 

@@ -59,11 +59,11 @@ def test_a_fault_alone(fault: Fault, launcher: Worker) -> None:
             assert not [pair for pairs, *_ in history.crowds() for pair in pairs if not history.adopted(*pair)]
 
 
-@pytest.mark.parametrize("limits", [None, LIMITS], ids=["locks", "semaphores"])
-def test_faults_at_random(limits: Any, launcher: Worker, bare_server: RedisServer) -> None:
+@pytest.mark.parametrize("kind", [{}, {"limits": LIMITS}, {"leaders": True}], ids=["locks", "semaphores", "leaders"])
+def test_faults_at_random(kind: dict[str, Any], launcher: Worker, bare_server: RedisServer) -> None:
     """One after the other, while processes are killed and stopped. REDISLOCK_TEST_FAULTS: how many."""
     print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_FAULTS={ROUNDS}")
-    with trial(launcher, bare_server, workers=3, proxied=[0, 1], seed=SEED, limits=limits) as run:
+    with trial(launcher, bare_server, workers=3, proxied=[0, 1], seed=SEED, **kind) as run:
         strike(run, [AT_ANY_TIME, PROCESSES], every=0.5, rounds=ROUNDS)
         run.obtained(3)
         assert run.finish() == []

@@ -132,10 +132,12 @@ class Trial(Crew):
         self.order: dict[str, Any] = {
             "seed": 0, "names": getattr(server, "names", NAMES), "holds": HOLDS, "timeouts": TIMEOUTS, "ttl": TTL,
             "interrupts": INTERRUPTS, "mutant": None, "sweep": False, "settings": getattr(server, "settings", {}),
-            "limits": None,
+            "limits": None, "leaders": False,
         }  # fmt: skip
         if order.get("limits"):
             self.order["holds"] = HOLDS_OF_SEMAPHORES
+        if order.get("leaders"):
+            self.order["timeouts"] = [None]  # they stand by
         self.order |= {key: value for key, value in order.items() if value is not None}
         if self.order["limits"]:
             self.order["names"] = [f"semaphore:{name}" for name in self.order["names"]]

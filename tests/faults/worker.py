@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from django.test import override_settings
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, Semaphore
+from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, Semaphore, leader
 from tests.inside import change_scripts, note_attempts, use_tokens_as_ids
 
 THREADS, TASKS = 2, 3
@@ -102,18 +102,23 @@ class User:
             self.again = self.random.choice(self.names), self.tokens[self.random.choice(TOKENS)]
         name, token = self.again
         limit = self.limit(name)
-        if limit:
-            token = None  # which a semaphore has not
+        if limit or self.order["leaders"]:
+            token = None  # which they have not
         timeout, poll = self.random.choice(self.order["timeouts"]), self.random.choice(POLLS)
         seconds = self.random.choice(self.order["holds"])
         self.entered = False
         self.number = number = next(self.log.numbers)
         self.log.note("ask", number, name, timeout, token, limit)
         options: dict[str, Any] = {
-            "ttl": self.order["ttl"], "poll": poll, "blocking_timeout": timeout,
-            "on_lost": lambda error: self.log.note("told", number),
+            "ttl": self.order["ttl"], "poll": poll, "on_lost": lambda error: self.log.note("told", number),
         }  # fmt: skip
-        lock = Semaphore(name, limit=limit, **options) if limit else Lock(name, token=token, **options)
+        lock: Lock
+        if self.order["leaders"]:
+            lock = leader(name, **options)
+        elif limit:
+            lock = Semaphore(name, limit=limit, blocking_timeout=timeout, **options)
+        else:
+            lock = Lock(name, token=token, blocking_timeout=timeout, **options)
         try:
             if self.awaits:
                 async with lock:
@@ -146,6 +151,8 @@ class User:
         return int(self.random.choice(limits))
 
     async def hold(self, lock: Lock, number: int, seconds: float) -> None:
+        if isinstance(lock, leader) and not (await lock.alead() if self.awaits else lock.lead()):
+            return  # it was paused for longer than its term, just when that began
         self.entered = True
         self.log.note("got", number, lock.fence, _ticket.get())
         until = monotonic() + seconds
