@@ -111,7 +111,7 @@ class RedisCache(_Locks, django_redis.cache.RedisCache):  # type: ignore[misc]
 
     The locks are on the Redis of this alias, whatever ``REDISLOCK["CACHE"]`` says, through connections of their own.
     The command, the admin and the checks cover them. Processes with the old setting and processes with the new one do
-    not see each other's locks: change it for all of them at once.
+    not see each other's locks: change it for all of them at once, or set ``REDISLOCK["ALSO_LOCK"]`` meanwhile.
     """
 
     @property

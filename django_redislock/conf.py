@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -107,6 +107,30 @@ def _cluster(value: object, what: str) -> bool | tuple[str, ...]:
     return value
 
 
+class AlsoLock(NamedTuple):
+    """Which keys of old code our locks take as well."""
+
+    kind: str
+    name: str | None = None  # the dotted path of a function: our name -> that of the old code, or None
+    using: str | None = None  # the alias in CACHES of the old locks; None: that of each lock
+
+
+ALSO = ("redis-py", "django-redis", "python-redis-lock")
+
+
+def _also_lock(value: object, what: str) -> AlsoLock:
+    kinds = ", ".join(map(repr, ALSO))
+    given = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or "kind" not in given or not given.keys() <= {*AlsoLock._fields}:
+        raise TypeError(
+            f"{what} must be one of {kinds}, or a dict of one of them as 'kind' and, as needed, 'name' and 'using', "
+            f"not {shown(value)}."
+        )
+    if given["kind"] not in ALSO:
+        raise ValueError(f"{what} must be (or have as 'kind') one of {kinds}, not {shown(given['kind'])}.")
+    return AlsoLock(**{key: _text(part, f"{what}[{key!r}]") for key, part in given.items()})
+
+
 def _setting(default: Any, read: _Reader) -> Any:
     """The field of a setting that ``read`` checks."""
     return field(default_factory=lambda: default, metadata={"read": read})
@@ -139,6 +163,7 @@ class Conf:
     RELEASE_IN_TRANSACTION: str = _setting("warn", _reaction)
     FENCED: tuple[str, ...] = _setting((), _patterns)
     FENCE_TIMEOUT: float | None = _setting(10.0, _or_none(seconds))
+    ALSO_LOCK: AlsoLock | None = _setting(None, _or_none(_also_lock))  # noqa: RUF009
     MAX_VALUE_BYTES: int = _setting(1_000_000, lambda value, what: check_count(value, what, 32))  # all numbers fit
 
     def ttl_of(self, name: str) -> float:
@@ -204,9 +229,9 @@ def pinned(**values: Any) -> Iterator[None]:
         _forget()
 
 
-def import_function(setting: str) -> Callable[..., Any]:
-    """The function whose dotted path is the value of ``setting``; ImproperlyConfigured where there is none."""
-    path = getattr(conf(), setting)
+def import_function(setting: str, path: str | None = None) -> Callable[..., Any]:
+    """The function of this dotted path, in ``setting`` or all of it; ImproperlyConfigured where there is none."""
+    path = path or getattr(conf(), setting)
     try:
         function = import_string(path)
         trouble = "" if callable(function) else "it is not callable."

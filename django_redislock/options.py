@@ -228,7 +228,10 @@ class Terms:
         if self.stands_by:
             self.blocking_timeout, self.auto_renew, self.most, self.slow_wait = None, True, None, math.inf
         # one command is all that it takes to get such a lock, if it is free
-        self.plain: bool = self.listens and not (self.replicas or self.cancels or options.adopt or self.stands_by)
+        moves = settings.ALSO_LOCK is not None and options.limit is None
+        self.plain: bool = self.listens and not (
+            self.replicas or self.cancels or options.adopt or self.stands_by or moves
+        )
 
     def deadline(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Deadline:
         """Return until when to wait. The arguments, if given, override the options."""

@@ -74,7 +74,7 @@ def own_locks() -> Iterator[None]:
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
     prefix = f"{conf().KEY_PREFIX}-test-{worker}-{secrets.token_hex(6)}"
-    with pinned(KEY_PREFIX=prefix):
+    with pinned(KEY_PREFIX=prefix, ALSO_LOCK=None):
         _prefixes.append(prefix)
         try:
             yield

@@ -13,18 +13,20 @@ from django.core.checks import CheckMessage, Error, Info, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from ..conf import Conf, conf, import_function, read
+from ..conf import AlsoLock, Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
 from ..options import Options, options_of
 from ..store.aliases import database, has_locks, lock_aliases
 from ..store.lock_store import LockStore
 from ..store.node import for_loops
+from ..store.old_key import old_keys
 from ..store.stores import get_store
 
 SHORT = 1.0  # seconds
 FUNCTIONS = {
     "VIEW_ON_CONFLICT": "takes (request, info) and returns a response",
     "VIEW_OWNER": "takes the request and returns a str",
+    "ALSO_LOCK": "takes the name of a lock and returns its name in the old code, or None",
 }
 
 
@@ -55,13 +57,19 @@ def _wrong_prefix(error: Exception) -> CheckMessage:
 
 def _functions(known: Conf) -> Iterator[CheckMessage]:
     """The functions that settings name by their dotted paths can be imported and called."""
-    for setting, takes in FUNCTIONS.items():
-        if getattr(known, setting) is not None:
+    for setting in FUNCTIONS:
+        path = getattr(known, setting)
+        path = path.name if isinstance(path, AlsoLock) else path
+        if path is not None:
             try:
-                import_function(setting)
+                import_function(setting, path)
             except ImproperlyConfigured as error:
-                hint = f"Give the dotted path of a function that {takes}."
-                yield Error(str(error), hint=hint, id="django_redislock.E005")
+                yield _no_function(setting, error)
+
+
+def _no_function(setting: str, error: Exception) -> CheckMessage:
+    hint = f"Give the dotted path of a function that {FUNCTIONS[setting]}."
+    return Error(str(error), hint=hint, id="django_redislock.E005")
 
 
 def _times(known: Conf) -> Iterator[CheckMessage]:
@@ -88,6 +96,9 @@ def _times(known: Conf) -> Iterator[CheckMessage]:
 def _aliases(known: Conf) -> Iterator[CheckMessage]:
     clusters = known.CLUSTER if isinstance(known.CLUSTER, tuple) else ()
     named = [("CACHE", known.CACHE), *(("CLUSTER", alias) for alias in clusters)]
+    also = known.ALSO_LOCK
+    if also is not None and also.using is not None:
+        named.append(("ALSO_LOCK", also.using))
     unknown = [(setting, alias) for setting, alias in named if alias not in caches.settings]
     for setting, alias in unknown:
         yield Error(
@@ -98,6 +109,8 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         )
     if unknown:
         return
+    if also is not None:
+        yield _moving(also, also.using or known.CACHE)
     stores: dict[object, list[str]] = {}
     for alias in lock_aliases(known.CACHE):
         try:
@@ -128,6 +141,20 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
             "REDISLOCK['CACHE'].",
             id="django_redislock.I002",
         )
+
+
+def _moving(also: AlsoLock, alias: str) -> CheckMessage:
+    """A move is under way, from old code whose locks are on ``alias``."""
+    try:
+        key = f"that {also.name} names for it" if also.name else repr(old_keys(also, alias, "x")[0])
+    except ImproperlyConfigured as error:
+        return _no_function("ALSO_LOCK", error)
+    return Info(
+        f"REDISLOCK['ALSO_LOCK'] is on, so Lock('x') takes the key {key} as well, by the rules of {also.kind} (cache "
+        f"alias {alias!r}). To acquire and to release each cost a round trip more.",
+        hint="Once no process runs the old code any more, switch it off with the next deployment.",
+        id="django_redislock.I003",
+    )
 
 
 def _unusable(alias: str, error: Exception) -> CheckMessage:

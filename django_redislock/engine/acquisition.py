@@ -21,14 +21,16 @@ from ..signals import lock_acquired
 from ..store import calls
 from ..store.calls import LockRequest
 from ..store.loop_connections import ENTERING
+from ..store.old_key import old_key_of
 from ..store.records import make_keys
 from ..store.retry import Tried, atry_once, try_once
 from ..store.stores import get_partition
 from ..store.wire import Command
 from .announcements import reason_of, tell_acquired, tell_refused
-from .attempt import Attempt, FirstLook, give_up_at, obtain
+from .attempt import GRACE, Attempt, FirstLook, give_up_at, obtain
 from .held import Held, caller, ground, leases_on, runs, show
 from .lease import Canceller, Lease
+from .old_code import take_old_key
 from .order import note_order
 from .owner import describe_owner
 from .runtime import runtime
@@ -194,29 +196,40 @@ class Acquisition(Section):
         if above is not None and (yield from self._enter_again(above, own, deadline)):
             return None
         request, listener = self._request or self._make_request(), self._runtime.listener(self.partition)
+        old = old_key_of(self.partition, request.keys, self.name, request.id, self.token, held=False)
         attempt = Attempt(request, listener, self.terms, deadline, begun, waiter=self._waiter, asked=tried is not None)
         self._attempt = attempt
         first = None if tried is None else FirstLook(tried, self._waiter is not None, self._generation)
         granted = yield from (attempt.adopt() if self.options.adopt else obtain(attempt, first))
-        if granted is None:
-            try:
-                yield from attempt.withdraw()
-            except LockUnavailable:
-                self.undo()
-            attempt.leave()
-            self._end()
-            refusal = attempt.refusal(adopting=self.options.adopt, own=above.id if above is not None and own else None)
-            yield from tell_refused(self.name, template, refusal)
-            return refusal
-        facts: Any = {"template": template, "unknown": attempt.unknown}
-        lease = Lease(attempt.request, self.terms, **granted._asdict(), **facts)
-        lease.canceller = canceller
-        self._enter(lease)
-        self._runtime.watchdog.watch(lease)
-        attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
-        self._attempt = self._waiter = None
-        yield from tell_acquired(lease, monotonic() - begun)
-        return None
+        if granted is not None:
+            facts: Any = {"template": template, "unknown": attempt.unknown}
+            lease = Lease(attempt.request._replace(old=old), self.terms, **granted._asdict(), **facts)
+            lease.canceller = canceller
+            self._enter(lease)
+            self._runtime.watchdog.watch(lease)
+            attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
+            self._attempt = self._waiter = None
+            if old is None or (yield from take_old_key(attempt, lease, old, adopts=self.options.adopt)):
+                yield from tell_acquired(lease, monotonic() - begun)
+                return None
+        try:
+            yield from (attempt.withdraw() if granted is None else self._give_up(lease))
+        except LockUnavailable:
+            self.undo()
+        attempt.leave()
+        self._end()
+        refusal = attempt.refusal(adopting=self.options.adopt, own=above.id if above is not None and own else None)
+        yield from tell_refused(self.name, template, refusal)
+        return refusal
+
+    def _give_up(self, lease: Lease) -> Steps[None]:
+        """Release the lock, of which nobody was told: it was not all that it took."""
+        watchdog, until = self._runtime.watchdog, monotonic()
+        watchdog.unwatch(lease)
+        request = lease.request._replace(old=None)
+        yield from calls.release(request, unknown=lease.unknown, until=until, by=until + GRACE)
+        watchdog.end(lease)
+        lease.leave(self)
 
     def _held_above(self) -> tuple[Lease | None, bool]:
         """The lease under which this was called for, if it is held still; and whether it is the caller's own."""

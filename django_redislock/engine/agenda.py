@@ -8,8 +8,9 @@ import math
 from typing import NamedTuple
 
 from ..base.times import monotonic
-from ..store.calls import WITHDRAWAL, LockRequest, release_command
+from ..store.calls import WITHDRAWAL, LockRequest, Renewed, release_command
 from ..store.lock_store import Partition
+from ..store.old_key import OldKey
 from .dispatch import Parcel
 from .lease import Lease
 
@@ -38,7 +39,39 @@ class PendingRelease(NamedTuple):
         return Parcel(self, release_command(self.request, unknown=self.unknown, how=self.how), 0.0)
 
 
-Task = Lease | PendingRelease
+class PendingFree(NamedTuple):
+    """The same for the key of old code."""
+
+    old: OldKey
+    until: float
+    matters: bool = False  # a failure to release the lock is logged
+
+    @property
+    def partition(self) -> Partition:
+        return self.old.partition
+
+    def parcel(self) -> Parcel:
+        return Parcel(self, self.old.command("free"), 0.0)
+
+
+class Following(NamedTuple):
+    """The key of old code, which is to end no sooner than our lease: Redis has answered that with its renewal."""
+
+    lease: Lease
+    old: OldKey
+    answer: Renewed
+    matters: bool = True
+
+    @property
+    def partition(self) -> Partition:
+        return self.old.partition
+
+    @property
+    def ttl(self) -> float:
+        return self.lease.ttl
+
+
+Task = Lease | PendingRelease | PendingFree
 
 
 class Agenda:

@@ -22,8 +22,8 @@ from ..base.times import monotonic
 from ..exceptions import LockNotAcquired
 from ..signals import lock_acquired, lock_lost, lock_not_acquired, lock_released, send, sending
 from ..store.calls import ADOPTED as ADOPTED_ELSEWHERE
-from ..store.calls import Renewed
-from .lease import ADOPTED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
+from ..store.calls import OLD_LOST, Renewed
+from .lease import ADOPTED, FORCED, OLD_KEY, OVER, RELEASED, TAKEN, VANISHED, Lease
 
 THREADS = 8  # at most; several, so that a receiver that hangs does not hold up the others
 
@@ -105,6 +105,8 @@ def reason_of(answer: Renewed) -> str:
     """Why a lease was lost, according to the answer to its renewal."""
     if answer.state == ADOPTED_ELSEWHERE:
         return ADOPTED
+    if answer.state == OLD_LOST:
+        return OLD_KEY
     return TAKEN if answer.held_by_other else VANISHED
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from logging import WARNING
+from typing import Any
 
 from ..base.log import log_event
 from ..base.names import known_as, named
@@ -16,13 +17,14 @@ from .waiters import Waiter
 class CurrentHolder:
     """What an attempt knows of whoever holds its lock. ``tell_at``: when to log that it waits (monotonic)."""
 
-    __slots__ = ("_value", "busy_for", "full", "tell_at")
+    __slots__ = ("_old", "_value", "busy_for", "full", "tell_at")
 
     def __init__(self, tell_at: float) -> None:
         self.tell_at: float = tell_at
         self._value: bytes | None = None  # of the lock, as of the last answer
         self.busy_for: float | None = None  # seconds; None: nothing is known of the holder
         self.full: bool = False  # the queue has as many waiters as it may have
+        self._old: str | None = None  # what holds a key of the lock, where that is not ours
 
     def note(self, value: bytes | None, left: float, waiter: Waiter | None) -> None:
         """Keep what Redis has said of the lock. ``left``: seconds of the lease."""
@@ -31,13 +33,19 @@ class CurrentHolder:
         if waiter is not None:
             waiter.group.seen = value
 
+    def note_old(self, key: str) -> None:
+        """Our lock was to be had, and this key of old code was not."""
+        self._value, self.busy_for, self._old = None, None, f"old code (its key {key!r})"
+
     def tell(self, name: str, waited: float, waiter: Waiter | None) -> None:
         """Log once, after a long wait, who holds the lock, as of the last look: somebody may have forgotten it."""
         self.tell_at = math.inf
-        if waiter is not None:
+        if waiter is not None and self._old is None:
             self._value = waiter.group.seen or self._value  # the oldest waiter looks for all
         holder = parse_holder(self._value)
-        held = {} if holder is None else {"owner": holder.described, "fence": holder.fence}
+        held: dict[str, Any] = {} if self._old is None else {"owner": self._old}
+        if holder is not None:
+            held = {"owner": holder.described, "fence": holder.fence}
         log_event(WARNING, "still-waiting", **named(name), **held, waited=waited)
 
     def refusal(
@@ -49,7 +57,7 @@ class CurrentHolder:
         """
         noun, name = known_as(request.name)
         holder = parse_holder(self._value)
-        owner = None if holder is None else holder.described
+        owner = self._old if holder is None else holder.described
         within = f"within {waited:.3g} s ({tries} attempt{'s'[: tries > 1]})" if waits else "at once"
         outcome = "timeout" if waits and not adopting else "busy"
         if adopting:
@@ -71,7 +79,7 @@ class CurrentHolder:
             state = "held"
             if holder is not None and holder.suspension:
                 outcome = state = "suspended"
-            by = "elsewhere" if holder is None else f"by {holder.owner}"
+            by = "elsewhere" if owner is None else f"by {owner if holder is None else holder.owner}"
             text = f"Could not acquire the lock {name!r} {within}: {state} {by}."
         return LockNotAcquired(
             text,

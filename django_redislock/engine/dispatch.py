@@ -27,7 +27,6 @@ from ..store.node import Node
 from ..store.scripts import wants_source, with_source
 from ..store.wire import Command, exchange, is_demoted, wording
 from .announcements import Notifier
-from .lease import Lease
 
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 
@@ -81,9 +80,7 @@ class Dispatch:
             self._again(lost, LAST_RETRY)
         # C5: each node for itself, with a time limit of its own
         for node, batch in batches.items():
-            patience = min(
-                (parcel.task.ttl / 6 for parcel in batch if isinstance(parcel.task, Lease)), default=math.inf
-            )
+            patience = min(getattr(parcel.task, "ttl", math.inf) / 6 for parcel in batch)  # of leases
             self._send(node, batch, max(0.05, min(node.origin.timeout, patience)))
 
     def _send(self, node: Node, parcels: list[Parcel], timeout: float) -> None:

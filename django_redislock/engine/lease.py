@@ -62,6 +62,7 @@ class Canceller:
 # why a lease was lost
 VANISHED = "it is gone from Redis (expired, evicted, flushed or force-released)"
 TAKEN = "somebody else holds it now"
+OLD_KEY = "the key of the old code (REDISLOCK['ALSO_LOCK']) is gone, or somebody else's"
 FORCED = "it was force-released"
 RELEASED = "the bearer of its token has released it elsewhere"
 ADOPTED = "the bearer of its token has adopted it elsewhere"

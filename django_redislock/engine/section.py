@@ -20,7 +20,7 @@ from ..store.wire import Command
 from .announcements import tell_released
 from .extension import detach
 from .held import Held, hide, show
-from .lease import VANISHED, Lease
+from .lease import OLD_KEY, VANISHED, Lease
 from .runtime import Runtime, runtime
 from .with_block import Witness
 
@@ -147,7 +147,7 @@ class Section(Ending, Held):
         assert lease is not None
         if lease.closed or lease.detaching or lease.canceller is not None or lease.pid != os.getpid():
             return None
-        if not lease.is_last(self):
+        if lease.request.old is not None or not lease.is_last(self):
             return None
         self._runtime.watchdog.unwatch(lease)
         return None if lease.lost_reason else calls.release_command(lease.request, unknown=lease.unknown, how=how)
@@ -214,7 +214,7 @@ class Section(Ending, Held):
             lease.tried_release = True
             raise lease.unreleased_error(error) from error.__cause__
         if not done and not lease.lost_reason:
-            watchdog.lose(lease, VANISHED, released=True)
+            watchdog.lose(lease, OLD_KEY if answer.state == calls.OLD_LOST else VANISHED, released=True)
         if lease.lost_reason:
             raise lease.lost_error()
         yield from tell_released(lease)

@@ -24,10 +24,20 @@ from ..store.calls import HELD, HOLDER, WITHDRAWAL, LockRequest, Renewed, left_t
 from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.stores import all_stores
-from .agenda import CONFIRM_AFTER, Agenda, PendingRelease, Task, call_for, first_look, next_look
+from .agenda import (
+    CONFIRM_AFTER,
+    Agenda,
+    Following,
+    PendingFree,
+    PendingRelease,
+    Task,
+    call_for,
+    first_look,
+    next_look,
+)
 from .announcements import Notifier, reason_of, tell_lost
 from .dispatch import Dispatch, Parcel
-from .lease import LIMITED, OVER, Lease
+from .lease import LIMITED, OLD_KEY, OVER, Lease
 from .with_block import Interruptions
 
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
@@ -50,7 +60,7 @@ class Watchdog:
         self._alone = False
         self._leases: dict[str, Lease] = {}  # by id
         self._agenda = Agenda()
-        self._pending: set[PendingRelease] = set()
+        self._pending: set[PendingRelease | PendingFree] = set()
         self.interruptions: Interruptions = Interruptions()
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
@@ -125,9 +135,14 @@ class Watchdog:
         """
         with self._mutex:
             now = monotonic()
-            pending = PendingRelease(request, unknown, now + max(lasts, REMEMBER_FOR), how)
-            self._pending.add(pending)
-            self._plan(now, pending)
+            until = now + max(lasts, REMEMBER_FOR)
+            if request.old is not None:
+                self._send_later(now, PendingFree(request.old, until))
+            self._send_later(now, PendingRelease(request, unknown, until, how))
+
+    def _send_later(self, due: float, pending: PendingRelease | PendingFree) -> None:
+        self._pending.add(pending)
+        self._plan(due, pending)
 
     def wake_up(self) -> None:
         """Be there to undo what is interrupted from now on."""
@@ -227,7 +242,7 @@ class Watchdog:
         parcels: list[Parcel] = []
         for task in tasks:
             try:
-                parcel = task.parcel() if isinstance(task, PendingRelease) else self._look_after(task)
+                parcel = self._look_after(task) if isinstance(task, Lease) else task.parcel()
             except Exception as error:
                 self._put_off([task], error)  # and no other
                 continue
@@ -279,9 +294,22 @@ class Watchdog:
     def _answered(self, parcel: Parcel, answer: Any, node: Node, sent: float) -> None:
         task = parcel.task
         if isinstance(task, Lease):
-            self._note(task, parcel, renewed(node, answer, sent))
+            found, old = renewed(node, answer, sent), task.request.old
+            if old is None or not old.held or found.state != HELD:
+                self._note(task, parcel, found)
+            else:  # only then does it count
+                command = old.command("keep", answer[2] / 1000)
+                self._dispatch.send([Parcel(Following(task, old, found), command, parcel.due, parcel.how)])
+            return
+        if isinstance(task, Following):
+            if answer:
+                self._note(task.lease, parcel, task.answer)
+            else:
+                self.lose(task.lease, OLD_KEY)
             return
         self._pending.discard(task)
+        if isinstance(task, PendingFree):
+            return
         rest = left_to_release(task.request, answer)
         if rest is not None:
             self.release_later(rest, unknown=False, how=WITHDRAWAL)
@@ -290,6 +318,7 @@ class Watchdog:
         with self._mutex:
             now = monotonic()
             for task, _, due, _ in parcels:
+                task = task.lease if isinstance(task, Following) else task  # both once more
                 if isinstance(task, Lease):
                     if task.watched and task.due == due:
                         self._plan(min(now + delay, task.ends), task)

@@ -14,6 +14,7 @@ from ..base.times import monotonic
 from .lock_store import Partition
 from .loop_connections import ENTERING, LEAVING
 from .node import Node
+from .old_key import OldKey, old_key_of
 from .records import Holder, Keys, check_member, make_keys, parse_holder
 from .retry import Tried, call
 from .scripts import Script, with_source
@@ -22,8 +23,8 @@ from .wire import Command
 # States of acquire. ALREADY: granted by an earlier call or a handoff, or adopted. REQUEUED: busy, and the waiter had
 # been dropped from the queue. FULL: busy, and the queue is full.
 BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, REQUEUED, FULL = range(7)
-# states of renew; ADOPTED: another acquisition with our token holds it
-LOST, HELD, ADOPTED = range(3)
+# states of renew; ADOPTED: another acquisition with our token holds it. OLD_LOST, also of release: of old_key.py
+LOST, HELD, ADOPTED, OLD_LOST = range(4)
 # states of release
 NOT_HELD, RELEASED, DETACHED = range(3)
 # who releases it; see release.lua
@@ -72,6 +73,7 @@ class LockRequest(NamedTuple):
     owner: str = ""
     listens: bool = True  # whether messages reach this process
     limit: int | None = None  # of a semaphore
+    old: OldKey | None = None  # to take as well
 
     @property
     def channel(self) -> str:
@@ -195,7 +197,7 @@ def released_at_once(tried: Tried) -> bool:
 class Released(NamedTuple):
     """The outcome of a release, or of a withdrawal."""
 
-    state: int  # NOT_HELD, RELEASED or DETACHED
+    state: int  # NOT_HELD, RELEASED or DETACHED; OLD_LOST: released, and the old key was not there any more
     twice: bool  # it was sent more than once
     holder: bytes | None = None  # the lock's value, if somebody else holds it
     left: float = 0.0  # seconds of that lease
@@ -215,7 +217,9 @@ def release(
     ``unknown``: an acquire of this attempt may still be on its way; it will find that the attempt is over. ``how``:
     HOLDER, BEARER (whoever acquired it: the token is enough) or WITHDRAWAL. ``until``, ``by``, ``tried``: see call().
     """
-    state, twice = NOT_HELD, False
+    state, twice, kept = NOT_HELD, False, True
+    if request.old is not None:  # first, so that whoever gets ours next finds it free
+        kept, _ = yield from request.old.call("free", until=until, by=by, urgency=LEAVING)
     while True:
         command = release_command(request, unknown=unknown, how=how)
         calling = call(request.partition, command, request.name, until=until, by=by, urgency=LEAVING, tried=tried)
@@ -223,6 +227,8 @@ def release(
         state, twice, tried = state or answer[0], twice or repeated, None
         rest = left_to_release(request, answer)
         if rest is None:
+            if state == RELEASED and not kept:
+                state = OLD_LOST
             if len(answer) <= 3:
                 return Released(state, twice)
             value, left = answer[3:]
@@ -292,7 +298,12 @@ def renew(
     command = renew_command(request, how, left, fence)
     calling = call(request.partition, command, request.name, until=until, by=by, replicas=replicas)
     answer, sent, _, node, acknowledged = yield from calling
-    return renewed(node, answer, sent)._replace(acknowledged=acknowledged)
+    found, old = renewed(node, answer, sent), request.old
+    if old is not None and old.held and found.state == HELD:
+        change = "set" if how in ("set", "detach") else "keep"
+        kept, _ = yield from old.call(change, answer[2] / 1000, until=until, by=by)
+        found = found if kept else found._replace(state=OLD_LOST)
+    return found._replace(acknowledged=acknowledged)
 
 
 def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
@@ -318,8 +329,17 @@ def force(
         held, more = reply.answer
         value = value or held
         if not more:
+            yield from _free_old(partition, keys, name, value)
             return value
         highest = 0  # it was released: whoever holds it by now came later
+
+
+def _free_old(partition: Partition, keys: Keys, name: str, value: bytes | None) -> Steps[None]:
+    """After a force-release of whoever held the lock by this value."""
+    holder = parse_holder(value)
+    old = None if holder is None else old_key_of(partition, keys, name, holder.id, holder.token)
+    if old is not None:
+        yield from old.call("free")
 
 
 def suspend(partition: Partition, keys: Keys, name: str, seconds: float, owner: str) -> Steps[bool]:
@@ -380,7 +400,8 @@ def find_held(partition: Partition, name: str, bears: Callable[[str], bool]) -> 
     _, holder = yield from read_holder(partition, name)
     if holder is None or not bears(holder.token):
         return None
-    return LockRequest(partition, make_keys(partition.prefix, name), name, holder.id)
+    keys = make_keys(partition.prefix, name)
+    return LockRequest(partition, keys, name, holder.id, old=old_key_of(partition, keys, name, holder.id, holder.token))
 
 
 def _ms(seconds: float) -> str:

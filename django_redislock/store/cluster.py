@@ -117,7 +117,7 @@ class Cluster(LockStore):
         super().__init__(origin, key_prefix)
         self._nodes: dict[str, Node] = {}  # by address
         self._met: list[Address] = []  # of all nodes, replicas among them
-        self._slots = [key_slot(str(tag).encode()) for tag in range(TAGS)]
+        self._slots = {tag: key_slot(str(tag).encode()) for tag in range(TAGS)}
         self._since = 0.0  # when slots may have moved last (monotonic)
         self._read_at = -math.inf  # what we know is at least as recent as this (monotonic)
         self._question: Question | None = None  # the latest one: where are the slots?
@@ -127,6 +127,15 @@ class Cluster(LockStore):
 
     def _make_partition(self, tag: int) -> Partition:
         return ClusterPartition(self, tag)
+
+    def partition_of(self, key: str) -> Partition:
+        slot = key_slot(key.encode())
+        tag = TAGS + slot  # which no name has
+        with self._known:
+            if tag not in self._slots:
+                self._slots = {**self._slots, tag: slot}
+                self._since = monotonic()  # whose slot that is, is not known yet
+        return self.partition(tag)
 
     # -- its nodes --------------------------------------------------------------------------------------------------
 
@@ -195,12 +204,13 @@ class Cluster(LockStore):
 
         Locks in other slots are not affected.
         """
-        owners = {tag: owner[0] for tag, slot in enumerate(self._slots) if (owner := manager.slots_cache.get(slot))}
+        slots = self._slots
+        owners = {tag: owner[0] for tag, slot in slots.items() if (owner := manager.slots_cache.get(slot))}
         if not owners:
             raise RedisClusterException("no node serves the slots of locks")
         some = next(iter(owners.values()))
-        nodes = [owners.get(tag, some) for tag in range(TAGS)]
-        return {tag: self._node_at(node.host, int(node.port)) for tag, node in enumerate(nodes)}
+        nodes = {tag: owners.get(tag, some) for tag in slots}
+        return {tag: self._node_at(node.host, int(node.port)) for tag, node in nodes.items()}
 
     def _forget_the_gone(self) -> None:
         """Forget the nodes that serve no tag: as nodes come and go, each would keep a connection or two."""

@@ -60,6 +60,10 @@ class LockStore:
     def _make_partition(self, tag: int) -> Partition:
         return Partition(self, tag)
 
+    def partition_of(self, key: str) -> Partition:
+        """By which to reach a ``key`` that is none of ours."""
+        return self.partition(0)
+
     def everywhere(self) -> list[Partition]:
         """The partitions of all tags."""
         return [self.partition(tag) for tag in range(self.tags)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from time import monotonic
 from typing import Any
 from zlib import crc32
@@ -43,10 +44,11 @@ from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
 from tests.helpers.processes import Worker
+from tests.helpers.state import outlives
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
 from tests.inside import ACQUIRE, RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription, suspect
 
-from .conftest import Eventually, Queue, key_of, names_on, slot_of, waiters
+from .conftest import Eventually, Queue, key_of, names_on, slot_of, use, waiters
 
 MANY = [f"order:{number}" for number in range(200)]
 
@@ -87,6 +89,25 @@ def test_a_set_of_locks_may_be_on_several_nodes(cluster: Cluster, monkeypatch: p
                 acquired = asked.copy()
     assert len(together) > 1
     assert acquired == [len(together), *[1] * len(apart)]
+    assert list_locks() == []
+
+
+def test_old_code_and_ours_exclude_each_other_whatever_the_slot_of_the_old_key(
+    cluster: Cluster, eventually: Eventually
+) -> None:
+    with use(cluster, ALSO_LOCK="redis-py"), closing(RedisCluster.from_url(cluster.masters()[0].url)) as client:
+        for name in MANY[:20]:
+            theirs = client.lock(name, timeout=60)
+            assert theirs.acquire(blocking=False)
+            assert Lock(name).acquire(blocking=False) is False
+            theirs.release()
+            with Lock(name):
+                assert not theirs.acquire(blocking=False)
+        with Lock(MANY[0], ttl=0.6) as lock:
+            eventually(lambda: outlives(0.6, MANY[0]))
+            assert client.exists(MANY[0])
+            assert not lock.lost
+        assert not any(client.exists(name) for name in MANY[:20])
     assert list_locks() == []
 
 

@@ -1,0 +1,144 @@
+"""The key that old code takes for a lock, for the days of a move: ``REDISLOCK["ALSO_LOCK"]``, see docs/coming-from.rst.
+
+Whoever holds one of our locks holds that key as well, by the rules of the old code: of redis-py's ``Lock`` (and
+django-redis's, which differs by the name of the key), or of python-redis-lock's. Only locks have one: old code has
+neither our semaphores nor our pools. On a cluster it is in a slot of its own, so it takes commands of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from base64 import urlsafe_b64encode
+from hashlib import sha256
+from typing import Any
+
+from django.core.cache import caches
+from django.core.cache.backends.base import default_key_func
+from django.core.exceptions import ImproperlyConfigured
+
+from ..base.display import shown
+from ..base.names import unquoted
+from ..base.steps import Steps
+from ..conf import AlsoLock, conf, import_function
+from .lock_store import Partition
+from .loop_connections import ENTERING
+from .records import Keys
+from .retry import call
+from .stores import get_store
+from .wire import Command
+
+DIGEST = 22  # characters, for 128 bits
+
+# KEYS: the key, python-redis-lock's signal; ARGV: what to do, the value, ms; returns 1 if it is held now, or was until
+# now. By the first half of the value, an adopted lock takes it over; by the second, it is that very acquisition's.
+# python-redis-lock's waiters wait for an entry in the list of the signal
+_SCRIPT = f"""
+local how, value, held = ARGV[1], ARGV[2], redis.call('GET', KEYS[1])
+if how == 'take' then
+  if held and string.sub(held, 1, {DIGEST}) ~= string.sub(value, 1, {DIGEST}) then return 0 end
+  redis.call('SET', KEYS[1], value, 'PX', ARGV[3])
+  return 1
+end
+if not held or string.sub(held, {DIGEST + 1}) ~= string.sub(value, {DIGEST + 1}) then return 0 end
+if how ~= 'free' then
+  if how == 'set' or redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+  return 1
+end
+redis.call('DEL', KEYS[1])
+if KEYS[2] then
+  redis.call('DEL', KEYS[2])
+  redis.call('LPUSH', KEYS[2], 1)
+  redis.call('PEXPIRE', KEYS[2], 1000)
+end
+return 1
+"""
+
+
+class OldKey:
+    """The old code's key of one acquisition."""
+
+    __slots__ = ("held", "keys", "name", "partition", "value")
+
+    def __init__(self, partition: Partition, keys: tuple[str, ...], name: str, value: str, *, held: bool) -> None:
+        self.partition: Partition = partition
+        self.keys: tuple[str, ...] = keys
+        self.name: str = name  # of our lock
+        self.value: str = value
+        self.held: bool = held  # it is to be there as long as our lock is
+
+    def command(self, how: str, seconds: float = 0.0) -> Command:
+        """``how``: take (if it is free, or was that of the acquisition that is adopted), keep (for ``seconds`` from now
+        at least, as a renewal may be late), set (to end then), free.
+        """
+        ms = str(max(1, round(seconds * 1000)))
+        return ("EVAL", _SCRIPT, str(len(self.keys)), *self.keys, how, self.value, ms)
+
+    def call(
+        self,
+        how: str,
+        seconds: float = 0.0,
+        *,
+        until: float = math.inf,
+        by: float | None = None,
+        urgency: int = ENTERING,
+    ) -> Steps[tuple[bool, float]]:
+        """Return whether that was done, and the monotonic time at which it was asked for. See command(), retry.call().
+
+        Of what was freed, a second try finds nothing.
+        """
+        command = self.command(how, seconds)
+        reply = yield from call(self.partition, command, self.name, until=until, by=by, urgency=urgency)
+        return bool(reply.answer) or (how == "free" and reply.repeated), reply.sent
+
+
+def old_key_of(
+    partition: Partition, keys: Keys, name: str, id: str, token: str | None, *, held: bool = True
+) -> OldKey | None:
+    """The old code's key of this acquisition of ``name``; None: it has none."""
+    also = conf().ALSO_LOCK
+    if also is None or keys.stored != "key":
+        return None
+    alias = partition.alias if also.using is None else also.using
+    old = old_keys(also, alias, name)
+    if not old:
+        return None
+    value = f"{_digest(token or id)}{_digest(id)}"
+    return OldKey(get_store(alias).partition_of(old[0]), old, name, value, held=held)
+
+
+def old_keys(also: AlsoLock, alias: str, name: str) -> tuple[str, ...]:
+    """The keys of the lock ``name`` in old code: none, or its own first. ImproperlyConfigured if that is unclear."""
+    old = _old_name(also, alias, name)
+    if old is None:
+        return ()
+    return (f"lock:{old}", f"lock-signal:{old}") if also.kind == "python-redis-lock" else (old,)
+
+
+def _old_name(also: AlsoLock, alias: str, name: str) -> str | None:
+    """What old code calls the lock; None: it has no such lock."""
+    if also.name is not None:
+        found: str | None = import_function("ALSO_LOCK", also.name)(name)
+        if found is not None and (not isinstance(found, str) or not found):
+            raise ImproperlyConfigured(
+                f"The function of REDISLOCK['ALSO_LOCK'], {also.name!r}, must return a non-empty str or None, and "
+                f"returned {shown(found)} for the lock {name!r}."
+            )
+        return found
+    if also.kind != "django-redis":
+        return name
+    cache: Any = caches[alias]
+    if cache.key_func is not default_key_func:
+        raise ImproperlyConfigured(
+            f"The cache alias {alias!r} has a KEY_FUNCTION, so the keys of its old locks do not follow from our names: "
+            f"give REDISLOCK['ALSO_LOCK'] a function as \"name\" that takes our name and returns the key."
+        )
+    version, key = "1", name
+    if parts := re.fullmatch(r"%([^:]*):(.*)", name, re.S):  # see fit_name()
+        version, key = unquoted(parts[1]) or "1", unquoted(parts[2])
+    return str(cache.make_key(key, version=version))
+
+
+def _digest(secret: str) -> str:
+    """Whoever can read the old key need not learn the token."""
+    return urlsafe_b64encode(sha256(secret.encode()).digest()).decode()[:DIGEST]

@@ -1,0 +1,72 @@
+"""Locks as old code takes them, while ours take the same keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import redis_lock
+from django.core.cache import caches
+
+from redisserver import RedisServer
+
+Eventually = Callable[..., Any]
+
+KINDS: dict[str, Callable[[redis.Redis, str, float | None], Any]] = {
+    "redis-py": lambda client, name, timeout: client.lock(name, timeout=timeout, sleep=0.001),
+    "django-redis": lambda client, name, timeout: caches["default"].lock(  # type: ignore[attr-defined]
+        name, timeout=timeout, sleep=0.001
+    ),
+    "python-redis-lock": lambda client, name, timeout: redis_lock.Lock(client, name, expire=timeout),
+}
+KEYS = {"redis-py": "{}", "django-redis": ":1:{}", "python-redis-lock": "lock:{}"}
+
+
+class Old:
+    """Old code of one kind."""
+
+    def __init__(self, kind: str, client: redis.Redis) -> None:
+        self.kind, self.client = kind, client
+
+    def lock(self, name: str, timeout: float | None = None) -> Any:
+        return KINDS[self.kind](self.client, name, timeout)
+
+    def held(self, name: str, timeout: float | None = None) -> Any:
+        lock = self.lock(name, timeout)
+        assert lock.acquire(blocking=False)
+        return lock
+
+    def key(self, name: str) -> str:
+        return KEYS[self.kind].format(name)
+
+    def is_free(self, name: str) -> bool:
+        """As old code finds it."""
+        lock = self.lock(name)
+        if not lock.acquire(blocking=False):
+            return False
+        lock.release()
+        return True
+
+
+@pytest.fixture(params=KINDS)
+def old(request: pytest.FixtureRequest, settings: Any, client: redis.Redis) -> Old:
+    """The setting is on."""
+    settings.REDISLOCK = {"ALSO_LOCK": request.param}
+    return Old(request.param, client)
+
+
+@pytest.fixture
+def plain(settings: Any, client: redis.Redis) -> Old:
+    """The same where it does not matter which kind it is."""
+    settings.REDISLOCK = {"ALSO_LOCK": "redis-py"}
+    return Old("redis-py", client)
+
+
+@pytest.fixture
+def cache_lock(server: RedisServer, settings: Any) -> Callable[..., Any]:
+    """``cache.lock()`` of our backend, on the same Redis."""
+    ours = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}
+    settings.CACHES = {**settings.CACHES, "ours": ours}
+    return lambda name, **options: caches["ours"].lock(name, **options)  # type: ignore[attr-defined]

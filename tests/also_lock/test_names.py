@@ -1,0 +1,143 @@
+"""Which key a lock has in old code, and what the setting may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redislock import Lock, LockUnavailable
+from redisserver import RedisServer
+from tests.checks.conftest import check
+from tests.helpers.actors import Crowd
+from tests.inside import PREFIX
+
+HERE = f"{__name__}."
+
+
+def renamed(name: str) -> Any:
+    """What ``name`` says in the settings of these tests."""
+    return {"new:7": "old-7", "wrong": 5, "empty": ""}.get(name)
+
+
+def taken(client: redis.Redis) -> set[str]:
+    return {key.decode() for key in client.scan_iter()} - {f"{PREFIX}fence", f"{PREFIX}index"}
+
+
+def while_held(crowd: Crowd, client: redis.Redis, lock: Any) -> set[str]:
+    """The keys that are there for this lock, besides its own."""
+    me = crowd()
+    me(lock, "acquire")
+    found = taken(client) - {f"{PREFIX}lock:{lock.name}"}
+    me(lock, "release")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [("redis-py", "old-7"), ("django-redis", "old-7"), ("python-redis-lock", "lock:old-7")]
+)
+def test_a_function_can_say_what_old_code_calls_a_lock(
+    kind: str, key: str, crowd: Crowd, settings: Any, client: redis.Redis
+) -> None:
+    settings.REDISLOCK = {"ALSO_LOCK": {"kind": kind, "name": f"{HERE}renamed"}}
+    assert while_held(crowd, client, Lock("new:7")) == {key}
+    client.flushall()
+    assert while_held(crowd, client, Lock("other")) == set()  # old code has no such lock
+
+
+@pytest.mark.parametrize(("name", "shown"), [("wrong", "5"), ("empty", "''")])
+def test_what_a_function_returns_is_checked_before_anything_is_sent(
+    name: str, shown: str, crowd: Crowd, settings: Any, client: redis.Redis
+) -> None:
+    settings.REDISLOCK = {"ALSO_LOCK": {"kind": "redis-py", "name": f"{HERE}renamed"}}
+    with pytest.raises(ImproperlyConfigured, match=f"must return a non-empty str or None, and returned {shown} for"):
+        crowd()(Lock(name), "acquire")
+    assert taken(client) == set()
+
+
+def test_the_keys_of_django_redis_have_prefix_and_version(settings: Any, client: redis.Redis) -> None:
+    """Each is that which ``cache.lock()`` of django-redis takes."""
+    settings.REDISLOCK = {"ALSO_LOCK": "django-redis"}
+    theirs = {**settings.CACHES["default"], "KEY_PREFIX": "shop", "VERSION": 3}
+    ours = {**theirs, "BACKEND": "django_redislock.cache.RedisCache"}
+    settings.CACHES = {**settings.CACHES, "theirs": theirs, "ours": ours}
+    for key, version in (("a", None), ("a", 1), ("a b\n%:c", None), ("%x", 1)):
+        theirs_now: Any = caches["theirs"].lock(key, version=version, timeout=60)  # type: ignore[attr-defined]
+        assert theirs_now.acquire()
+        lock: Any = caches["ours"].lock(key, version=version)  # type: ignore[attr-defined]
+        assert lock.acquire(blocking=False) is False
+        theirs_now.release()
+        assert lock.acquire(blocking=False) is True
+        assert client.exists(str(theirs_now.name))
+        lock.release()
+
+
+def test_old_locks_may_be_on_another_alias(
+    crowd: Crowd, settings: Any, client: redis.Redis, server: RedisServer
+) -> None:
+    elsewhere = f"redis://127.0.0.1:{server.port}/1"
+    settings.CACHES = {**settings.CACHES, "elsewhere": {**settings.CACHES["default"], "LOCATION": elsewhere}}
+    settings.REDISLOCK = {"CACHE": "elsewhere", "ALSO_LOCK": {"kind": "redis-py", "using": "default"}}
+    assert while_held(crowd, client, Lock("a")) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (True, "must be one of 'redis-py', 'django-redis', 'python-redis-lock', or a dict"),
+        ({"name": "a.b"}, "must be one of"),
+        ({"kind": "redis-py", "key": "a.b"}, "must be one of"),
+        ("redis", "must be (or have as 'kind') one of 'redis-py', 'django-redis', 'python-redis-lock', not 'redis'."),
+        ({"kind": "redis-py", "using": ""}, "REDISLOCK['ALSO_LOCK']['using'] must be a non-empty str, not ''."),
+    ],
+)
+def test_what_is_no_such_setting_is_refused_with_the_choices(value: Any, said: str, settings: Any) -> None:
+    settings.REDISLOCK = {"ALSO_LOCK": value}
+    with pytest.raises(ImproperlyConfigured) as caught:
+        Lock("a").acquire()
+    assert said in str(caught.value)
+    assert [message.id for message in check()] == ["django_redislock.E001"]
+
+
+@pytest.mark.parametrize(
+    ("value", "id", "said"),
+    [
+        ("redis-py", "I003", "Lock('x') takes the key 'x' as well, by the rules of redis-py (cache alias 'default')"),
+        ("django-redis", "I003", "the key ':1:x' as well"),
+        ("python-redis-lock", "I003", "the key 'lock:x' as well"),
+        ({"kind": "redis-py", "name": f"{HERE}renamed"}, "I003", f"the key that {HERE}renamed names for it as well"),
+        ({"kind": "redis-py", "using": "memory"}, "I003", "(cache alias 'memory')"),
+        ({"kind": "redis-py", "using": "nowhere"}, "E002", "REDISLOCK['ALSO_LOCK'] names the cache alias 'nowhere'"),
+        ({"kind": "redis-py", "name": f"{HERE}nothing"}, "E005", f"REDISLOCK['ALSO_LOCK'] = '{HERE}nothing'"),
+    ],
+)
+def test_a_check_says_that_it_is_on_and_what_is_wrong_with_it(value: Any, id: str, said: str, settings: Any) -> None:
+    settings.REDISLOCK = {"ALSO_LOCK": value}
+    (found,) = [one for one in check() if one.id in (f"django_redislock.{id}",)]
+    assert said in found.msg
+
+
+def key_function(key: str, prefix: str, version: int) -> str:
+    return f"tenant:{prefix}:{version}:{key}"
+
+
+def test_a_key_function_asks_for_a_function(settings: Any, crowd: Crowd, client: redis.Redis) -> None:
+    tenants = {**settings.CACHES["default"], "KEY_FUNCTION": key_function}
+    settings.CACHES = {**settings.CACHES, "default": tenants}
+    settings.REDISLOCK = {"ALSO_LOCK": "django-redis"}
+    with pytest.raises(ImproperlyConfigured, match="has a KEY_FUNCTION, so the keys of its old locks do not follow"):
+        crowd()(Lock("a"), "acquire")
+    (found,) = [one for one in check() if one.id == "django_redislock.E005"]
+    assert "KEY_FUNCTION" in found.msg
+    assert taken(client) == set()
+
+
+def test_a_user_without_the_right_to_the_old_key_is_told(settings: Any, crowd: Crowd, own: RedisServer) -> None:
+    with own.client() as root:
+        root.execute_command("ACL", "SETUSER", "default", "resetkeys", f"~{PREFIX}*")
+        settings.REDISLOCK = {"ALSO_LOCK": "redis-py"}
+        with pytest.raises(LockUnavailable, match=r"the lock 'a'.*permission"):
+            crowd()(Lock("a"), "acquire")
