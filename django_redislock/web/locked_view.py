@@ -14,6 +14,8 @@ from django.utils.decorators import method_decorator
 
 from ..base.display import shown, takes_by_name
 from ..base.steps import Call, CallOut, Steps, arun, run_blocking
+from ..base.times import monotonic
+from ..base.usual import note_held
 from ..call_names import (
     CallTexts,
     Name,
@@ -47,7 +49,6 @@ from .requests import (
     check_on_conflict,
     conflict,
     describe_request,
-    note_held,
     unavailable,
     warn_above_login,
 )
@@ -307,7 +308,7 @@ def _release(section: Acquisition | Several, purpose: str, aliases: list[str]) -
     try:
         if (yield from section.exit_surely(request=purpose)):
             for lease in leases:
-                note_held(lease)
+                note_held(lease.template, monotonic() - lease.since)
     except LockLost:
         if not all(lease.binds(aliases) for lease in leases):
             raise

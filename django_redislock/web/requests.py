@@ -6,12 +6,10 @@ strangers can lock, and are told what is busy).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from logging import ERROR
 from math import ceil
-from statistics import median
 from typing import Any
 
 from django.core.exceptions import SynchronousOnlyOperation
@@ -26,10 +24,10 @@ from ..base.display import shown
 from ..base.log import log_event, warn
 from ..base.names import quote
 from ..base.steps import CallOut, Steps
-from ..base.times import monotonic
+from ..base.usual import usually_held_for
 from ..call_names import signature_of
 from ..conf import conf, import_function
-from ..engine import Acquisition, Lease
+from ..engine import Acquisition
 from ..exceptions import LockNotAcquired, LockUnavailable
 from ..inspection.info import LockInfo, inspect
 
@@ -120,21 +118,9 @@ def check_on_conflict(given: OnConflict | None) -> None:
 MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
 
 
-MOST_TEMPLATES, RECENT = 1000, 9
-_held_for: dict[str, deque[float]] = {}  # by template: the seconds of the latest views of this process
-
-
-def note_held(lease: Lease) -> None:
-    """Remember for how long a view has held its lock, which it releases now."""
-    if len(_held_for) >= MOST_TEMPLATES:  # each step here is atomic, so that it needs no lock
-        _held_for.clear()
-    _held_for.setdefault(lease.template, deque(maxlen=RECENT)).append(monotonic() - lease.since)
-
-
-def _usually_held_for(template: str) -> int:
-    """Whole seconds: the median of the latest ones, not above VIEW_MAX_RETRY_AFTER; 1 where nothing is known."""
-    usual = median(_held_for.get(template, [1.0]))
-    return min(max(1, ceil(usual)), conf().VIEW_MAX_RETRY_AFTER)
+def _try_again_in(template: str) -> int:
+    """Whole seconds: for how long such views usually hold the lock, at most VIEW_MAX_RETRY_AFTER."""
+    return min(max(1, ceil(usually_held_for(template))), conf().VIEW_MAX_RETRY_AFTER)
 
 
 def conflict(
@@ -155,7 +141,7 @@ def conflict(
             raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
         return response
     suspended = refusal.outcome == "suspended"  # then its end is known
-    wait = max(1, ceil(refusal.busy_for or 0)) if suspended else _usually_held_for(section.options.template)
+    wait = max(1, ceil(refusal.busy_for or 0)) if suspended else _try_again_in(section.options.template)
     text = ngettext(
         "Somebody else is working on this. Please try again in %(wait)d second.",
         "Somebody else is working on this. Please try again in %(wait)d seconds.",

@@ -15,9 +15,10 @@ from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
 from ..base.steps import Steps, arun, run
+from ..base.times import monotonic
+from ..base.usual import note_held
 from ..engine import Acquisition, Frame, Several, hide, under
 from ..open_transactions import in_atomic_block
-from .requests import note_held
 
 
 class OpenedHere:
@@ -115,7 +116,7 @@ class LateRelease:
         # the first to come releases, even what is being released in the background
         if self._once.acquire(blocking=False):
             for lease in self._section.leases:
-                note_held(lease)
+                note_held(lease.template, monotonic() - lease.since)
             yield from self._section.exit_quietly(request=self._purpose)
 
     def _iterate(self, content: Any, keeper: object) -> Iterator[Any]:
