@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import asdict
 from importlib import import_module
+from inspect import signature
 from operator import attrgetter
 from time import monotonic
 from types import SimpleNamespace
@@ -46,6 +47,7 @@ from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.waiters import Park, TaskWaiter
 from django_redislock.inspection.lists import list_everywhere
+from django_redislock.jobs.job_lock import JobLock, Running, running_job
 from django_redislock.options import Options
 from django_redislock.store import calls, calls_once
 from django_redislock.store import records as _keys
@@ -1010,3 +1012,28 @@ def end_is_seen(lock: Lock) -> Callable[[], bool]:
     """Tells, in any thread, whether the renewer has come to the end of this lock's lease."""
     lease = lease_of(lock)
     return lambda: lease.due > lease.ends
+
+
+# -- jobs -----------------------------------------------------------------------------------------------------------
+
+
+class InsideJobLock(JobLock):
+    """The lock of a kind of job."""
+
+    def running(self, id: str) -> Running | None:
+        return running_job(id)
+
+    def asks(self, patch: pytest.MonkeyPatch, before: Callable[[], object]) -> None:
+        """Do something before a run is asked for once more, for the first time."""
+        asked, calls = self._asked, [before]
+
+        def first(lock: Lock) -> Any:
+            if calls:
+                calls.pop()()
+            return asked(lock)
+
+        patch.setattr(self, "_asked", first)
+
+
+def job_lock(function: Callable[..., Any], name: str, **options: Any) -> InsideJobLock:
+    return InsideJobLock(function, signature(function), name, what="The job", **options)

@@ -1,0 +1,169 @@
+"""Celery: tasks of which one at a time is queued or runs."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timezone
+from typing import Any, cast
+
+from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
+from celery import signals  # type: ignore[import-untyped]
+from celery.contrib.django.task import DjangoTask  # type: ignore[import-untyped]
+from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded  # type: ignore[import-untyped]
+from celery.utils import uuid  # type: ignore[import-untyped]
+from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
+from kombu import serialization
+
+from ..base.display import did_you_mean
+from ..call_names import signature_of
+from ..exceptions import LockError
+from ..options import SectionOptions
+from .job_lock import OWN, JobLock, running_job
+
+# among the headers of a message: whether the lock was acquired when it was sent
+HEADER = "redislock"
+
+_OPTIONS = {*OWN, *SectionOptions.__annotations__}
+
+
+class LockedTask(DjangoTask):
+    """The base of a Celery task that runs under a lock.
+
+        @shared_task(base=LockedTask, lock="report:{year}", lock_from="enqueue", busy="skip")
+        def build(year): ...
+
+    ``lock`` is its name, and all else is described at :class:`~django_redislock.jobs.job_lock.JobLock`; options of
+    Celery go beside these.
+
+    With ``lock_from="enqueue"``, ``delay()`` and ``apply_async()`` acquire the lock, and return the result of the task
+    that has it where that is known, else None, if it is busy. A task whose id was made before, since others wait for
+    its result (in a chain, a group or a chord, or with ``task_id=``), is sent all the same, and does nothing in the
+    worker if the lock is busy then: its result is None.
+
+    A task that is called like a function acquires the lock, too, and raises LockNotAcquired if it is busy.
+    """
+
+    abstract = True
+    lock: Any = None
+
+    _job_lock: JobLock
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        body = vars(cls).get("run")
+        if body is None:
+            return  # a base of other tasks
+        function, is_bound = (body.__func__, False) if isinstance(body, staticmethod) else (body, True)
+        signature = signature_of(function)
+        if is_bound:
+            signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+        what = f"The task {getattr(cls, 'name', None) or cls.__qualname__}"
+        if cls.lock is None:
+            raise TypeError(f'{what} has a base LockedTask and no lock: give lock="report:{{year}}", say.')
+        for name in vars(cls):
+            if name.startswith("lock_") and name not in _OPTIONS:
+                raise TypeError(f"{what} has {name}, which LockedTask does not know.{did_you_mean(name, _OPTIONS)}")
+        options = {name: getattr(cls, name) for name in _OPTIONS if hasattr(cls, name)}
+        cls._job_lock = JobLock(function, signature, cls.lock, what=what, **options)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
+        """See Celery's Task.apply_async(), and LockedTask."""
+        lock, headers = self._job_lock, dict(options.pop("headers", None) or {})
+        if not lock.from_enqueue or self._get_app().conf.task_always_eager:
+            return super().apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
+        (given, named), id = self._as_delivered(args, kwargs, options), task_id or uuid()
+        wait, most = _seconds_to(options.get("eta") or options.get("countdown") or 0), math.inf
+        if options.get("expires") is not None:  # a broker may drop it then, and tell nobody
+            most = max(_seconds_to(options["expires"]), 1.0)
+        running = running_job(id)
+        taken = running is not None and running.kind is lock
+        if running is not None and taken:  # it tries again
+            running.hand_on(wait, most)
+            headers[HEADER] = True
+        elif HEADER not in headers:
+            if self.typing and hasattr(self, "__header__"):
+                self.__header__(*given, **named)  # wrong arguments are an error before anything is locked
+            refusal = lock.take(given, named, id, wait, most)
+            if refusal is not None and task_id is None and lock.busy != "retry":
+                return None if refusal.job is None else self.AsyncResult(refusal.job)
+            headers[HEADER] = taken = refusal is None
+        try:
+            return super().apply_async(args, kwargs, task_id=id, headers=headers, **options)
+        except BaseException:
+            if taken:
+                lock.give_back(given, named, id)
+            raise
+
+    def _as_delivered(self, args: Any, kwargs: Any, options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as the worker will see them, and name the lock: an Enum is a str there, say."""
+        if (dump := getattr(self, "_dump_pydantic_arguments", None)) is not None:
+            args, kwargs = dump(args, kwargs)
+        serializer = options.get("serializer") or self.serializer
+        dumps, loads = cast("Any", serialization.dumps), cast("Any", serialization.loads)
+        content_type, encoding, data = dumps((tuple(args or ()), kwargs or {}), serializer)
+        given, named = loads(data, content_type, encoding, accept=[content_type])
+        return tuple(given), named
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it under its lock."""
+        request = self.request
+        if request.called_directly or running_job(request.id) is not None:  # like a function, by itself even
+            with self._job_lock.make(args, kwargs):
+                return super().__call__(*args, **kwargs)
+        return self._job_lock.run(_Delivery(self), args, kwargs, lambda: self.run(*args, **kwargs))
+
+
+class _Delivery:
+    """A task that a worker runs: see Job."""
+
+    def __init__(self, task: LockedTask) -> None:
+        self._task, self._request = task, task.request
+        self.id: str = self._request.id
+
+    def later(self, pause: float, refusal: LockError) -> Any:
+        if self._request.is_eager:
+            raise refusal
+        request = self._request
+        signature = self._task.signature_from_request(
+            request, request.args, request.kwargs, countdown=pause, retries=request.retries
+        )
+        signature.set(headers={HEADER: False, **(request.headers or {})}).apply_async()
+        raise Retry(exc=refusal, when=pause)
+
+    def again(self) -> None:
+        self._task.apply_async(self._request.args, self._request.kwargs)
+
+    def repeated(self) -> Any:
+        raise Ignore  # the result is there already
+
+    def comes_back(self, error: BaseException) -> bool:
+        if isinstance(error, Retry):
+            return True
+        # its message was rejected, or the worker ends; one that is acknowledged early is gone by now
+        rejected = isinstance(error, Reject) and error.requeue
+        return bool(self._task.acks_late) and (rejected or not isinstance(error, Exception))
+
+
+def _seconds_to(moment: datetime | float) -> float:
+    """The seconds until ``moment``, which may be given as such."""
+    if isinstance(moment, datetime):
+        return max(0.0, float((maybe_make_aware(moment) - datetime.now(timezone.utc)).total_seconds()))
+    return max(0.0, moment)
+
+
+def _release(task: Any, id: str, args: Any, kwargs: Any) -> None:
+    if isinstance(task, LockedTask):
+        task._job_lock.give_back(tuple(args or ()), kwargs or {}, id)
+
+
+@signals.task_revoked.connect(weak=False)
+def _on_revoked(sender: Any, request: Any, **facts: Any) -> None:
+    """It was revoked, or has expired, before it ran; or its process was terminated."""
+    _release(sender, request.id, request.args, request.kwargs)
+
+
+@signals.task_failure.connect(weak=False)
+def _on_failure(sender: Any, task_id: str, exception: Any, args: Any, kwargs: Any, **facts: Any) -> None:
+    """The process that ran it is gone, and its message with it."""
+    if isinstance(exception, (WorkerLostError, TimeLimitExceeded)):
+        _release(sender, task_id, args, kwargs)

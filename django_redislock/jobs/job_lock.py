@@ -1,0 +1,325 @@
+"""What the lock of a background job does, whatever queue it goes through. One adapter for each queue is beside this.
+
+The token of the lock is the job's id. So a job that was delivered again, or tries again, goes on with its own lock.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from hashlib import sha256
+from inspect import Signature
+from logging import INFO, WARNING
+from typing import Any, NamedTuple, Protocol, TypedDict
+
+from ..base.display import shown
+from ..base.log import log_event
+from ..base.names import capped_name, lock_name
+from ..base.steps import run
+from ..base.times import Seconds, monotonic, seconds
+from ..base.usual import note_held, usually_held_for
+from ..call_names import CallTexts, Name, are_several, template_of
+from ..exceptions import LockError, LockNotAcquired, LockUnavailable
+from ..lock import Lock
+from ..options import Options, SectionOptions, mark_locked, read_options
+from ..semaphore import Semaphore
+from ..store.calls import read_holder
+from ..store.stores import get_partition
+from ..values import Counter
+
+LOCK_FROM = ("start", "enqueue")
+BUSY = ("skip", "retry", "raise", "merge")
+
+QUEUED_TTL = 3600.0
+REMEMBERED = 3600.0  # seconds for which it is known that a job has ended, for copies of it that are still delivered
+LONGEST_PAUSE = 600.0  # seconds after which a job that met a busy lock comes again, at most
+
+
+class JobOptions(TypedDict, total=False):
+    """What only jobs have, beside the options of a lock."""
+
+    lock_from: str
+    busy: str
+    at_least: Seconds
+    queued_ttl: Seconds
+
+
+OWN = tuple(JobOptions.__annotations__)
+
+
+class Job(Protocol):
+    """One run of a job, as its queue knows it."""
+
+    @property
+    def id(self) -> str:
+        """The same for every delivery and every retry."""
+
+    @property
+    def repeated(self) -> Callable[[], Any] | None:
+        """What a copy does that is delivered when the job has ended; None: its queue delivers no copies."""
+
+    def later(self, pause: float, refusal: LockError) -> Any:
+        """Have this same job run ``pause`` seconds from now, without using up its retries.
+
+        Raise what ends this run, or return its result.
+        """
+
+    def again(self) -> None:
+        """Queue a new job with the same arguments."""
+
+    def comes_back(self, error: BaseException) -> bool:
+        """Return whether this job will run again, by a retry or another delivery, after this error."""
+
+
+class Running:
+    """A job that holds its lock in this context."""
+
+    __slots__ = ("handed_on", "id", "kind", "lock")
+
+    def __init__(self, kind: JobLock, id: str, lock: Lock) -> None:
+        self.kind, self.id, self.lock, self.handed_on = kind, id, lock, False
+
+    def hand_on(self, wait: float = 0.0, most: float = math.inf) -> None:
+        """Leave the lock to the next run of the same job. See take()."""
+        if self.kind.from_enqueue and not self.handed_on:
+            with suppress(LockError):  # it is lost, or Redis away: then the next run acquires it like a new one
+                self.lock.detach(ttl=min(wait + self.kind.queued_ttl, most))
+                self.handed_on = True
+
+
+_running: ContextVar[Running | None] = ContextVar("django_redislock.running_job", default=None)
+
+
+def running_job(id: str | None) -> Running | None:
+    """The job of this id, if it runs in this context."""
+    found = _running.get()
+    return found if found is not None and found.id == id else None
+
+
+class JobLock:
+    """The lock of one kind of job, ``function``, whose arguments ``signature`` describes.
+
+    ``name``
+        As for :func:`locked`: a template over the arguments, or a callable; not a list.
+    ``lock_from``
+        ``"start"``: the lock is acquired when a worker starts the job. ``"enqueue"``: when the job is queued; it stays
+        held while the job waits there, and is the worker's from then on. Retries keep it.
+    ``busy``
+        What happens to a job that finds the lock busy. ``"skip"``: it is dropped. ``"retry"``: it comes again, after
+        the time that such jobs usually take, as often as it takes; the queue's own count of retries is left alone.
+        ``"raise"``: LockNotAcquired. ``"merge"``: it is dropped, and if a job of that name runs already, one more is
+        queued when that one has ended, with the arguments of the one that ran; so whatever changed meanwhile is seen.
+    ``queued_ttl``
+        With ``lock_from="enqueue"``: seconds that a job may wait in the queue, after its countdown, before its lock
+        ends. If it starts later, it acquires the lock like a new one.
+    ``at_least``
+        As for :func:`locked`: seconds for which the lock stays held if the job ends well before.
+
+    The other options are those of :class:`Lock`, or with a ``limit`` those of :class:`Semaphore`, except ``token`` and
+    ``adopt``; ``blocking_timeout`` is 0 unless it is given, and counts in the worker. With a ``limit``, a lock cannot
+    wait in a queue, so that ``lock_from`` is ``"start"``.
+
+    That a job has ended is remembered for an hour where its queue may deliver it again: a copy that comes later does
+    not run. A copy of a job that still runs comes again later, until that one has ended, or its process is dead.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        signature: Signature,
+        name: Name,
+        *,
+        what: str,
+        lock_from: str = "start",
+        busy: str = "skip",
+        at_least: Seconds = 0,
+        queued_ttl: Seconds = QUEUED_TTL,
+        **options: Any,
+    ) -> None:
+        _check_choice("lock_from", lock_from, LOCK_FROM)
+        _check_choice("busy", busy, BUSY)
+        if are_several(name):
+            raise TypeError(f"{what} locks one name, not the list {shown(name)}.")
+        options.setdefault("blocking_timeout", 0)
+        options.setdefault("template", template_of(name))
+        checked: Options = read_options(options, what, SectionOptions, beside=OWN)
+        if checked.adopt:
+            raise ValueError(f"{what} takes no adopt: a job adopts its own lock by itself.")
+        self.from_enqueue: bool = lock_from == "enqueue"
+        self.busy: str = busy
+        self.queued_ttl: float = seconds(queued_ttl, "queued_ttl")
+        self.at_least: float = seconds(at_least, "at_least", positive=False)
+        if checked.limit is not None and self.from_enqueue:
+            raise ValueError(f"{what} was given a limit, and lock_from='enqueue': a permit cannot wait in a queue.")
+        if self.at_least and busy == "merge":
+            raise ValueError(f"{what} was given at_least and busy='merge': what is asked meanwhile would be forgotten.")
+        self._function, self._signature = function, signature
+        self._texts = CallTexts(name, checked.note)
+        self._texts.check(function, signature)
+        self._limit: int | None = options.pop("limit", None)
+        self._options: dict[str, Any] = options
+        self._using, self._template = checked.using, checked.template
+        mark_locked(function, checked)
+
+    def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None = None, **options: Any) -> Lock:
+        """The lock of a job with these arguments; ``id``: None for a call that goes through no queue."""
+        names, note, _ = self._texts.fill(self._function, self._signature, args, kwargs)
+        (name,), every = names, {**self._options, "note": note, **options}
+        if self._limit is not None:
+            return Semaphore(name, limit=self._limit, **every)
+        return Lock(name, token=None if id is None else _token_of(id), **every)
+
+    # -- when it is queued --------------------------------------------------------------------------------------------
+
+    def take(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str, wait: float = 0.0, most: float = math.inf
+    ) -> Refusal | None:
+        """Acquire the lock for a job that is about to be queued; None: it has it.
+
+        It may start in ``wait`` seconds, and is dropped by the queue after ``most``.
+        """
+        lock = self.make(args, kwargs, id, poll=True, blocking=False, blocking_timeout=0)  # nobody has to be told here
+        ttl = min(wait + self.queued_ttl, most)
+        refusal = self._take(lock, ttl)
+        if refusal is not None and self.busy == "merge":
+            self._asked(lock).incr(ttl=self.queued_ttl)
+            refusal = self._take(lock, ttl)  # it may have ended before it could see that
+        if refusal is None:
+            return None
+        log_event(INFO, "job-busy", name=lock.name, job=id, busy=self.busy, error=refusal)
+        if self.busy == "raise":
+            raise refusal
+        _, holder = run(read_holder(get_partition(self._using, lock.name), lock.name))
+        return Refusal(None if holder is None else _id_of(holder.token))
+
+    def _take(self, lock: Lock, ttl: float) -> LockNotAcquired | None:
+        try:
+            with lock:
+                lock.detach(ttl=ttl)
+        except LockNotAcquired as refusal:
+            return refusal
+        return None
+
+    def give_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str) -> None:
+        """Release the lock of a job that has ended without running to its end, unless somebody alive uses it."""
+        lock = self.make(args, kwargs, id, adopt=True, blocking_timeout=0)
+        try:
+            if lock.acquire():
+                lock.release()
+        except LockError:
+            pass  # it is gone already; or it ends by itself
+
+    # -- when it runs -------------------------------------------------------------------------------------------------
+
+    def run(self, job: Job, args: tuple[Any, ...], kwargs: Mapping[str, Any], body: Callable[[], Any]) -> Any:
+        """Run ``body`` under the lock, and return what it returns; None where it did not run."""
+        lock = self.make(args, kwargs, job.id)
+        try:
+            return self._run(job, lock, body)
+        except _NotRun as end:
+            error = end.error
+        if isinstance(error, LockNotAcquired):
+            if lock.owned():  # by the same job: this is a copy of it
+                return job.later(min(lock.ttl, LONGEST_PAUSE), error)
+            if self.busy == "merge":
+                self._asked(lock).incr(ttl=self.queued_ttl)
+                try:
+                    return self._run(job, lock, body)  # the other may have ended before it could see that
+                except _NotRun as end:
+                    error = end.error
+            log_event(INFO, "job-busy", name=lock.name, job=job.id, busy=self.busy, error=error)
+            if self.busy in ("skip", "merge"):
+                return None
+        if self.busy == "raise":
+            raise error
+        return job.later(min(max(usually_held_for(self._template), 1.0), LONGEST_PAUSE), error)
+
+    def _run(self, job: Job, lock: Lock, body: Callable[[], Any]) -> Any:
+        running: Running | None = None
+        result, ended = None, False
+        try:
+            with lock:
+                running = Running(self, job.id, lock)
+                result = self._run_inside(job, running, body)
+                ended = True
+        except (LockNotAcquired, LockUnavailable) as error:
+            if running is None:
+                raise _NotRun(error) from error
+            if not ended or isinstance(error, LockNotAcquired):
+                raise
+            log_event(WARNING, "not-released", name=lock.name, error=error, lease_left=error.lease_left)
+        finally:
+            if running is not None and not running.handed_on:
+                self._run_once_more(job, lock)
+        return result
+
+    def _run_inside(self, job: Job, running: Running, body: Callable[[], Any]) -> Any:
+        lock, began = running.lock, monotonic()
+        if job.repeated is not None and self._ended(job.id).get():
+            log_event(INFO, "job-repeated", name=lock.name, job=job.id)
+            return job.repeated()
+        if self.busy == "merge":
+            self._asked(lock).reset()  # what was asked for until now, this run does
+        before = _running.set(running)
+        try:
+            result = body()
+        except BaseException as error:
+            if job.comes_back(error):
+                running.hand_on()
+            raise
+        finally:
+            _running.reset(before)
+            note_held(self._template, monotonic() - began)
+        if not running.handed_on:
+            lock._held("keep").keep(self.at_least)
+        if job.repeated is not None and not running.handed_on:
+            with suppress(LockUnavailable):  # then a copy would run again, if there is one
+                self._ended(job.id).incr(ttl=REMEMBERED)
+        return result
+
+    def _run_once_more(self, job: Job, lock: Lock) -> None:
+        if self.busy == "merge":
+            with suppress(LockUnavailable):
+                if self._asked(lock).reset():
+                    job.again()
+
+    def _ended(self, id: str) -> Counter:
+        return Counter(capped_name(lock_name("job-ended", id)), using=self._using)
+
+    def _asked(self, lock: Lock) -> Counter:
+        return Counter(capped_name(f"job-again:{lock.name}"), using=self._using)
+
+
+class Refusal(NamedTuple):
+    """The lock of a job that was to be queued is busy."""
+
+    job: str | None  # the id of the job that has it, if one has
+
+
+class _NotRun(Exception):
+    """The lock was not acquired, for this reason."""
+
+    def __init__(self, error: LockNotAcquired | LockUnavailable) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+_BARE = re.compile("[A-Za-z0-9_-]{18,120}")
+
+
+def _token_of(id: str) -> str:
+    """The token of the lock of a job."""
+    return f"job-{id}" if _BARE.fullmatch(id) else f"digest-{sha256(id.encode()).hexdigest()}"
+
+
+def _id_of(token: str) -> str | None:
+    """The id of the job that has this token; None: it is no job, or its id is too odd to be read there."""
+    return token.removeprefix("job-") if token.startswith("job-") else None
+
+
+def _check_choice(what: str, given: object, choices: Sequence[str]) -> None:
+    if given not in choices:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, choices))}, not {shown(given)}.")

@@ -1,0 +1,65 @@
+"""A message broker of its own for the tests of task queues."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.helpers.actors import until
+from tests.helpers.processes import MissingError, require
+
+
+def _find_rabbitmq() -> str:
+    # Debian's /usr/sbin/rabbitmq-server changes to a user of its own
+    path = os.pathsep.join(["/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "/usr/local/sbin"])
+    found = shutil.which("rabbitmq-server", path=path)
+    if found is None:
+        raise MissingError("RabbitMQ", "apt-get install rabbitmq-server, or brew install rabbitmq")
+    return found
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@contextmanager
+def rabbitmq() -> Iterator[str]:
+    """Run a RabbitMQ server; its URL."""
+    program, port = require(_find_rabbitmq), _free_port()
+    with TemporaryDirectory(prefix="redislock-mq-", ignore_cleanup_errors=True) as folder:
+        own = {
+            "RABBITMQ_NODENAME": f"locks{port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(port),
+            "RABBITMQ_DIST_PORT": str(_free_port()),
+            "ERL_EPMD_PORT": str(_free_port()),
+            "RABBITMQ_MNESIA_BASE": f"{folder}/db",
+            "RABBITMQ_LOG_BASE": f"{folder}/log",
+            "RABBITMQ_CONFIG_FILE": f"{folder}/none",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/plugins",
+            "HOME": folder,
+        }
+        log = Path(folder, "out")
+        with log.open("wb") as out:
+            server = subprocess.Popen(
+                [program], env={**os.environ, **own}, stdout=out, stderr=out, start_new_session=True
+            )
+        try:
+            until(lambda: b"completed with" in log.read_bytes() or server.poll() is not None, within=120)
+            assert server.poll() is None, log.read_text(errors="replace")[-2000:]
+            yield f"amqp://guest:guest@127.0.0.1:{port}//"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+            with suppress(OSError):  # Erlang's name server outlives the node
+                subprocess.run(["epmd", "-kill"], env={**os.environ, **own}, capture_output=True, check=False)

@@ -1,0 +1,164 @@
+"""A site with Celery tasks under locks, for test_celery.py and the workers that it starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+sys.path.append(os.path.join(os.path.dirname(__file__), "..", "..", "testproject"))
+
+import django
+import redis
+from celery import Celery, chain, chord, group  # type: ignore[import-untyped]  # noqa: F401
+from celery.exceptions import Reject  # type: ignore[import-untyped]
+
+django.setup()
+
+from django_redislock.jobs.celery import LockedTask
+
+URL = os.environ.get("REDISLOCK_TEST_URL", "redis://127.0.0.1:1/0").rsplit("/", 1)[0]
+
+app = Celery("tests.jobs.celery_site", broker=os.environ.get("TEST_BROKER", f"{URL}/1"), backend=f"{URL}/2")
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={
+        "visibility_timeout": float(os.environ.get("TEST_VISIBILITY", 3600)),
+        "unacked_restore_interval": 0.5,
+        "unacked_restore_throttle": 1,
+    }
+    if "TEST_VISIBILITY" in os.environ
+    else {},
+    worker_prefetch_multiplier=int(os.environ.get("TEST_PREFETCH", 4)),
+    worker_hijack_root_logger=False,
+    task_acks_late=os.environ.get("TEST_ACKS_LATE") == "1",
+    task_reject_on_worker_lost=os.environ.get("TEST_ACKS_LATE") == "1",
+)
+
+
+def note(*facts: Any) -> None:
+    """Write into the list ``runs`` of Redis what happened."""
+    with redis.Redis.from_url(f"{URL}/3") as client:
+        client.rpush("runs", " ".join(map(str, facts)))
+
+
+def gate(name: str) -> None:
+    """Wait until the test opens this gate."""
+    with redis.Redis.from_url(f"{URL}/3") as client:
+        while not client.exists(f"gate:{name}"):
+            time.sleep(0.01)
+
+
+def queued(**options: Any) -> Any:
+    return app.task(base=LockedTask, lock_from="enqueue", **options)
+
+
+@queued(lock="report:{year}")
+def report(year: int, wait: str = "") -> int:
+    note("begins", report.request.id)
+    if wait:
+        gate(wait)
+    note("ends", report.request.id)
+    return year
+
+
+@queued(lock="report:{year}", busy="raise")
+def strict(year: int) -> None:
+    note("strict", year)
+
+
+@queued(lock="report:{year}", busy="retry")
+def patient(year: int) -> str:
+    note("patient", patient.request.retries)
+    return "patient"
+
+
+@queued(lock="sync", busy="merge")
+def sync(wait: str = "", fails: bool = False) -> None:
+    note("sync")
+    if wait:
+        gate(wait)
+    if fails:
+        raise ZeroDivisionError
+
+
+@queued(lock="mail:{pk}", bind=True, max_retries=20)
+def mail(self: Any, pk: int, retries: int, countdown: float = 0.05) -> str:
+    note("mail", self.request.retries)
+    if self.request.retries < retries:
+        raise self.retry(countdown=countdown)
+    return "sent"
+
+
+@queued(lock="auto", autoretry_for=(ZeroDivisionError,), retry_backoff=0.01, retry_jitter=False, max_retries=2)
+def auto() -> None:
+    note("auto")
+    raise ZeroDivisionError
+
+
+@queued(lock="broken:{how}", bind=True)
+def broken(self: Any, how: str) -> None:
+    note("broken", how)
+    if how == "rejected":
+        raise Reject("no", requeue=False)
+    if how == "killed":
+        os.kill(os.getpid(), 9)
+    raise ZeroDivisionError
+
+
+@queued(lock="short", ttl=1)
+def short(wait: str) -> None:
+    note("short")
+    gate(wait)
+
+
+@app.task(base=LockedTask, lock="page:{pk}", ttl=2)
+def page(pk: int, wait: str = "") -> str:
+    note("page", pk)
+    if wait:
+        gate(wait)
+    return "rendered"
+
+
+@app.task(base=LockedTask, lock="page:{pk}", busy="retry")
+def later(pk: int) -> str:
+    note("later", pk)
+    return "later"
+
+
+@app.task(base=LockedTask, lock="page:{pk}", busy="raise")
+def impatient(pk: int) -> str:
+    return "impatient"
+
+
+@app.task(base=LockedTask, lock="export", limit=2, busy="raise")
+def export(wait: str) -> None:
+    note("export")
+    gate(wait)
+
+
+@app.task(base=LockedTask, lock="nightly", at_least=300)
+def nightly() -> None:
+    note("nightly")
+
+
+@queued(lock="paint:{color}")
+def paint(color: str) -> None: ...
+
+
+@queued(lock="again", busy="merge")
+def again() -> None:
+    note("again")
+    again.delay()
+
+
+@queued(lock="replaced:{by}", bind=True)
+def replaced(self: Any, by: str) -> None:
+    raise self.replace(replaced.s(by) if by == "same" else report.s(7))
+
+
+@app.task
+def add(numbers: Any) -> Any:
+    return sum(number for number in numbers if number)

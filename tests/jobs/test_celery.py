@@ -1,0 +1,557 @@
+"""Celery tasks under locks, with real workers: from the call to the end of the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from typing import Any
+
+import pytest
+import redis
+from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
+from celery import signals  # type: ignore[import-untyped]
+from celery.app.task import Context  # type: ignore[import-untyped]
+from celery.app.trace import build_tracer  # type: ignore[import-untyped]
+from celery.exceptions import Reject  # type: ignore[import-untyped]
+from django.db import transaction
+
+from django_redislock import Lock, LockNotAcquired, Semaphore, get_lock, list_locks
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS
+from tests.helpers.brokers import rabbitmq
+from tests.helpers.processes import ROOT
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # by Celery
+
+Eventually = Callable[..., Any]
+Start = Callable[..., "CeleryWorker"]
+
+
+class CeleryWorker:
+    """A worker of the site's Celery."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        words = [sys.executable, "-m", "celery", "-A", "tests.jobs.celery_site", "worker", "-l", "WARNING", *arguments]
+        path = os.pathsep.join([str(ROOT), str(ROOT / "testproject")])
+        self.process = subprocess.Popen(
+            words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **environment}, start_new_session=True
+        )
+
+    def kill(self) -> None:
+        """Kill it with all its children."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+@pytest.fixture
+def site(server: RedisServer, client: redis.Redis) -> Any:
+    from tests.jobs import celery_site
+
+    celery_site.app.conf.task_always_eager = False
+    return celery_site
+
+
+@pytest.fixture
+def worker() -> Iterator[Start]:
+    """Start a worker with three processes."""
+    started: list[CeleryWorker] = []
+
+    def start(*arguments: str, **environment: str) -> CeleryWorker:
+        started.append(CeleryWorker(*(arguments or ("-c", "3")), **environment))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+@pytest.fixture
+def runs(server: RedisServer) -> Callable[[], list[str]]:
+    """What the tasks have noted."""
+
+    def runs() -> list[str]:
+        with redis.Redis(port=server.port, db=3) as client:
+            return [line.decode() for line in client.lrange("runs", 0, -1)]
+
+    return runs
+
+
+@pytest.fixture
+def let_pass(server: RedisServer) -> Callable[[str], None]:
+    def let_pass(name: str) -> None:
+        with redis.Redis(port=server.port, db=3) as client:
+            client.set(f"gate:{name}", 1)
+
+    return let_pass
+
+
+def held() -> list[str]:
+    return [lock.name for lock in list_locks()]
+
+
+# -- from the call to the end ------------------------------------------------------------------------------------------
+
+
+def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(
+    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    first = site.report.delay(2024, wait="here")
+    assert [site.report.delay(2024).id for _ in range(3)] == [first.id] * 3
+    other = site.report.delay(2025)
+    assert other.id != first.id
+    assert sorted(held()) == ["report:2024", "report:2025"]
+    worker()
+    assert other.get(timeout=60) == 2025
+    eventually(lambda: f"begins {first.id}" in runs())
+    assert site.report.delay(2024).id == first.id  # it runs
+    info = get_lock("report:2024")
+    assert info is not None
+    assert first.id in info.owner
+    let_pass("here")
+    assert first.get(timeout=60) == 2024
+    eventually(lambda: held() == [])
+    assert site.report.delay(2024).get(timeout=60) == 2024
+    assert len([line for line in runs() if line.startswith("begins")]) == 3
+
+
+def test_a_lock_that_no_job_has_is_told_as_none(site: Any) -> None:
+    with Lock("report:2024"):
+        assert site.report.delay(2024) is None
+
+
+def test_busy_may_raise_to_the_caller(site: Any) -> None:
+    site.report.delay(2024)
+    with pytest.raises(LockNotAcquired, match="report:2024"):
+        site.strict.delay(2024)
+
+
+def test_busy_may_come_again_later(site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually) -> None:
+    first = site.report.delay(2024, wait="here")
+    second = site.patient.delay(2024)
+    assert second.id != first.id
+    worker()
+    eventually(lambda: second.state == "RETRY", within=60)
+    let_pass("here")
+    assert second.get(timeout=60) == "patient"
+    assert runs()[-1] == "patient 0"  # of its own retries, none is used up
+    eventually(lambda: held() == [])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_busy_may_be_merged_so_that_no_change_is_lost(
+    fails: bool, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    site.sync.delay(wait="here", fails=fails)
+    site.sync.delay()  # the first one has not begun: it will see whatever changed
+    worker()
+    eventually(lambda: runs() == ["sync"], within=60)
+    assert held() == ["sync"]
+    site.sync.delay()
+    site.sync.delay()
+    let_pass("here")
+    eventually(lambda: runs() == ["sync"] * 2 and held() == [], within=60)
+    site.sync.delay()
+    eventually(lambda: runs() == ["sync"] * 3 and held() == [], within=60)
+
+
+def test_ten_retries_keep_the_lock(site: Any, worker: Start, runs: Any, eventually: Eventually) -> None:
+    job = site.mail.delay(7, 10)
+    worker()
+    eventually(lambda: len(runs()) > 2, within=60)
+    assert site.mail.delay(7, 0).id == job.id
+    assert job.get(timeout=60) == "sent"
+    assert runs() == [f"mail {number}" for number in range(11)]
+    eventually(lambda: held() == [])
+
+
+def test_a_lock_stays_for_the_countdown_of_a_retry(site: Any, worker: Start, runs: Any, eventually: Eventually) -> None:
+    site.mail.delay(7, 1, countdown=3000)
+    worker()
+    eventually(lambda: runs() == ["mail 0"], within=60)
+    eventually(lambda: lease_of("mail:7") > 6000)
+
+
+def lease_of(name: str) -> float:
+    info = get_lock(name)
+    return 0.0 if info is None else info.lease_left
+
+
+def test_after_the_last_retry_the_lock_is_free(site: Any, worker: Start, runs: Any, eventually: Eventually) -> None:
+    job = site.auto.delay()
+    worker()
+    with pytest.raises(ZeroDivisionError):
+        job.get(timeout=60)
+    assert runs() == ["auto"] * 3
+    eventually(lambda: held() == [])
+
+
+@pytest.mark.parametrize("how", ["failed", "rejected", "killed"])
+def test_a_job_that_fails_gives_its_lock_back(
+    how: str, site: Any, worker: Start, runs: Any, eventually: Eventually
+) -> None:
+    site.broken.delay(how)
+    assert held() == [f"broken:{how}"]
+    worker()
+    eventually(lambda: runs() == [f"broken {how}"] and held() == [], within=60)
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_a_job_that_never_runs_gives_its_lock_back(
+    how: str, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    worker("-c", "1")
+    blocked = site.page.delay(7, wait="here")
+    eventually(lambda: runs() == ["page 7"], within=60)
+    past = {"expires": datetime.now(timezone.utc) - timedelta(seconds=1)} if how == "expired" else {}
+    job = site.report.apply_async((2024,), **past)
+    assert "report:2024" in held()
+    if how == "revoked":
+        site.app.control.revoke(job.id, reply=True, timeout=30, limit=1)
+    let_pass("here")
+    assert blocked.get(timeout=60) == "rendered"
+    eventually(lambda: held() == [], within=60)
+    assert runs() == ["page 7"]
+
+
+def test_a_job_that_is_terminated_is_free_after_its_ttl_and_one_that_runs_on_keeps_its_lock(
+    site: Any, worker: Start, runs: Any, eventually: Eventually
+) -> None:
+    job = site.short.delay("never")
+    worker("-c", "1")
+    eventually(lambda: runs() == ["short"], within=60)
+    job.revoke()  # it runs already, so that nothing ends
+    again = site.short.delay("never")
+    assert again.id == job.id
+    job.revoke(terminate=True)
+    eventually(lambda: held() == [], within=60)
+
+
+def test_a_lock_waits_as_long_as_its_job_and_no_longer_than_that_is_kept(site: Any) -> None:
+    site.report.apply_async((1,), countdown=100)
+    site.report.apply_async((2,), eta=datetime.now(timezone.utc) + timedelta(seconds=200))
+    site.report.apply_async((3,), expires=50)
+    leases = [lease_of(f"report:{year}") for year in (1, 2, 3)]
+    assert leases == pytest.approx([3700, 3800, 50], abs=30)
+
+
+class Color(str, Enum):
+    RED = "red"
+
+
+def test_the_name_is_made_of_what_the_worker_gets(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = site.paint.delay(Color.RED)
+    assert held() == ["paint:red"]
+    assert deliver(site, site.paint, "red", id=job.id) == "SUCCESS"
+    assert held() == []
+    # as with pydantic=True
+    monkeypatch.setattr(site.paint, "_dump_pydantic_arguments", lambda args, kwargs: (["blue"], kwargs))
+    site.paint.delay(object())
+    assert held() == ["paint:blue"]
+
+
+def test_wrong_arguments_and_a_broker_that_is_away_leave_no_lock(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        site.report.delay()
+    monkeypatch.setattr(site.app, "send_task", lambda *args, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        site.report.delay(2024)
+    with Lock("report:2025"), pytest.raises(ZeroDivisionError):
+        site.report.apply_async((2025,), task_id=ID)
+    assert held() == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_that_waits_for_commit_has_no_lock_before_and_after_a_rollback_none_at_all(site: Any) -> None:
+    with transaction.atomic():
+        site.report.delay_on_commit(2024)
+        assert held() == []
+    assert held() == ["report:2024"]
+    with transaction.atomic():
+        site.report.delay_on_commit(2025)
+        transaction.set_rollback(True)
+    assert held() == ["report:2024"]
+
+
+def test_chains_groups_and_chords_go_on_past_a_job_that_is_skipped(
+    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    first = site.report.delay(1, wait="here")
+    worker()
+    eventually(lambda: len(runs()) == 1, within=60)
+    together = site.chord([site.report.s(1), site.report.s(2), site.report.s(3)])(site.add.s())
+    assert together.get(timeout=60) == 5
+    chained = site.chain(site.page.si(1), site.report.si(4), site.page.si(2))()
+    assert chained.get(timeout=60) == "rendered"
+    assert site.group(site.report.s(1), site.report.s(5))().get(timeout=60) == [None, 5]
+    let_pass("here")
+    assert first.get(timeout=60) == 1
+    eventually(lambda: held() == [])
+
+
+# -- deaths and copies -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_delivered_again_while_it_runs_and_runs_once(
+    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    """Redis, as a broker, delivers again what nobody has acknowledged for longer than the visibility timeout."""
+    job = site.report.delay(2024, wait="here")
+    for _ in range(2):
+        worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1", TEST_PREFETCH="1")
+    eventually(lambda: job.state == "RETRY", within=90)  # the copy has met the job itself
+    let_pass("here")
+    assert job.get(timeout=60) == 2024
+    assert [line.split()[0] for line in runs()] == ["begins", "ends"]
+
+
+def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(
+    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    job = site.report.delay(2024, wait="here")
+    first = worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
+    eventually(lambda: len(runs()) == 1, within=60)
+    first.kill()
+    assert site.report.delay(2024).id == job.id  # its lock is there still
+    worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
+    eventually(lambda: len(runs()) == 2, within=90)
+    let_pass("here")
+    assert job.get(timeout=60) == 2024
+    assert [line.split()[0] for line in runs()] == ["begins", "begins", "ends"]
+    eventually(lambda: held() == [])
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[str]:
+    with rabbitmq() as url:
+        yield url
+
+
+@pytest.mark.complete
+def test_rabbitmq_delivers_again_at_once_what_a_killed_worker_had(
+    broker: str, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    facts = {"TEST_BROKER": broker, "TEST_ACKS_LATE": "1"}
+    first = worker("-c", "1", **facts)
+    with site.app.connection_for_write(broker) as connection:
+        job = site.report.apply_async((2024,), {"wait": "here"}, connection=connection)
+        eventually(lambda: len(runs()) == 1, within=60)
+        worker("-c", "1", **facts)
+        first.kill()
+        assert site.report.apply_async((2024,), connection=connection).id == job.id
+        eventually(lambda: len(runs()) == 2, within=60)  # with the lock of the dead one
+    let_pass("here")
+    assert job.get(timeout=60) == 2024
+    eventually(lambda: held() == [])
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+def test_other_pools_than_processes(
+    pool: str, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    if pool == "gevent":
+        pytest.importorskip("gevent")
+    job = site.report.delay(2024, wait="here")
+    worker("-P", pool, "-c", "3")
+    mail = site.mail.delay(7, 2)
+    eventually(lambda: f"begins {job.id}" in runs(), within=60)
+    assert site.report.delay(2024).id == job.id
+    let_pass("here")
+    assert (job.get(timeout=60), mail.get(timeout=60)) == (2024, "sent")
+    eventually(lambda: held() == [])
+
+
+# -- from the start ----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_may_lock_when_it_starts(
+    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    first = site.page.delay(7, wait="here")
+    worker()
+    eventually(lambda: runs() == ["page 7"], within=60)
+    assert site.page.delay(7).get(timeout=60) is None  # skipped
+    with pytest.raises(LockNotAcquired):
+        site.impatient.delay(7).get(timeout=60)
+    again = site.later.delay(7)
+    eventually(lambda: again.state == "RETRY", within=60)
+    let_pass("here")
+    assert first.get(timeout=60) == "rendered"
+    assert again.get(timeout=60) == "later"
+    eventually(lambda: held() == [])
+
+
+def test_as_many_jobs_run_as_the_limit_says(
+    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    jobs = [site.export.delay("here") for _ in range(3)]
+    worker()
+    eventually(lambda: len(runs()) == 2, within=60)
+    eventually(lambda: [job.state for job in jobs].count("FAILURE") == 1)
+    assert Semaphore("export", limit=2).locked()
+    let_pass("here")
+    eventually(lambda: held() == [], within=GENEROUS)
+
+
+def test_a_lock_may_stay_when_the_job_ends_soon(site: Any, worker: Start, runs: Any) -> None:
+    worker()
+    site.nightly.delay().get(timeout=60)
+    site.nightly.delay().get(timeout=60)
+    assert (runs(), held()) == (["nightly"], ["nightly"])
+
+
+# -- without a worker --------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_is_called_like_a_function_has_the_lock(site: Any) -> None:
+    assert site.report(2024) == 2024
+    with Lock("report:2024"), pytest.raises(LockNotAcquired):
+        site.report(2024)
+    assert held() == []
+
+
+def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any, runs: Any) -> None:
+    site.app.conf.task_always_eager = True
+    assert site.report.delay(2024).get() == 2024
+    assert site.mail.delay(7, 3).get() == "sent"
+    with Lock("report:2024"):
+        assert site.report.delay(2024).get() is None
+        assert isinstance(site.patient.delay(2024).result, LockNotAcquired)
+    assert runs()[2:] == [f"mail {number}" for number in range(4)]
+    assert held() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({}, TypeError, "no lock"),
+        ({"lock": ["a", "b"]}, TypeError, "one name"),
+        ({"lock": "a:{wrong}"}, ValueError, "'wrong'"),
+        ({"lock": "a", "lock_form": "enqueue"}, TypeError, "lock_from"),
+        ({"lock": "a", "lock_from": "end"}, ValueError, "'start', 'enqueue'"),
+        ({"lock": "a", "busy": "wait"}, ValueError, "'skip', 'retry', 'raise', 'merge'"),
+        ({"lock": "a", "limit": 2, "lock_from": "enqueue"}, ValueError, "permit"),
+        ({"lock": "a", "busy": "merge", "at_least": 3}, ValueError, "at_least"),
+        ({"lock": "a", "adopt": True}, ValueError, "adopt"),
+        ({"lock": "a", "queued_ttl": 0}, ValueError, "queued_ttl"),
+        ({"lock": "a", "ttl": "soon"}, TypeError, "ttl"),
+    ],
+)
+def test_wrong_options_are_an_error_where_the_task_is_made(
+    options: dict[str, Any], error: type[Exception], words: str, site: Any
+) -> None:
+    def task(year: int) -> None: ...
+
+    with pytest.raises(error, match=words):
+        site.app._task_from_fun(task, name="wrong", base=site.LockedTask, **options)
+
+
+# -- deliveries, one by one --------------------------------------------------------------------------------------------
+
+
+def deliver(site: Any, task: Any, *args: Any, id: str, headers: Any = None, **facts: Any) -> Any:
+    """Run ``task`` in this thread, as a worker does that has got its message; return the state in which it ends."""
+    info = {"exchange": "", "routing_key": "celery", "redelivered": False}
+    request = {"id": id, "args": args, "kwargs": {}, "delivery_info": info, "headers": headers, "retries": 0, **facts}
+    trace = build_tracer(task.name, task, app=site.app)
+    result = trace(id, args, {}, request=request)
+    return result.info.state if result.info else "SUCCESS"
+
+
+def sent(server: RedisServer) -> list[str]:
+    """The ids of the messages at the broker."""
+    with redis.Redis(port=server.port, db=1) as client:
+        return [json.loads(line)["headers"]["id"] for line in client.lrange("celery", 0, -1)]
+
+
+ID = "7d0f2c5e-7a3a-4f6e-9c62-0a4f9a1d7b11"
+
+
+def test_a_delivery_that_meets_a_busy_lock_ends_as_it_was_said(site: Any, server: RedisServer) -> None:
+    assert deliver(site, site.impatient, 7, id=f"{ID}2") == "SUCCESS"
+    with Semaphore("export", limit=2), Semaphore("export", limit=2):
+        assert deliver(site, site.export, "never", id=ID) == "FAILURE"
+    with Lock("report:7"):
+        assert deliver(site, site.report, 7, id=ID) == "SUCCESS"
+        assert deliver(site, site.strict, 7, id=ID) == "FAILURE"
+        assert deliver(site, site.patient, 7, id=ID) == "RETRY"
+    assert deliver(site, site.patient, 7, id=ID) == "SUCCESS"
+
+
+def test_a_copy_that_comes_after_the_end_leaves_the_result(site: Any) -> None:
+    assert [deliver(site, site.report, 7, id=ID) for _ in range(2)] == ["SUCCESS", "IGNORED"]
+    assert site.app.AsyncResult(ID).get(timeout=10) == 7
+
+
+def test_a_retry_whose_message_cannot_be_sent_leaves_no_lock(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site.app, "send_task", lambda *args, **options: 1 / 0)
+    assert deliver(site, site.mail, 7, 1, id=ID) == "REJECTED"  # as Celery calls it
+    assert held() == []
+
+
+def test_a_job_that_asks_for_itself_is_run_once_more(site: Any, runs: Any, server: RedisServer) -> None:
+    assert deliver(site, site.again, id=ID) == "SUCCESS"
+    assert (runs(), held(), len(sent(server))) == (["again"], ["again"], 1)
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+@pytest.mark.parametrize("error", [Reject("again", requeue=True), SystemExit()])
+def test_a_lock_waits_for_a_message_that_comes_back(
+    error: BaseException, acks_late: bool, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that was acknowledged early is gone."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(site.report, "run", fail)
+    monkeypatch.setattr(site.report, "acks_late", acks_late)
+    with suppress(SystemExit):
+        deliver(site, site.report, 7, id=ID)
+    assert held() == (["report:7"] if acks_late else [])
+
+
+def test_what_a_worker_says_of_other_tasks_is_nothing_to_us(site: Any) -> None:
+    request = Context(id=ID, args=[[1]], kwargs={})
+    signals.task_revoked.send(sender=site.add, request=request, terminated=False, signum=None, expired=False)
+    site.report.apply_async((7,), task_id=ID)
+    facts: dict[str, Any] = {"args": [7], "kwargs": {}, "traceback": None, "einfo": None}
+    signals.task_failure.send(sender=site.report, task_id=ID, exception=ZeroDivisionError(), **facts)
+    assert held() == ["report:7"]
+    signals.task_failure.send(sender=site.report, task_id=ID, exception=WorkerLostError(), **facts)
+    assert held() == []
+
+
+def test_a_task_replaces_itself_and_another_one(site: Any, server: RedisServer) -> None:
+    assert deliver(site, site.replaced, "same", id=ID) == "IGNORED"
+    assert held() == ["replaced:same"]  # which waits with the new message
+    assert deliver(site, site.replaced, "report", id=f"{ID}2") == "IGNORED"
+    assert sorted(held()) == ["replaced:same", "report:7"]
+    assert sent(server) == [f"{ID}2", ID]
+
+
+def test_a_base_of_tasks_needs_no_lock_and_a_class_may_be_a_task(site: Any) -> None:
+    class Base(site.LockedTask):
+        abstract = True
+        lock_from = "enqueue"
+
+    class Report(Base):
+        name = "as-class"
+        lock = "report:{year}"
+
+        def run(self, year: int) -> int:
+            return year
+
+    task = site.app.register_task(Report())
+    assert task.apply_async((2024,)) is not None
+    assert held() == ["report:2024"]

@@ -1,0 +1,225 @@
+"""The lock of a job, whatever queue it goes through; and the order of things that no queue can be made to show."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import sleep
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, get_lock, list_locks
+from tests.helpers.actors import GENEROUS
+from tests.helpers.proxy import Proxy
+from tests.inside import job_lock
+
+NAME = "report:7"
+
+
+class Job:
+    """A job of a queue that remembers what it was asked for."""
+
+    def __init__(self, id: str = "7d0f2c5e-7a3a-4f6e-9c62-0a4f9a1d7b11", *, comes_back: bool = False) -> None:
+        self.id, self.asked, self._comes_back = id, list[Any](), comes_back
+
+    def later(self, pause: float, refusal: Exception) -> str:
+        self.asked.append(("later", pause, type(refusal)))
+        return "later"
+
+    def again(self) -> None:
+        self.asked.append("again")
+
+    def repeated(self) -> str:
+        return "repeated"
+
+    def comes_back(self, error: BaseException) -> bool:
+        return self._comes_back
+
+
+def report(pk: int) -> int:
+    return pk
+
+
+def make(**options: Any) -> Any:
+    return job_lock(report, "report:{pk}", **{"lock_from": "enqueue", **options})
+
+
+def held() -> list[str]:
+    return [lock.name for lock in list_locks()]
+
+
+def lease() -> float:
+    info = get_lock(NAME)
+    return 0.0 if info is None else info.lease_left
+
+
+@pytest.mark.parametrize("id", ["7d0f2c5e-7a3a-4f6e-9c62-0a4f9a1d7b11", "7", "sync:ü" * 50])
+def test_what_was_queued_runs_once_whatever_its_id(id: str) -> None:
+    lock, job = make(), Job(id)
+    assert lock.take((7,), {}, id) is None
+    busy = lock.take((7,), {}, "another-another-another")
+    assert busy.job == (id if len(id) == 36 else None)
+    assert lock.run(job, (7,), {}, lambda: held()) == [NAME]
+    assert held() == []
+    assert lock.run(job, (7,), {}, lambda: pytest.fail("a copy ran")) == "repeated"
+    assert held() == []
+
+
+def test_a_copy_of_a_job_that_runs_comes_again_when_its_lease_would_end() -> None:
+    lock, copy = make(ttl=20), Job()
+    assert lock.run(Job(), (7,), {}, lambda: in_thread(lambda: lock.run(copy, (7,), {}, lambda: "ran"))) == "later"
+    assert copy.asked == [("later", 20.0, LockNotAcquired)]
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join(GENEROUS)
+    return found[0]
+
+
+@pytest.mark.parametrize("lock_from", ["enqueue", "start"])
+def test_a_job_that_comes_back_keeps_its_lock_if_it_had_it_from_the_queue(lock_from: str) -> None:
+    lock, job = make(lock_from=lock_from, queued_ttl=500), Job(comes_back=True)
+    with pytest.raises(SystemExit):
+        lock.run(job, (7,), {}, lambda: exit(1))
+    assert (lease() > 400) is (lock_from == "enqueue")
+    assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
+    assert held() == []
+
+
+def test_what_fails_for_good_gives_its_lock_back_and_may_be_queued_again_by_hand() -> None:
+    lock, job = make(at_least=300), Job()
+    with pytest.raises(ZeroDivisionError):
+        lock.run(job, (7,), {}, lambda: 1 / 0)
+    assert held() == []
+    assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
+    assert lease() > 200
+
+
+@pytest.mark.parametrize(
+    ("busy", "result", "asked"), [("skip", None, []), ("retry", "later", [("later", 1.0, LockNotAcquired)])]
+)
+def test_a_job_that_meets_a_busy_lock(busy: str, result: object, asked: list[Any]) -> None:
+    job = Job()
+    with Lock(NAME):
+        assert make(busy=busy).run(job, (7,), {}, lambda: "ran") == result
+    assert job.asked == asked
+
+
+def test_it_comes_again_after_the_time_that_such_jobs_take() -> None:
+    lock, job = make(busy="retry", template="slow"), Job()
+    lock.run(Job("other-other-other-other"), (7,), {}, lambda: sleep(1.2))
+    with Lock(NAME):
+        lock.run(job, (7,), {}, lambda: "ran")
+    assert 1.2 <= job.asked[0][1] < GENEROUS
+
+
+def test_what_is_merged_is_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, job, more = make(busy="merge"), Job(), Job("other-other-other-other")
+    assert lock.run(job, (7,), {}, lambda: in_thread(lambda: lock.run(more, (7,), {}, lambda: "ran"))) is None
+    assert (job.asked, more.asked) == (["again"], [])
+    assert lock.run(more, (7,), {}, lambda: "ran") == "ran"
+    assert more.asked == []
+
+
+@pytest.mark.parametrize("where", ["queue", "worker"])
+def test_what_ends_while_it_is_asked_for_again_is_asked_for_no_more(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock comes free between the attempt that found it busy and the mark that asks for another run."""
+    lock, job, holder = make(busy="merge"), Job(), Lock(NAME)
+    holder.acquire()
+    lock.asks(monkeypatch, holder.release)
+    if where == "queue":
+        assert lock.take((7,), {}, job.id) is None
+    assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
+    assert (job.asked, held()) == ([], [])
+
+
+def test_a_job_that_has_lost_its_lock_fails(client: redis.Redis) -> None:
+    with pytest.raises(LockLost):
+        make().run(Job(), (7,), {}, lambda: client.flushall())
+
+    def body() -> None:
+        client.flushall()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):  # and comes back without the lock
+        make().run(Job("other-other-other-other", comes_back=True), (7,), {}, body)
+    assert held() == []
+
+
+@pytest.mark.parametrize("error", [LockNotAcquired("no", NAME), LockUnavailable("no", NAME)])
+def test_an_error_of_another_lock_is_the_jobs_own(error: Exception) -> None:
+    def body() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        make().run(Job(), (7,), {}, body)
+    assert held() == []
+
+
+@pytest.mark.parametrize("busy", ["skip", "raise"])
+def test_redis_is_away_when_it_starts(busy: str, network: Proxy, retry_for: Callable[[float], None]) -> None:
+    lock, job = make(busy=busy), Job()
+    retry_for(0.1)
+    network.cut()
+    if busy == "raise":
+        with pytest.raises(LockUnavailable):
+            lock.run(job, (7,), {}, lambda: "ran")
+    else:
+        assert lock.run(job, (7,), {}, lambda: "ran") == "later"
+        assert job.asked == [("later", 1.0, LockUnavailable)]
+    network.mend()
+
+
+def test_redis_is_away_when_it_ends(
+    network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any]
+) -> None:
+    """What was done is done; the lock is released in the background."""
+    lock, job = make(busy="merge"), Job()
+    retry_for(0.1)
+
+    def body() -> str:
+        network.cut()
+        return "ran"
+
+    assert lock.run(job, (7,), {}, body) == "ran"
+    network.mend()
+    eventually(lambda: held() == [])
+
+
+def test_only_what_waits_is_given_back() -> None:
+    lock, job = make(), Job()
+    lock.take((7,), {}, job.id)
+    lock.give_back((7,), {}, job.id)
+    assert held() == []
+    lock.give_back((7,), {}, job.id)  # again
+
+    def body() -> list[str]:
+        lock.give_back((7,), {}, job.id)
+        in_thread(lambda: lock.give_back((7,), {}, job.id))
+        return held()
+
+    assert lock.run(job, (7,), {}, body) == [NAME]
+
+
+def test_a_job_gives_its_lock_to_its_next_run_but_once() -> None:
+    lock, job = make(queued_ttl=500), Job(comes_back=True)
+
+    def body() -> None:
+        for _ in range(2):
+            lock.running(job.id).hand_on(3000.0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        lock.run(job, (7,), {}, body)
+    assert lease() > 3000
+    assert lock.running(job.id) is None
+    assert lock.run(job, (7,), {}, lambda: lock.running(job.id).hand_on()) is None  # a queue may take that for a retry
+    assert 3000 > lease() > 400
+    assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
