@@ -1,0 +1,159 @@
+"""Huey: tasks of which one at a time is queued or runs.
+
+What Huey does not do, this does not do either:
+
+* Huey delivers no task twice. A task whose consumer was killed is gone; its lock ends after its TTL, or, if it had not
+  begun, with ``queued_ttl``.
+* A task on which others depend (in a pipeline or a chord) is sent all the same if the lock is busy, and does nothing
+  if that is still so when it starts: its result is None.
+* With ``immediate=True``, all tasks acquire the lock when they start; one that would come again later raises.
+* A revoked task gives its lock back at once, but with ``revoke_by_id()`` or ``revoke_all()`` only when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from huey.api import Huey, RedisHuey, Result, Task, TaskWrapper
+from huey.exceptions import CancelExecution, RateLimitExceeded, RetryTask
+from huey.utils import normalize_time
+
+from ..call_names import Name
+from ..exceptions import LockError
+from .job_function import FunctionOptions, P, R, lock_function, lock_of
+from .job_lock import JobLock, running_job
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.11 has it in typing
+
+
+def locked_job(
+    first: Name | None = None, /, *, name: Name | None = None, **options: Unpack[FunctionOptions]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let only one task of this function run at a time, below ``task()`` or ``periodic_task()`` of a LockedHuey.
+
+        @huey.task()
+        @locked_job("report:{year}", lock_from="enqueue", busy="skip")
+        def build(year): ...
+
+    The first argument, or ``name``, is the name of the lock, and all else is described at
+    :class:`~django_redislock.jobs.job_lock.JobLock`.
+
+    ``call_local()`` acquires the lock, too, and raises LockNotAcquired if it is busy.
+    """
+    return lock_function(first, name, _find, **options)
+
+
+class _Wrapper(TaskWrapper):
+    def create_task(self, func: Any, *args: Any, **settings: Any) -> Any:
+        return super().create_task(func, *args, **settings, _redislock_job=lock_of(func))
+
+
+class LockedHuey(Huey):
+    """A Huey, or a mixin for one, whose tasks may be under locks.
+
+    If the lock of a task is busy when it is enqueued (see ``lock_from``), that returns the result of the task that has
+    it where that is known, else None.
+    """
+
+    def get_task_wrapper_class(self) -> Any:
+        """See Huey."""
+        return _Wrapper
+
+    def enqueue(self, task: Any) -> Any:
+        """See Huey's enqueue(), and LockedHuey."""
+        lock = lock_of(task)
+        if lock is None or not lock.from_enqueue or self.immediate:
+            return super().enqueue(task)
+        # Huey enqueues it again for every retry, and when its time has come: then it has the lock, and keeps it
+        refusal = lock.take(*_call_of(task), task.id, self._seconds_to(task.eta))
+        awaited = task.on_complete is not None or task.chord_config is not None
+        if refusal is not None and lock.busy != "retry" and not awaited:
+            return None if refusal.job is None or not self.results else Result(self, Task(id=refusal.job))
+        try:
+            return super().enqueue(task)
+        except BaseException:
+            _give_back(task)
+            raise
+
+    def execute(self, task: Any, timestamp: Any = None) -> Any:
+        """See Huey."""
+        now = timestamp or self._get_timestamp()
+        delivery = _Delivery(self, task)
+        before = _current.set(delivery)
+        try:
+            return super().execute(task, now)
+        finally:
+            _current.reset(before)
+            if not delivery.began and self.ready_to_run(task, now):  # revoked, expired, cancelled
+                _give_back(task)
+
+    def revoke(self, task: Any, *args: Any, **kwargs: Any) -> Any:
+        """See Huey."""
+        super().revoke(task, *args, **kwargs)
+        _give_back(task)
+
+    def _seconds_to(self, eta: Any) -> float:
+        return 0.0 if eta is None else max(0.0, (eta - self._get_timestamp()).total_seconds())
+
+
+class LockedRedisHuey(LockedHuey, RedisHuey):
+    """The ``huey_class`` for Redis: see LockedHuey."""
+
+
+def _call_of(task: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with which its function is called."""
+    return tuple(task.args), {**task.kwargs, "task": task} if task.context else task.kwargs
+
+
+def _give_back(task: Any) -> None:
+    lock = lock_of(task)
+    if lock is not None and lock.from_enqueue:
+        lock.give_back(*_call_of(task), task.id)
+
+
+_current: ContextVar[_Delivery | None] = ContextVar("django_redislock.huey_task", default=None)
+
+
+def _find(lock: JobLock) -> _Delivery | None:
+    found = _current.get()
+    if found is None or lock_of(found.task) is not lock:
+        return None
+    found.began = True
+    return found
+
+
+class _Delivery:
+    """A task that a worker runs: see job_lock.Job."""
+
+    repeated = None
+
+    def __init__(self, huey: LockedHuey, task: Any) -> None:
+        self._huey, self.task, self.began = huey, task, False
+        self.id: str = task.id
+
+    def later(self, pause: float, refusal: LockError) -> Any:
+        if self._huey.immediate:
+            raise refusal
+        raise RetryTask(delay=pause)  # this one Huey does not count
+
+    def again(self) -> None:
+        task = self.task
+        again = type(task)(task.args, task.kwargs, priority=task.priority, expires=task.expires, timeout=task.timeout)
+        self._huey.enqueue(again)
+
+    def comes_back(self, error: BaseException) -> bool:
+        task = self.task
+        running: Any = running_job(self.id)  # it is this one
+        comes = isinstance(error, Exception) and task.retries > 0
+        if isinstance(error, CancelExecution) and error.retry is not None:
+            comes = error.retry
+        elif isinstance(error, RetryTask) or (isinstance(error, RateLimitExceeded) and error.retry):
+            comes = True
+        if not comes or self._huey.immediate:
+            return False
+        eta, delay = getattr(error, "eta", None), max(task.retry_delay, getattr(error, "delay", None) or 0)
+        running.hand_on(self._huey._seconds_to(normalize_time(eta, None if eta else delay, self._huey.utc)))
+        return True

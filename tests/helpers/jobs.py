@@ -1,0 +1,89 @@
+"""What the jobs of the tests note, what they wait for, and the programs that run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import redis
+
+from django_redislock import get_lock, list_locks
+from tests.helpers.processes import ROOT, MissingError, require, wheel_folder
+
+
+def url(database: int) -> str:
+    """The server of the session, or nothing where there is none yet."""
+    return f"{os.environ.get('REDISLOCK_TEST_URL', 'redis://127.0.0.1:1/0').rpartition('/')[0]}/{database}"
+
+
+def _client() -> redis.Redis:
+    return redis.Redis.from_url(url(3), decode_responses=True)
+
+
+def note(*facts: Any) -> None:
+    """In a job: tell the test what happened."""
+    with _client() as client:
+        client.rpush("runs", " ".join(map(str, facts)))
+
+
+def runs() -> list[str]:
+    """What the jobs have noted."""
+    with _client() as client:
+        return [str(line) for line in client.lrange("runs", 0, -1)]
+
+
+def gate(name: str) -> None:
+    """In a job: wait until the test opens this gate."""
+    with _client() as client:
+        while name and not client.exists(f"gate:{name}"):
+            time.sleep(0.01)
+
+
+def let_pass(name: str) -> None:
+    with _client() as client:
+        client.set(f"gate:{name}", 1)
+
+
+def held() -> list[str]:
+    return sorted(lock.name for lock in list_locks())
+
+
+def lease_of(name: str) -> float:
+    info = get_lock(name)
+    return 0.0 if info is None else info.lease_left
+
+
+class Program:
+    """A program with a session of its own."""
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        path = os.pathsep.join([str(ROOT), str(ROOT / "testproject")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+
+    def kill(self) -> None:
+        """Kill it with all that it has started, also in process groups of their own."""
+        self.process.kill()  # so that it starts nothing more
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(ProcessLookupError):
+                if os.getsid(int(pid)) == self.process.pid:
+                    os.kill(int(pid), signal.SIGKILL)
+        self.process.wait()
+
+
+def require_package(name: str) -> None:
+    def find() -> object:
+        if (folder := wheel_folder(name)) is None:
+            raise MissingError(name, f"python -m pip install {name.replace('_', '-')}")
+        return folder
+
+    require(find)

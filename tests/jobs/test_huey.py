@@ -1,0 +1,429 @@
+"""Huey tasks under locks, with real consumers: from the call to the end of the task."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_redislock import Lock, LockNotAcquired
+from redisserver import RedisServer
+from tests.helpers.actors import Other
+from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_package, runs, url
+
+Eventually = Callable[..., Any]
+Work = Callable[..., None]
+
+CONSUMER = "from huey.bin.huey_consumer import consumer_main; consumer_main()"
+
+
+@pytest.fixture
+def site(server: RedisServer) -> Iterator[Any]:
+    require_package("huey")
+    from tests.jobs import huey_site
+
+    huey_site.SEEN.clear()
+    yield huey_site
+    huey_site.huey.immediate = False
+
+
+@pytest.fixture
+def consumer(site: Any) -> Iterator[Callable[..., Program]]:
+    """Start a consumer."""
+    started: list[Program] = []
+
+    def start(*arguments: str) -> Program:
+        started.append(
+            Program(CONSUMER, "tests.jobs.huey_site.huey", "--quiet", "--no-periodic", *(arguments or ("-w", "2")))
+        )
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+@pytest.fixture
+def work(site: Any) -> Work:
+    """Run in this process what is due, as a consumer does; with ``scheduled`` what is not due as well."""
+
+    def work(*, scheduled: bool = False) -> None:
+        huey = site.huey
+        now = datetime.now(timezone.utc).replace(tzinfo=None) + timedelta(days=9 if scheduled else 0)
+        for task in huey.read_schedule(now):
+            huey.enqueue(task)
+        while huey.pending_count():
+            huey.execute(huey.dequeue(), now)
+
+    return work
+
+
+def state(site: Any) -> tuple[int, int]:
+    return site.huey.pending_count(), site.huey.scheduled_count()
+
+
+# -- from the call to the end ------------------------------------------------------------------------------------------
+
+
+def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(
+    site: Any, consumer: Any, eventually: Eventually
+) -> None:
+    first = site.report(2024, wait="here")
+    others = [site.report(2024) for _ in range(3)]
+    assert [result.id for result in others] == [first.id] * 3
+    other = site.report(2025)
+    assert other.id != first.id
+    assert held() == ["report:2024", "report:2025"]
+    consumer("-w", "2", "-k", "process")
+    assert other.get(blocking=True, timeout=60) == 2025
+    eventually(lambda: "begins 2024" in runs(), within=60)
+    assert site.report(2024).id == first.id  # it runs
+    let_pass("here")
+    assert others[0].get(blocking=True, timeout=60) == 2024
+    eventually(lambda: held() == [])
+    last = site.report(2024)
+    assert last.id != first.id
+    assert last.get(blocking=True, timeout=60) == 2024
+    assert len(runs()) == 6
+
+
+def test_a_lock_that_no_task_has_is_told_as_none(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Lock("report:2024"):
+        assert site.report(2024) is None
+    assert state(site) == (0, 0)
+    site.report(2024)
+    monkeypatch.setattr(site.huey, "results", False)
+    assert site.report(2024) is None
+
+
+def test_busy_may_raise_to_the_caller(site: Any) -> None:
+    site.report(2024)
+    with pytest.raises(LockNotAcquired, match="report:2024"):
+        site.strict(2024)
+
+
+def test_busy_may_come_again_later(site: Any, consumer: Any, eventually: Eventually) -> None:
+    consumer()
+    first = site.report(2024, wait="here")
+    eventually(lambda: runs() == ["begins 2024"], within=60)
+    second = site.patient(2024)
+    assert second.id != first.id
+    eventually(lambda: site.huey.scheduled_count() == 1, within=60)
+    let_pass("here")
+    assert second.get(blocking=True, timeout=60) == "patient"
+    assert runs()[-1] == "patient 2"  # of its own retries, none is used up
+    eventually(lambda: held() == [])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_busy_may_be_merged_so_that_no_change_is_lost(
+    fails: bool, site: Any, consumer: Any, eventually: Eventually
+) -> None:
+    first = site.sync("here", fails)
+    assert site.sync().id == first.id  # it has not begun: it will see whatever changed
+    consumer()
+    eventually(lambda: runs() == ["sync"], within=60)
+    assert [site.sync().id for _ in range(2)] == [first.id] * 2
+    let_pass("here")
+    eventually(lambda: runs() == ["sync"] * 2 and held() == [] and state(site) == (0, 0), within=60)
+    assert len(runs()) == 2
+
+
+def test_one_more_run_has_what_the_one_that_ran_had(site: Any, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    site.huey.signal("executing")(collect := lambda signal, task: seen.append(task))
+    # asked for in the middle of the run
+    monkeypatch.setattr(site, "gate", lambda wait: site.sync() if len(runs()) == 1 else None)
+    site.huey.enqueue(site.sync.s("here", priority=3, timeout=100))
+    work()
+    site.huey.disconnect_signal(collect)
+    assert runs() == ["sync"] * 2
+    first, second = seen
+    assert first.id != second.id
+    for name in ("args", "kwargs", "priority", "timeout", "expires"):
+        assert getattr(first, name) == getattr(second, name)
+    assert held() == []
+
+
+# -- retries -----------------------------------------------------------------------------------------------------------
+
+
+def test_retries_keep_the_lock(site: Any, consumer: Any, eventually: Eventually) -> None:
+    result = site.mail(7, "fails", retries=2, retry_delay=600)
+    consumer()
+    eventually(lambda: state(site) == (0, 1), within=60)
+    assert lease_of("mail:7") > 4000  # it stays for the delay, too
+    assert site.mail(7, "").id == result.id
+
+
+@pytest.mark.parametrize(
+    ("how", "retries", "times"),
+    [
+        ("fails", 2, 3),
+        ("cancels", 2, 3),
+        ("asks", 0, 3),
+        ("asks to be cancelled", 0, 3),
+        ("is limited", 0, 3),
+        ("gives up", 2, 1),
+        ("", 2, 1),
+    ],
+)
+@pytest.mark.parametrize("delay", [0, 600])
+def test_the_lock_is_kept_as_long_as_the_task_comes_back(
+    delay: int, how: str, retries: int, times: int, site: Any, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[bool] = []
+
+    def noted(*facts: Any) -> None:
+        note(*facts)
+        kept.append(lease_of("mail:7") > 0)
+
+    monkeypatch.setattr(site, "note", noted)
+    site.mail(7, how, retries=retries, retry_delay=delay)
+    for _ in range(times):
+        assert held() == ["mail:7"] or len(kept) == times
+        work(scheduled=True)
+    assert (runs(), kept, held()) == ([f"mail {how}"] * times, [True] * times, [])
+
+
+def test_a_retry_may_be_for_a_given_time(site: Any, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_an_hour = site.RetryTask(eta=datetime.now() + timedelta(hours=2))
+    monkeypatch.setitem(site.ASKS, "asks", in_an_hour)
+    site.mail(7, "asks")
+    work()
+    assert lease_of("mail:7") == pytest.approx(3 * 3600, abs=100)
+
+
+# -- tasks that wait ---------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_waits_as_long_as_its_task(site: Any, work: Work) -> None:
+    tasks = [
+        site.report.schedule((1,), delay=100),
+        site.report.schedule((2,), eta=datetime.now() + timedelta(seconds=200)),
+    ]
+    assert [lease_of(f"report:{year}") for year in (1, 2)] == pytest.approx([3700, 3800], abs=50)
+    work()
+    assert [site.report(year).id for year in (1, 2)] == [task.id for task in tasks]
+    assert state(site) == (0, 2)
+    work(scheduled=True)
+    assert ([task.get() for task in tasks], held()) == ([1, 2], [])
+
+
+@pytest.mark.parametrize("how", ["revoked", "revoked by id", "expired", "cancelled"])
+def test_a_task_that_never_runs_gives_its_lock_back(how: str, site: Any, work: Work) -> None:
+    expires = datetime.now() - timedelta(seconds=9) if how == "expired" else None
+    result = site.report.schedule((2024,), delay=0, expires=expires)
+    assert held() == ["report:2024"]
+    if how == "revoked":
+        result.revoke()
+        assert held() == []
+    if how == "revoked by id":
+        site.huey.revoke_by_id(result.id)
+    if how == "cancelled":
+
+        def cancel(task: Any) -> None:
+            raise site.CancelExecution
+
+        site.huey.pre_execute()(cancel)
+    work()
+    site.huey.unregister_pre_execute("cancel")
+    assert (runs(), held()) == ([], [])
+
+
+def test_a_task_may_be_scheduled_for_another_time(site: Any, work: Work) -> None:
+    first = site.report.schedule((2024,), delay=100)
+    second = first.reschedule(delay=3000)
+    assert lease_of("report:2024") > 6000
+    assert site.report(2024).id == second.id != first.id
+    work(scheduled=True)
+    assert (second.get(), len(runs()), held()) == (2024, 2, [])
+
+
+def test_a_task_that_fails_gives_its_lock_back(site: Any, consumer: Any, eventually: Eventually) -> None:
+    result = site.slow()
+    site.sync(fails=True)
+    assert held() == ["slow", "sync"]
+    consumer("-w", "2", "-k", "process")
+    eventually(lambda: held() == [], within=60)
+    with pytest.raises(Exception, match=r"timeout \(0.5s\)"):
+        result.get(blocking=True, timeout=60)
+
+
+def test_what_cannot_be_sent_leaves_no_lock(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site.huey.storage, "enqueue", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        site.report(2024)
+    assert held() == []
+    with Lock("report:2024") as lock:
+        with pytest.raises(ZeroDivisionError):
+            site.patient(2024)
+        lock.check()
+    with pytest.raises(TypeError, match="missing a required argument: 'year'"):
+        site.report()
+
+
+def test_pipelines_and_chords_go_on_past_a_task_that_is_skipped(site: Any, work: Work) -> None:
+    from huey import chord
+
+    with Lock("report:1"):
+        results = site.huey.enqueue(site.report.s(1).then(site.report, 2).then(site.add, 5))
+        together = site.huey.enqueue(chord([site.report.s(1), site.report.s(3)], site.add.s()))
+        last = site.huey.enqueue(site.page.s(8).then(site.report_one))
+        work()
+    assert [result.get() for result in results] == [None, 2, 7]
+    assert together.get() == 3
+    assert [result.get() for result in last] == ["rendered", None]
+    assert (len(runs()), state(site), held()) == (5, (0, 0), [])
+
+
+def test_a_periodic_task_is_queued_once(site: Any, work: Work) -> None:
+    for _ in range(3):
+        for task in site.huey.read_periodic(None):
+            site.huey.enqueue(task)
+    assert state(site) == (1, 0)
+    work()
+    assert (runs(), held()) == (["minutely"], [])
+
+
+# -- deaths ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_lock_of_a_task_whose_process_is_killed_ends(site: Any, consumer: Any, eventually: Eventually) -> None:
+    site.killed()
+    consumer("-w", "1", "-k", "process")
+    eventually(lambda: runs() == ["killed"], within=60)
+    eventually(lambda: held() == [])
+    assert state(site) == (0, 0)  # Huey has forgotten it
+
+
+def test_a_copy_of_a_task_does_not_run_beside_it(
+    site: Any, work: Work, other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Huey makes no copies; perhaps somebody restores a backup of its Redis."""
+    running: list[str] = []
+
+    def meanwhile(wait: str) -> None:
+        running.append("")
+        if len(running) == 1:
+            site.huey.storage.enqueue(message)
+            other()(work)
+            assert (len(running), state(site)) == (1, (0, 1))  # it comes later
+
+    monkeypatch.setattr(site, "gate", meanwhile)
+    result = site.report(2024)
+    (message,) = site.huey.storage.enqueued_items()
+    work()
+    assert result.get() == 2024
+    assert held() == []
+
+
+# -- from the start ----------------------------------------------------------------------------------------------------
+
+
+def test_a_task_may_lock_when_it_starts(site: Any, work: Work, other: Callable[[], Other]) -> None:
+    someone, lock = other(), Lock("page:7")
+    assert someone(lock.acquire)
+    skipped, failed, again = site.page(7), site.impatient(7), site.later(7)
+    work()
+    assert skipped.get() is None
+    with pytest.raises(Exception, match="LockNotAcquired"):
+        failed.get()
+    someone(lock.release)
+    work(scheduled=True)
+    assert (again.get(), runs(), held()) == ("later", ["later 7"], [])
+    assert site.page(7).id != skipped.id
+    work()
+    assert runs() == ["later 7", "page 7"]
+
+
+def test_a_lock_may_stay_when_the_task_ends_soon(site: Any, work: Work) -> None:
+    for _ in range(2):
+        site.nightly()
+        work()
+    assert (runs(), held()) == (["nightly"], ["nightly"])
+
+
+# -- without a consumer ------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_is_called_like_a_function_has_the_lock(site: Any, work: Work) -> None:
+    assert site.report.call_local(2024) == 2024
+    with Lock("report:2024"), pytest.raises(LockNotAcquired):
+        site.report.call_local(2024)
+    inside, itself = site.caller(2024), site.calls_itself()
+    work()
+    assert inside.get() == 2024  # inside another task
+    with pytest.raises(Exception, match="LockNotAcquired"):
+        itself.get()
+    assert held() == []
+
+
+def test_immediate_tasks_have_the_lock_and_their_retries_too(site: Any) -> None:
+    site.huey.immediate = True
+    assert site.report(2024).get() == 2024
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        site.mail(7, "fails", retries=2).get()
+    site.mail(8, "fails", retries=2, retry_delay=600)  # nothing runs later here
+    site.report.schedule((2024,), delay=100)
+    with Lock("report:2024"):
+        assert site.report(2024).get() is None
+        with pytest.raises(Exception, match="LockNotAcquired"):
+            site.patient(2024).get()
+    assert (runs()[2:], held()) == (["mail fails"] * 4, [])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_djangos_huey_has_tasks_under_locks(site: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.HUEY = {"huey_class": "django_redislock.jobs.huey.LockedRedisHuey", "name": "site", "url": url(1)}
+    monkeypatch.delitem(sys.modules, "huey.contrib.djhuey", raising=False)
+    from huey.contrib import djhuey
+
+    def build(year: int) -> int:
+        return year
+
+    locked = site.locked_job("build:{year}", lock_from="enqueue")(build)
+    task, on_commit = djhuey.db_task()(locked), djhuey.on_commit_task(name="later")(locked)
+    first = task(2024)
+    assert task(2024).id == first.id
+    with transaction.atomic():
+        on_commit(2025)
+        assert held() == ["build:2024"]
+    assert held() == ["build:2024", "build:2025"]
+    djhuey.HUEY.execute(djhuey.HUEY.dequeue())
+    assert (first.get(), held()) == (2024, ["build:2025"])
+
+
+def never() -> None: ...
+
+
+async def awaits() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"name": None}, TypeError, "str or a callable, not None"),
+        ({"name": "a:{wrong}"}, ValueError, "'wrong'"),
+        ({"name": "a", "lock_form": "enqueue"}, TypeError, "lock_from"),
+        ({"name": "a", "busy": "wait"}, ValueError, "'skip', 'retry', 'raise', 'merge'"),
+        ({"name": "a", "function": awaits}, TypeError, "asyncio.run"),
+        ({"first": never}, TypeError, r"@locked_job\(\"order:"),
+    ],
+)
+def test_wrong_options_are_an_error_where_the_function_is_decorated(
+    options: dict[str, Any], error: type[Exception], words: str, site: Any
+) -> None:
+    first = [options.pop("first")] if "first" in options else []
+    function = options.pop("function", never)
+    with pytest.raises(error, match=words):
+        site.locked_job(*first, **options)(function)
+
+
+def test_a_task_of_huey_is_refused_below_the_decorator(site: Any) -> None:
+    with pytest.raises(TypeError, match="Put @locked_job below the task's decorator"):
+        site.locked_job("a")(site.add)

@@ -1,0 +1,490 @@
+"""RQ jobs under locks, with real workers: from the call to the end of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_redislock import Lock, LockNotAcquired
+from redisserver import RedisServer
+from tests.helpers.actors import Other
+from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_package, runs, url
+
+Eventually = Callable[..., Any]
+Work = Callable[..., None]
+
+WORKER = "import tests.jobs.rq_site; from rq.cli import main; main()"
+
+
+@pytest.fixture
+def site(server: RedisServer) -> Any:
+    require_package("rq")
+    from tests.jobs import rq_site
+
+    return rq_site
+
+
+@pytest.fixture
+def queue(site: Any) -> Any:
+    return site.queue
+
+
+@pytest.fixture
+def worker(site: Any) -> Iterator[Callable[..., Program]]:
+    """Start a worker."""
+    started: list[Program] = []
+
+    def start(*arguments: str) -> Program:
+        started.append(Program(WORKER, "worker", "-u", url(1), "--logging_level", "WARNING", *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+@pytest.fixture
+def work(site: Any) -> Work:
+    """Run in this process what is due, as a worker does; with ``scheduled`` what is not due as well."""
+    from rq import Queue, SimpleWorker
+    from rq.timeouts import BaseDeathPenalty
+
+    class NoDeathPenalty(BaseDeathPenalty):
+        def setup_death_penalty(self) -> None: ...
+
+        def cancel_death_penalty(self) -> None: ...
+
+    class Worker(SimpleWorker):
+        death_penalty_class = NoDeathPenalty  # pytest's own time limit uses the same signal
+
+        def _install_signal_handlers(self) -> None: ...
+
+    def work(*, scheduled: bool = False) -> None:
+        queue = site.queue
+        registry = queue.scheduled_job_registry
+        for id in registry.get_job_ids() if scheduled else []:
+            registry.remove(id)
+            Queue(connection=queue.connection)._enqueue_job(queue.fetch_job(id))  # as RQ's scheduler does
+        worker = Worker([queue], connection=queue.connection, queue_class=type(queue), job_class=queue.job_class)
+        worker.work(burst=True, logging_level="CRITICAL")
+
+    return work
+
+
+def status(job: Any) -> str:
+    return str(job.get_status().value)
+
+
+# -- from the call to the end ------------------------------------------------------------------------------------------
+
+
+def test_of_equal_calls_one_is_queued_and_the_others_get_its_job(
+    site: Any, worker: Any, eventually: Eventually
+) -> None:
+    first = site.report.delay(2024, wait="here")
+    assert [site.report.delay(2024).id for _ in range(3)] == [first.id] * 3
+    other = site.report.delay(2025)
+    assert other.id != first.id
+    assert held() == ["report:2024", "report:2025"]
+    worker()
+    eventually(lambda: runs() == ["begins 2024"], within=60)
+    assert site.report.delay(2024).id == first.id  # it runs
+    let_pass("here")
+    eventually(lambda: status(other) == "finished", within=60)
+    assert (first.return_value(), held()) == (2024, [])
+    last = site.report.delay(2024)
+    assert last.id != first.id
+    eventually(lambda: status(last) == "finished", within=60)
+    assert runs() == [f"{what} {year}" for year in (2024, 2025, 2024) for what in ("begins", "ends")]
+
+
+def test_a_lock_that_no_job_has_is_told_as_none(site: Any, queue: Any) -> None:
+    with Lock("report:2024"):
+        assert site.report.delay(2024) is None
+    assert len(queue) == 0
+
+
+def test_busy_may_raise_to_the_caller(site: Any, queue: Any) -> None:
+    site.report.delay(2024)
+    with pytest.raises(LockNotAcquired, match="report:2024"):
+        queue.enqueue(site.strict, 2024)
+
+
+def test_busy_may_come_again_later(site: Any, queue: Any, worker: Any, eventually: Eventually) -> None:
+    from rq import Retry
+
+    worker("--with-scheduler")
+    first = site.report.delay(2024, wait="here")
+    worker()
+    eventually(lambda: runs() == ["begins 2024"], within=60)
+    second = queue.enqueue(site.patient, 2024, retry=Retry(2))
+    assert second.id != first.id
+    eventually(lambda: status(second) == "scheduled", within=60)
+    let_pass("here")
+    eventually(lambda: status(second) == "finished", within=60)
+    assert runs()[-1] == "patient 0 2"  # of its own retries, none is used up
+    assert held() == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_busy_may_be_merged_so_that_no_change_is_lost(
+    fails: bool, site: Any, queue: Any, worker: Any, eventually: Eventually
+) -> None:
+    first = queue.enqueue(site.sync, "here", fails, meta={"a": 1})
+    assert queue.enqueue(site.sync).id == first.id  # it has not begun: it will see whatever changed
+    worker()
+    eventually(lambda: runs() == ["sync a"], within=60)
+    assert [queue.enqueue(site.sync).id for _ in range(2)] == [first.id] * 2
+    let_pass("here")
+    eventually(lambda: runs() == ["sync a"] * 2 and held() == [], within=60)
+    eventually(lambda: len(queue) == 0 and queue.started_job_registry.count == 0)
+    assert len(runs()) == 2
+
+
+def test_one_more_run_has_what_the_one_that_ran_had(
+    site: Any, queue: Any, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rq import Callback, Retry
+
+    # asked for in the middle of the run
+    monkeypatch.setattr(site, "gate", lambda wait: queue.enqueue(site.sync) if len(runs()) == 1 else None)
+    queue.enqueue(
+        site.sync,
+        "here",
+        meta={"a": 1},
+        retry=Retry(2, [7, 8]),
+        description="syncs",
+        on_failure=Callback(site.has_failed, 5),
+    )
+    seen: list[Any] = []
+
+    def noted(*facts: Any) -> None:
+        note(*facts)
+        seen.append(site.current())
+
+    monkeypatch.setattr(site, "note", noted)
+    work()
+    assert runs() == ["sync a"] * 2
+    first, second = seen
+    assert first.id != second.id
+    for name in ("args", "meta", "retries_left", "retry_intervals", "description", "failure_callback", "timeout"):
+        assert getattr(first, name) == getattr(second, name)
+    assert held() == []
+
+
+# -- retries -----------------------------------------------------------------------------------------------------------
+
+
+def test_retries_keep_the_lock(site: Any, queue: Any, worker: Any, eventually: Eventually) -> None:
+    from rq import Retry
+
+    job = queue.enqueue(site.report, 2024, fails=2, retry=Retry(3, [0, 600, 0]))
+    worker()
+    eventually(lambda: runs() == ["begins 2024"] * 2 and status(job) == "scheduled", within=60)
+    assert lease_of("report:2024") > 4000  # it stays for the interval, too
+    assert site.report.delay(2024).id == job.id
+
+
+def test_after_the_last_retry_the_lock_is_free(site: Any, queue: Any, work: Work) -> None:
+    from rq import Retry
+
+    job = queue.enqueue(site.report, 2024, fails=4, retry=Retry(2, 600))
+    for left in (["report:2024"], ["report:2024"], []):
+        work(scheduled=True)
+        assert held() == left
+    assert (status(job), runs()) == ("failed", ["begins 2024"] * 3)
+
+
+def test_a_retry_may_be_sent_earlier_in_the_admin(site: Any, queue: Any, work: Work) -> None:
+    from rq import Retry
+
+    job = queue.enqueue(site.report, 2024, fails=1, retry=Retry(3, 600))
+    work()
+    for _ in range(2):  # the second time it is in the queue already
+        assert queue.enqueue_job(queue.fetch_job(job.id)).id == job.id
+        assert (len(queue), held()) == (1, ["report:2024"])
+    queue.scheduled_job_registry.remove(job.id)
+    work()
+    assert (status(job), len(runs()), held()) == ("finished", 3, [])
+
+
+@pytest.mark.parametrize("interval", [0, 600])
+def test_a_job_that_returns_a_retry_keeps_the_lock(interval: int, site: Any, queue: Any, work: Work) -> None:
+    job = queue.enqueue(site.polite, 2, interval)
+    if interval:
+        work()
+        assert lease_of("polite") > 4000
+        work(scheduled=True)
+        assert held() == ["polite"]
+    work(scheduled=True)
+    assert (status(job), runs(), held()) == ("failed", ["polite True"] * 3, [])
+
+
+# -- jobs that wait ----------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_waits_as_long_as_its_job(site: Any, queue: Any, work: Work) -> None:
+    jobs = [
+        queue.enqueue_in(timedelta(seconds=100), site.report, 1),
+        queue.enqueue_at(datetime.now(timezone.utc) + timedelta(seconds=200), site.report, 2),
+        queue.enqueue_at(datetime.now() + timedelta(seconds=300), site.report, 3),
+    ]
+    assert [lease_of(f"report:{year}") for year in (1, 2, 3)] == pytest.approx([3700, 3800, 3900], abs=50)
+    assert [site.report.delay(year).id for year in (1, 2, 3)] == [job.id for job in jobs]
+    queue.enqueue_job(jobs[0])  # earlier, after all
+    work()
+    assert (status(jobs[0]), held()) == ("finished", ["report:2", "report:3"])
+    work(scheduled=True)
+    assert held() == []
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, queue: Any) -> None:
+    job = site.report.delay(2024)
+    getattr(queue.fetch_job(job.id), how)()
+    assert held() == []
+    assert site.report.delay(2024).id != job.id
+    with Lock("page:7") as lock:  # a job that has none leaves those of others alone
+        getattr(queue.enqueue(site.page, 7), how)()
+        lock.check()
+
+
+def test_a_job_that_fails_gives_its_lock_back(site: Any, queue: Any, worker: Any, eventually: Eventually) -> None:
+    job = queue.enqueue(site.sync, fails=True)
+    assert held() == ["sync"]
+    worker()
+    eventually(lambda: status(job) == "failed", within=60)
+    assert held() == []
+
+
+def test_what_cannot_be_sent_leaves_no_lock(site: Any, queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "push_job_id", lambda *args, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        site.report.delay(2024)
+    assert held() == []
+    with Lock("report:2024"), pytest.raises(ZeroDivisionError):  # nor does it take one from others
+        queue.enqueue(site.patient, 2024)
+    with pytest.raises(TypeError, match=r"report\(\) missing a required argument: 'year'"):
+        site.report.delay()
+
+
+def test_where_the_lock_cannot_be_taken_before_it_is_when_the_job_starts(site: Any, queue: Any, work: Work) -> None:
+    from rq import Queue
+
+    parent = queue.enqueue(site.plain)
+    pipeline = queue.connection.pipeline()
+    jobs = [
+        queue.enqueue(site.report, 1, depends_on=parent),
+        queue.enqueue(site.report, 2, pipeline=pipeline),
+        queue.enqueue(site.Shop().open),
+        Queue(connection=queue.connection).enqueue(site.report, 4),
+        *queue.enqueue_many([queue.prepare_data(site.report, (5,))]),
+        queue.enqueue(site.page, 6),
+    ]
+    pipeline.execute()
+    missing = queue.enqueue("no.such.module")
+    assert held() == []
+    work()
+    assert [job.return_value() for job in jobs] == [1, 2, "open", 4, 5, "rendered"]
+    assert (status(missing), held()) == ("failed", [])
+
+
+# -- deaths and copies -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(
+    site: Any, queue: Any, worker: Any, eventually: Eventually
+) -> None:
+    from rq import Retry
+
+    job = queue.enqueue(site.killed, "again", retry=Retry(1))
+    worker()
+    eventually(lambda: status(job) == "finished", within=60)
+    assert (runs(), held()) == (["killed again"] * 2, [])
+    job = queue.enqueue(site.killed, "once")
+    eventually(lambda: status(job) == "failed", within=60)
+    eventually(lambda: held() == [])  # its lock has ended
+
+
+def test_a_job_is_delivered_again_while_it_runs_and_runs_once(
+    site: Any, queue: Any, worker: Any, eventually: Eventually
+) -> None:
+    """RQ takes it for abandoned, since its worker has shown no sign of life for long."""
+    from rq import Retry
+
+    job = queue.enqueue(site.copied, "here", retry=Retry(2))
+    worker()
+    eventually(lambda: runs() == ["begins"], within=60)
+    abandon(queue)
+    assert len(queue) == 1
+    worker("--with-scheduler")
+    eventually(lambda: status(job) == "scheduled", within=60)  # the copy has met the job itself
+    let_pass("here")
+    eventually(lambda: runs() == ["begins", "ends"] and held() == [], within=60)
+    eventually(lambda: not queue.scheduled_job_registry.get_job_ids() and len(queue) == 0, within=60)
+    eventually(lambda: status(job) == "finished", within=60)
+    assert runs() == ["begins", "ends"]
+
+
+def abandon(queue: Any) -> None:
+    registry = queue.started_job_registry
+    members = queue.connection.zrange(registry.key, 0, -1)
+    queue.connection.zadd(registry.key, dict.fromkeys(members, 1))
+    registry.cleanup()
+
+
+def test_a_worker_that_is_killed_leaves_its_job_to_another(
+    site: Any, queue: Any, worker: Any, eventually: Eventually
+) -> None:
+    from rq import Retry
+
+    job = queue.enqueue(site.report, 2024, "here", retry=Retry(2))
+    first = worker()
+    eventually(lambda: runs() == ["begins 2024"], within=60)
+    first.kill()
+    assert site.report.delay(2024).id == job.id  # its lock is there still
+    abandon(queue)
+    let_pass("here")
+    worker()
+    eventually(lambda: status(job) == "finished", within=60)
+    assert (runs(), held()) == (["begins 2024"] * 2 + ["ends 2024"], [])
+
+
+def test_a_copy_that_comes_after_the_end_does_not_run_but_what_is_enqueued_again_does(
+    site: Any, queue: Any, work: Work
+) -> None:
+    from rq import Repeat, Retry
+
+    job = queue.enqueue(site.report, 2024, retry=Retry(2), repeat=Repeat(1))
+    work()
+    assert len(runs()) == 4  # the repetition is a run of its own
+    queue.push_job_id(job.id)
+    work()
+    assert (len(runs()), queue.fetch_job(job.id).return_value()) == (4, 2024)  # and has the result
+    queue.enqueue_job(queue.fetch_job(job.id))
+    assert held() == ["report:2024"]
+    work()
+    assert (len(runs()), held()) == (6, [])
+    queue.enqueue(site.report, 2024, job_id=job.id, retry=Retry(2))
+    work()
+    assert (len(runs()), held()) == (8, [])
+
+
+# -- from the start ----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_may_lock_when_it_starts(site: Any, queue: Any, work: Work, other: Callable[[], Other]) -> None:
+    someone, lock = other(), Lock("page:7")
+    assert someone(lock.acquire)
+    skipped, failed, again = (queue.enqueue(each, 7) for each in (site.page, site.impatient, site.later))
+    work()
+    assert [status(job) for job in (skipped, failed, again)] == ["finished", "failed", "scheduled"]
+    assert "LockNotAcquired" in failed.latest_result().exc_string
+    someone(lock.release)
+    work(scheduled=True)
+    assert (again.return_value(), runs(), held()) == ("later", ["later 7"], [])
+    assert queue.enqueue(site.page, 7).id != skipped.id
+    work()
+    assert runs() == ["later 7", "page 7"]
+
+
+def test_a_lock_may_stay_when_the_job_ends_soon(site: Any, queue: Any, work: Work) -> None:
+    for result_ttl in (0, None):
+        queue.enqueue(site.nightly, result_ttl=result_ttl)
+        work()
+    assert (runs(), held()) == (["nightly"], ["nightly"])
+
+
+# -- without a worker --------------------------------------------------------------------------------------------------
+
+
+def test_a_function_that_is_called_has_the_lock(site: Any, queue: Any, work: Work) -> None:
+    assert site.deep(3) == 0
+    assert site.impatient(7) == "page 7"
+    with Lock("report:2024"), pytest.raises(LockNotAcquired):
+        site.report(2024)
+    assert held() == []
+    job, itself = queue.enqueue(site.caller, 2024), queue.enqueue(site.calls_itself)
+    work()
+    assert job.return_value() == 2024  # inside another job
+    assert "LockNotAcquired" in itself.latest_result().exc_string
+    assert held() == []
+
+
+def test_a_synchronous_queue_has_the_lock(site: Any, queue: Any) -> None:
+    from rq import Retry
+
+    now = type(queue)(connection=queue.connection, is_async=False)
+    assert now.enqueue(site.report, 2024).return_value() == 2024
+    assert status(now.enqueue(site.report, 2024, fails=3, retry=Retry(3))) == "failed"
+    assert isinstance(now.enqueue(site.polite, 2).return_value(), Retry)
+    assert held() == []
+    with Lock("report:2024"):
+        assert now.enqueue(site.report, 2024) is None
+        patient = now.enqueue(site.patient, 2024)
+    assert "LockNotAcquired" in patient.latest_result().exc_string
+    assert held() == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_with_django_rq_a_job_that_waits_for_commit_has_no_lock_before(site: Any, queue: Any, settings: Any) -> None:
+    require_package("django_rq")
+    settings.RQ_QUEUES = {"default": {"URL": url(1)}}
+    settings.RQ = {
+        "QUEUE_CLASS": "django_redislock.jobs.django_rq.LockedDjangoRQ",
+        "JOB_CLASS": "django_redislock.jobs.rq.LockedJob",
+    }
+    from django_rq import enqueue, get_queue
+
+    with transaction.atomic():
+        assert enqueue(site.report, 2024) is None
+        assert held() == []
+    assert held() == ["report:2024"]
+    job = enqueue(site.report, 2024)
+    assert [job.id] == get_queue().job_ids
+    job.cancel()
+    assert held() == []
+    with transaction.atomic():
+        enqueue(site.report, 2025)
+        transaction.set_rollback(True)
+    assert held() == []
+
+
+def never() -> None: ...
+
+
+async def awaits() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"name": None}, TypeError, "str or a callable, not None"),
+        ({"name": ["a", "b"]}, TypeError, "one name"),
+        ({"name": "a:{wrong}"}, ValueError, "'wrong'"),
+        ({"name": "a", "lock_form": "enqueue"}, TypeError, "lock_from"),
+        ({"name": "a", "lock_from": "end"}, ValueError, "'start', 'enqueue'"),
+        ({"name": "a", "busy": "wait"}, ValueError, "'skip', 'retry', 'raise', 'merge'"),
+        ({"name": "a", "limit": 2, "lock_from": "enqueue"}, ValueError, "permit"),
+        ({"name": "a", "queued_ttl": 0}, ValueError, "queued_ttl"),
+        ({"name": "a", "ttl": "soon"}, TypeError, "ttl"),
+        ({"name": "a", "function": awaits}, TypeError, "asyncio.run"),
+        ({"first": never}, TypeError, r"@locked_job\(\"order:"),
+    ],
+)
+def test_wrong_options_are_an_error_where_the_function_is_decorated(
+    options: dict[str, Any], error: type[Exception], words: str, site: Any
+) -> None:
+    first = [options.pop("first")] if "first" in options else []
+    function = options.pop("function", never)
+    with pytest.raises(error, match=words):
+        site.locked_job(*first, **options)(function)
+
+
+def test_a_job_of_rq_is_refused_below_the_decorator(site: Any) -> None:
+    with pytest.raises(TypeError, match="Put @locked_job below the task's decorator"):
+        site.locked_job("a")(site.job(site.queue, site.queue.connection)(lambda: None))
