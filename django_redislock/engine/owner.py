@@ -64,6 +64,12 @@ def _on_finished(*, task_result: Any, **kwargs: Any) -> None:
     _django_tasks.set(running if found is None else found[1])
 
 
+def running_django_task() -> Any:
+    """The result of Django's task that runs here; None outside of tasks."""
+    found = _django_tasks.get()
+    return None if found is None else found[0]
+
+
 MAX_BYTES = 200
 
 

@@ -1,0 +1,99 @@
+"""Django's tasks, and those of the package django-tasks: of each kind, one at a time is queued or runs.
+
+What they do not have, this does not have either:
+
+* Retries: a task that fails releases its lock. One that has to come again (``busy="retry"``, or Redis is away) is a
+  new task with a new id; the first one ends with the result None. If the backend cannot defer tasks, it fails.
+* Redelivery: the row of a killed worker stays "running" for ever, and its lock ends after its TTL. If somebody makes
+  a row "ready" again, its task goes on with its lock, or acquires it like a new one.
+* Ids that are known before a task is queued: only ``LockedDatabaseBackend``, in ``django_tasks_db``, can acquire a lock
+  then. With any other backend, ``lock_from="enqueue"`` means ``"start"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.utils import timezone
+
+from ..call_names import Name
+from ..engine.owner import running_django_task
+from ..exceptions import LockError, LockNotAcquired
+from .job_function import FunctionOptions, P, R, lock_function, lock_of
+from .job_lock import JobLock
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.11 has it in typing
+
+
+def locked_job(
+    first: Name | None = None, /, *, name: Name | None = None, **options: Unpack[FunctionOptions]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let only one task of this function run at a time, below ``@task``.
+
+        @task()
+        @locked_job("report:{year}", lock_from="enqueue", busy="skip")
+        def build(year): ...
+
+    The first argument, or ``name``, is the name of the lock, and all else is described at
+    :class:`~django_redislock.jobs.job_lock.JobLock`. A callable that makes the name gets None in place of the task's
+    context.
+
+    A coroutine function becomes a plain one, which every backend takes. ``call()`` acquires the lock, too, and raises
+    LockNotAcquired if it is busy.
+    """
+    decorate = lock_function(first, name, _find, _run, **options)
+
+    def decorate_sync(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def body(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return async_to_sync(function)(*args, **kwargs)  # type: ignore[arg-type]
+
+        return decorate(body if iscoroutinefunction(function) else function)
+
+    return decorate_sync
+
+
+def arguments(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Those of the function, whose context is not known yet when the task is queued."""
+    return (None, *args) if task.takes_context else tuple(args), kwargs
+
+
+class _Run:
+    """A task that a worker runs: see Job."""
+
+    repeated = None
+
+    def __init__(self, result: Any, lock: JobLock) -> None:
+        self._result, self._lock = result, lock
+        self.id: str = result.id
+        self.given = arguments(result.task, result.args, result.kwargs)
+
+    def later(self, pause: float, refusal: LockError) -> None:
+        backend = self._result.task.get_backend()
+        is_copy = isinstance(refusal, LockNotAcquired) and self._lock.make(*self.given, self.id).owned()
+        if is_copy or not backend.supports_defer:  # another task would repeat what this one does already
+            raise refusal
+        start = timezone.now() + timedelta(seconds=pause)
+        enqueue = getattr(backend, "enqueue_without_lock", backend.enqueue)
+        enqueue(self._result.task.using(run_after=start), self._result.args, self._result.kwargs)
+
+    def again(self) -> None:
+        self._result.task.enqueue(*self._result.args, **self._result.kwargs)
+
+    def comes_back(self, error: BaseException) -> bool:
+        return False
+
+
+def _find(lock: JobLock) -> _Run | None:
+    result = running_django_task()
+    return _Run(result, lock) if result is not None and lock_of(result.task.func) is lock else None
+
+
+def _run(lock: JobLock, job: Any, args: Any, kwargs: Any, body: Callable[[], Any]) -> Any:
+    args, kwargs = job.given
+    return lock.run(job, args, kwargs, body)

@@ -1,0 +1,499 @@
+"""Dramatiq's actors under locks: with real workers, and with the stub broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_redislock import Lock, LockNotAcquired, get_lock
+from redisserver import RedisServer
+from tests.helpers.jobs import Program, gate, held, lease_of, let_pass, require_package, runs
+
+Eventually = Callable[..., Any]
+Start = Callable[..., Program]
+LONG = 60_000  # ms
+
+WORKER = "import sys; from dramatiq.cli import main; sys.exit(main())"
+
+
+@pytest.fixture
+def site(server: RedisServer) -> Any:
+    require_package("dramatiq")
+    from tests.jobs import dramatiq_site
+
+    return dramatiq_site
+
+
+@pytest.fixture
+def actors(site: Any) -> Any:
+    """Whose messages wait in Redis for a worker."""
+    return site.actors
+
+
+@pytest.fixture
+def worker(site: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start a worker; it and those that are started later have these options in their environment."""
+    started: list[Program] = []
+
+    def start(**options: object) -> Program:
+        for name, value in options.items():
+            monkeypatch.setenv(name, str(value))
+        started.append(Program(WORKER, "tests.jobs.dramatiq_site", "--processes=1", "--threads=3"))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+class Stub:
+    """Workers in this process."""
+
+    def __init__(self, site: Any) -> None:
+        from dramatiq import Worker
+        from dramatiq.brokers.stub import StubBroker
+        from dramatiq.middleware import AsyncIO, GroupCallbacks, default_middleware
+        from dramatiq.rate_limits.backends import StubBackend as Barriers
+        from dramatiq.results import Results
+        from dramatiq.results.backends import StubBackend
+
+        kinds = [each for each in default_middleware if each.__name__ != "TimeLimit"]  # whose thread would stay
+        self.results = StubBackend()
+        results: Any = Results(backend=self.results, store_results=True)
+        middleware = [*(each() for each in [*kinds, AsyncIO]), GroupCallbacks(Barriers()), results, site.RedisLock()]
+        self.broker: Any = StubBroker(middleware, fail_fast_default=False)
+        self.actors = site.declare(self.broker)
+        self._worker = Worker(self.broker, worker_timeout=20, worker_threads=3)
+        self.start = self._worker.start
+
+    def declare(self, function: Any, **options: Any) -> Any:
+        """Make it an actor under the lock ``x``."""
+        from dramatiq import actor
+
+        from django_redislock.jobs.dramatiq import LockedActor
+
+        every = {"actor_class": LockedActor, "lock": "x", "lock_from": "enqueue", **options}
+        return actor(broker=self.broker, **every)(function)
+
+    def wait(self) -> None:
+        """Until all is done."""
+        self.broker.join("default", timeout=LONG)
+
+    def result(self, message: Any) -> Any:
+        return message.get_result(backend=self.results, block=True, timeout=LONG)
+
+    def close(self) -> None:
+        self._worker.stop()
+        self.broker.close()
+
+
+@pytest.fixture
+def stub(site: Any) -> Iterator[Stub]:
+    made = Stub(site)
+    made.start()
+    yield made
+    made.close()
+
+
+# -- with real workers -------------------------------------------------------------------------------------------------
+
+
+def test_of_equal_messages_one_is_queued_and_the_others_get_its_result(
+    actors: Any, worker: Start, eventually: Eventually
+) -> None:
+    first = actors.report.send(7, wait="here")
+    assert [actors.report.send(7).message_id for _ in range(3)] == [first.message_id] * 3
+    other = actors.report.send(8)
+    assert other.message_id != first.message_id
+    assert sorted(held()) == ["report:7", "report:8"]
+    worker()
+    assert other.get_result(block=True, timeout=LONG) == "report 8"
+    eventually(lambda: "report 7 0" in runs())
+    again = actors.report.send(7)  # it runs
+    assert again.message_id == first.message_id
+    info = get_lock("report:7")
+    assert info is not None
+    assert f"report[{first.message_id}]" in info.owner
+    let_pass("here")
+    assert again.get_result(block=True, timeout=LONG) == "report 7"
+    eventually(lambda: held() == [])
+    assert actors.report.send(7).get_result(block=True, timeout=LONG) == "report 7"
+    assert sorted(runs()) == ["report 7 0", "report 7 0", "report 8 0"]
+
+
+def test_a_killed_worker_leaves_the_lock_until_its_ttl_is_over(
+    actors: Any, worker: Start, eventually: Eventually
+) -> None:
+    actors.report.send(7, wait="never")
+    killed = worker(TEST_TTL=2)
+    eventually(lambda: runs())
+    killed.kill()
+    eventually(lambda: held() == [])
+
+
+def test_a_message_that_is_delivered_again_after_a_kill_enters_at_once(
+    actors: Any, worker: Start, eventually: Eventually
+) -> None:
+    first = actors.report.send(7, wait="here")
+    killed = worker(TEST_HEARTBEAT=1000)
+    eventually(lambda: runs())
+    killed.kill()
+    assert actors.report.send(7).message_id == first.message_id
+    worker(TEST_HEARTBEAT=1000)
+    eventually(lambda: runs() == ["report 7 0"] * 2)
+    assert lease_of("report:7") > 300  # of the lock that it has adopted
+    let_pass("here")
+    assert first.get_result(block=True, timeout=LONG) == "report 7"
+    eventually(lambda: held() == [])
+
+
+def test_a_copy_runs_neither_beside_its_message_nor_after_it(
+    site: Any, actors: Any, worker: Start, eventually: Eventually
+) -> None:
+    first = actors.report.send(7, wait="here")
+    worker()
+    eventually(lambda: runs())
+    site.broker.enqueue(first)
+    size = site.broker.client.hlen
+    eventually(lambda: size("dramatiq:default.DQ.msgs") == 1)  # put off
+    let_pass("here")
+    assert first.get_result(block=True, timeout=LONG) == "report 7"
+    eventually(lambda: held() == [])
+    site.broker.enqueue(first)
+    other = actors.report.send(8)
+    assert other.get_result(block=True, timeout=LONG) == "report 8"
+    eventually(lambda: size("dramatiq:default.msgs") == 0)
+    assert runs() == ["report 7 0", "report 8 0"]
+    assert first.get_result() == "report 7"
+
+
+# -- when it is sent ---------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_no_message_has_is_told_as_none(actors: Any) -> None:
+    with Lock("report:7"):
+        assert actors.report.send(7) is None
+
+
+def test_busy_may_raise_to_the_sender(actors: Any) -> None:
+    actors.report.send(7)
+    with pytest.raises(LockNotAcquired, match="report:7"):
+        actors.strict.send(7)
+
+
+@pytest.mark.parametrize("delay", [7_200_000, timedelta(hours=2)])
+def test_a_message_may_be_late_by_queued_ttl_after_its_delay(delay: Any, actors: Any) -> None:
+    actors.report.send_with_options(args=(7,), delay=delay)
+    assert 10_000 < lease_of("report:7") <= 7200 + 3600
+
+
+def test_what_cannot_be_sent_leaves_no_lock(stub: Stub) -> None:
+    from dramatiq.errors import QueueNotFound
+
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        stub.actors.report.send(7, wait={1})
+    with pytest.raises(TypeError, match="missing a required argument: 'year'"):
+        stub.actors.report.send()
+    for actor in (stub.actors.report, stub.actors.patient):
+        actor.queue_name = "unknown"
+        with pytest.raises(QueueNotFound):
+            actor.send(7)
+        assert held() == []
+    with Lock("report:7"):
+        with pytest.raises(QueueNotFound):
+            stub.actors.patient.send(7)  # which comes again in the worker, and does not have the lock
+        assert held() == ["report:7"]
+
+
+def test_the_name_is_made_of_what_the_worker_will_find(stub: Stub) -> None:
+    from enum import Enum
+
+    class Kind(str, Enum):
+        A = "a"
+
+    def run(kind: str) -> str:
+        return ",".join(held())
+
+    actor = stub.declare(run, lock="x:{kind}")
+    assert stub.result(actor.send(Kind.A)) == "x:a"
+    stub.wait()
+    assert held() == []
+
+
+# -- when it runs ------------------------------------------------------------------------------------------------------
+
+
+def test_busy_may_come_again_later(stub: Stub, eventually: Eventually) -> None:
+    from dramatiq.results import ResultMissing
+
+    stub.actors.report.send(7, wait="here")
+    second = stub.actors.patient.send(7)
+    eventually(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
+    with pytest.raises(ResultMissing):
+        second.get_result(backend=stub.results)
+    let_pass("here")
+    assert stub.result(second) == "patient 7"
+    assert runs() == ["report 7 0", "patient 7 0"]  # of its own retries, none is used up
+    stub.wait()
+    assert held() == []
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_busy_may_be_merged_so_that_no_change_is_lost(fails: int, stub: Stub, eventually: Eventually) -> None:
+    stub.actors.sync.options.update(max_retries=1, min_backoff=1)
+    first = stub.actors.sync.send(7, wait="here", fails=fails)
+    eventually(lambda: runs() == ["sync 7 0"])
+    for _ in range(3):
+        assert stub.actors.sync.send(7).message_id == first.message_id
+    let_pass("here")
+    eventually(lambda: len(runs()) == 2 and held() == [])
+    stub.wait()
+    assert runs() == ["sync 7 0", f"sync 7 {fails}"]
+
+
+def test_from_the_start_on_a_message_whose_lock_is_busy_is_dropped(stub: Stub) -> None:
+    with Lock("report:7"):
+        assert stub.result(stub.actors.at_start.send(7)) is None
+    assert runs() == []
+    assert stub.result(stub.actors.at_start.send(7)) == "at_start 7"
+    stub.wait()
+    assert held() == []
+
+
+def test_from_the_start_on_busy_may_raise(stub: Stub) -> None:
+    from dramatiq.results import ResultFailure
+
+    with Lock("report:7"), pytest.raises(ResultFailure, match="Could not acquire the lock 'report:7'"):
+        stub.result(stub.actors.strict_at_start.send(7))
+
+
+def test_a_copy_that_comes_after_the_end_leaves_the_result_alone(stub: Stub) -> None:
+    message = stub.actors.report.send(7)
+    assert stub.result(message) == "report 7"
+    stub.broker.enqueue(message)
+    stub.wait()
+    assert (runs(), stub.result(message), held()) == (["report 7 0"], "report 7", [])
+
+
+def test_with_a_limit_so_many_messages_run_at_once(stub: Stub, eventually: Eventually) -> None:
+    inside: list[int] = []
+
+    def run(number: int) -> int:
+        inside.append(number)
+        eventually(lambda: len(inside) >= 2)
+        gate("limit")
+        return number
+
+    actor = stub.declare(run, lock_from="start", limit=2)
+    messages = [actor.send(number) for number in range(2)]
+    eventually(lambda: len(inside) == 2)
+    assert stub.result(actor.send(2)) is None
+    let_pass("limit")
+    assert [stub.result(message) for message in messages] == [0, 1]
+    stub.wait()
+    assert held() == []
+
+
+def test_while_redis_is_away_a_message_is_put_off(
+    site: Any, own: RedisServer, retry_for: Any, eventually: Eventually
+) -> None:
+    retry_for(0.1)
+    stub = Stub(site)
+    message = stub.declare(lambda: "done", actor_name="run").send()
+    own.stop()
+    stub.start()
+    eventually(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
+    own.start()
+    assert stub.result(message) == "done"
+    stub.close()
+
+
+def test_a_retry_keeps_the_lock(stub: Stub, eventually: Eventually) -> None:
+    message = stub.actors.stubborn.send_with_options(args=(7,), kwargs={"fails": 1}, min_backoff=500)
+    eventually(lambda: runs() == ["stubborn 7 0"])
+    eventually(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
+    assert stub.actors.stubborn.send(7).message_id == message.message_id
+    assert stub.result(message) == "stubborn 7"
+    assert runs() == ["stubborn 7 0", "stubborn 7 1"]
+    stub.wait()
+    assert held() == []
+
+
+def test_the_lock_lasts_until_the_retry(stub: Stub, eventually: Eventually) -> None:
+    from dramatiq import Retry
+
+    def fail(year: int, delay: int | None) -> None:
+        raise Retry(delay=delay) if delay else ZeroDivisionError
+
+    actor = stub.declare(fail, lock="report:{year}", queued_ttl=100, min_backoff=1_000_000)
+    actor.send(7, delay=5_000_000)
+    eventually(lambda: stub.broker.queues["default.DQ"].unfinished_tasks and 4900 < lease_of("report:7") <= 5100)
+    actor.send(8, delay=None)
+    eventually(lambda: stub.broker.queues["default.DQ"].unfinished_tasks == 2)
+    assert 1900 < lease_of("report:8") <= 2100
+
+
+@pytest.mark.parametrize("name", ["hopeless", "thrower", "stubborn"])
+def test_a_message_that_fails_for_good_releases_its_lock(name: str, stub: Stub, eventually: Eventually) -> None:
+    message = getattr(stub.actors, name).send(7, fails=9)
+    eventually(lambda: [each.message_id for each in stub.broker.dead_letters] == [message.message_id])
+    eventually(lambda: held() == [])
+
+
+def test_without_retries_a_failure_releases_the_lock(stub: Stub) -> None:
+    from dramatiq.middleware import Retries
+
+    stub.broker.middleware = [each for each in stub.broker.middleware if not isinstance(each, Retries)]
+    stub.actors.report.send(7, fails=9)
+    stub.wait()
+    assert (runs(), held()) == (["report 7 0"], [])
+
+
+def test_a_message_that_is_skipped_releases_its_lock(site: Any, eventually: Eventually) -> None:
+    from dramatiq import Middleware
+    from dramatiq.middleware import SkipMessage
+
+    class Refuses(Middleware):
+        def before_process_message(self, broker: Any, message: Any) -> None:
+            raise SkipMessage
+
+    stub = Stub(site)
+    stub.actors.report.send_with_options(args=(7,), max_age=1)
+    stub.actors.at_start.send_with_options(args=(7,), max_age=1)
+    assert held() == ["report:7"]
+    stub.start()
+    eventually(lambda: held() == [])
+    stub.wait()
+    stub.broker.add_middleware(Refuses())
+    stub.actors.report.send(8)
+    stub.wait()
+    assert (runs(), held()) == ([], [])
+    stub.close()
+
+
+def test_a_function_that_skips_its_message_releases_the_lock(stub: Stub) -> None:
+    from dramatiq.middleware import SkipMessage
+
+    def skip() -> None:
+        raise SkipMessage
+
+    stub.declare(skip).send()
+    stub.wait()
+    assert held() == []
+
+
+def test_a_message_of_an_unknown_actor_is_no_matter_of_ours(stub: Stub, eventually: Eventually) -> None:
+    stub.broker.enqueue(stub.actors.report.message(7).copy(actor_name="gone"))
+    eventually(lambda: stub.broker.dead_letters)
+
+
+def test_at_least_keeps_the_lock_after_the_end(stub: Stub) -> None:
+    first = stub.actors.once.send(7)
+    assert stub.result(first) == "once 7"
+    stub.wait()
+    assert 400 < lease_of("report:7") <= 500
+    assert stub.actors.once.send(7).message_id == first.message_id
+
+
+def test_members_of_a_group_acquire_when_they_start(stub: Stub, eventually: Eventually) -> None:
+    from dramatiq import group
+
+    done = stub.declare(lambda: stub.actors.report.fn(9), actor_name="done")
+    members = group([stub.actors.report.message(7, wait="here"), stub.actors.report.message(7)], broker=stub.broker)
+    members.add_completion_callback(done.message())
+    members.run()
+    eventually(lambda: stub.broker.queues["default"].unfinished_tasks == 1)
+    let_pass("here")
+    eventually(lambda: "report 9 0" in runs())
+    assert runs() == ["report 7 0", "report 9 0"]
+    stub.wait()
+    assert held() == []
+
+
+def test_a_call_acquires_the_lock_too_inside_of_the_same_message_even(stub: Stub) -> None:
+    assert stub.actors.report(7) == "report 7"
+    with Lock("report:7"), pytest.raises(LockNotAcquired):
+        stub.actors.report(7)
+
+    def outer(again: int) -> list[str]:
+        if again:
+            return actor(0) + actor(0) + other(8).split()  # type: ignore[no-any-return]
+        return sorted(held())
+
+    other = stub.actors.report
+    actor = stub.declare(outer, lock="outer:{again}")
+    assert stub.result(actor.send(1)) == ["outer:0", "outer:1"] * 2 + ["report", "8"]
+    stub.wait()
+    assert held() == []
+
+
+def test_coroutine_functions_and_generic_actors_have_locks_too(stub: Stub) -> None:
+    from dramatiq import GenericActor
+
+    from django_redislock.jobs.dramatiq import LockedActor
+
+    async def awaited(year: int) -> list[str]:
+        return await asyncio.to_thread(held)
+
+    class Generic(GenericActor):
+        class Meta:
+            broker, actor_class, lock, lock_from = stub.broker, LockedActor, "generic:{year}", "enqueue"
+
+        def perform(self, year: int) -> list[str]:
+            return held()
+
+    assert stub.result(stub.declare(awaited, lock="awaited:{year}").send(7)) == ["awaited:7"]
+    generic: Any = Generic
+    assert stub.result(generic.send(7)) == ["generic:7"]
+    stub.wait()
+    assert held() == []
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"lock": None}, TypeError, 'The actor run is a LockedActor and has no lock: give lock="report:{year}", say'),
+        ({"lock": "x:{yaer}"}, ValueError, "'yaer'. Available values: year"),
+        ({"lock_from": "begin"}, ValueError, "lock_from must be one of 'start', 'enqueue', not 'begin'"),
+        ({"busy": "wait"}, ValueError, "busy must be one of 'skip', 'retry', 'raise', 'merge', not 'wait'"),
+        ({"lock_form": "start"}, ValueError, "lock_form"),  # by Dramatiq
+        ({"ttl": 0}, ValueError, "ttl must be at least"),
+        (
+            {"actor_class": None},
+            Exception,
+            "The actor run has lock, lock_from, but is no LockedActor: give actor_class",
+        ),
+    ],
+)
+def test_wrong_options_are_errors_where_the_actor_is_declared(
+    options: dict[str, Any], error: Any, message: str, stub: Stub
+) -> None:
+    from dramatiq import Actor
+
+    def run(year: int) -> None: ...
+
+    if "actor_class" in options:
+        options = {"actor_class": Actor}
+    with pytest.raises(error, match=message):
+        stub.declare(run, **options)
+    assert "run" not in stub.broker.actors
+
+
+def test_a_plain_actor_needs_no_lock(stub: Stub) -> None:
+    from dramatiq import actor
+
+    assert stub.result(actor(broker=stub.broker, actor_name="plain")(lambda: len(held())).send()) == 0
+
+
+def test_without_the_middleware_dramatiq_refuses_the_options(site: Any) -> None:
+    from dramatiq.brokers.stub import StubBroker
+
+    with pytest.raises(ValueError, match=r"options are undefined: .*Did you forget to add a middleware"):
+        site.declare(StubBroker())
