@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +29,11 @@ def _free_port() -> int:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
+
+
+def _says_killed(environment: Mapping[str, str]) -> bool:
+    end = subprocess.run(["epmd", "-kill"], env={**os.environ, **environment}, capture_output=True, check=False)
+    return b"Killed" in end.stdout or b"Cannot connect" in end.stdout + end.stderr
 
 
 @contextmanager
@@ -61,5 +66,5 @@ def rabbitmq() -> Iterator[str]:
             with suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
-            with suppress(OSError):  # Erlang's name server outlives the node
-                subprocess.run(["epmd", "-kill"], env={**os.environ, **own}, capture_output=True, check=False)
+            with suppress(OSError):  # Erlang's name server outlives the node, and ends once that has left it
+                until(lambda: _says_killed(own))
