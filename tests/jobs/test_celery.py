@@ -28,7 +28,10 @@ from tests.helpers.actors import GENEROUS
 from tests.helpers.brokers import rabbitmq
 from tests.helpers.processes import ROOT
 
-pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # by Celery
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Call to deprecated setex"),  # by Celery
+    pytest.mark.filterwarnings("ignore:Task name 'report'"),  # shared tasks of other tests
+]
 
 Eventually = Callable[..., Any]
 Start = Callable[..., "CeleryWorker"]
@@ -135,6 +138,7 @@ def test_busy_may_raise_to_the_caller(site: Any) -> None:
         site.strict.delay(2024)
 
 
+@pytest.mark.complete
 def test_busy_may_come_again_later(site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually) -> None:
     first = site.report.delay(2024, wait="here")
     second = site.patient.delay(2024)
@@ -147,6 +151,7 @@ def test_busy_may_come_again_later(site: Any, worker: Start, runs: Any, let_pass
     eventually(lambda: held() == [])
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("fails", [False, True])
 def test_busy_may_be_merged_so_that_no_change_is_lost(
     fails: bool, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
@@ -164,6 +169,7 @@ def test_busy_may_be_merged_so_that_no_change_is_lost(
     eventually(lambda: runs() == ["sync"] * 3 and held() == [], within=60)
 
 
+@pytest.mark.complete
 def test_ten_retries_keep_the_lock(site: Any, worker: Start, runs: Any, eventually: Eventually) -> None:
     job = site.mail.delay(7, 10)
     worker()
@@ -174,6 +180,7 @@ def test_ten_retries_keep_the_lock(site: Any, worker: Start, runs: Any, eventual
     eventually(lambda: held() == [])
 
 
+@pytest.mark.complete
 def test_a_lock_stays_for_the_countdown_of_a_retry(site: Any, worker: Start, runs: Any, eventually: Eventually) -> None:
     site.mail.delay(7, 1, countdown=3000)
     worker()
@@ -186,6 +193,7 @@ def lease_of(name: str) -> float:
     return 0.0 if info is None else info.lease_left
 
 
+@pytest.mark.complete
 def test_after_the_last_retry_the_lock_is_free(site: Any, worker: Start, runs: Any, eventually: Eventually) -> None:
     job = site.auto.delay()
     worker()
@@ -195,6 +203,7 @@ def test_after_the_last_retry_the_lock_is_free(site: Any, worker: Start, runs: A
     eventually(lambda: held() == [])
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("how", ["failed", "rejected", "killed"])
 def test_a_job_that_fails_gives_its_lock_back(
     how: str, site: Any, worker: Start, runs: Any, eventually: Eventually
@@ -205,6 +214,7 @@ def test_a_job_that_fails_gives_its_lock_back(
     eventually(lambda: runs() == [f"broken {how}"] and held() == [], within=60)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("how", ["revoked", "expired"])
 def test_a_job_that_never_runs_gives_its_lock_back(
     how: str, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
@@ -223,6 +233,7 @@ def test_a_job_that_never_runs_gives_its_lock_back(
     assert runs() == ["page 7"]
 
 
+@pytest.mark.complete
 def test_a_job_that_is_terminated_is_free_after_its_ttl_and_one_that_runs_on_keeps_its_lock(
     site: Any, worker: Start, runs: Any, eventually: Eventually
 ) -> None:
@@ -282,6 +293,7 @@ def test_a_job_that_waits_for_commit_has_no_lock_before_and_after_a_rollback_non
     assert held() == ["report:2024"]
 
 
+@pytest.mark.complete
 def test_chains_groups_and_chords_go_on_past_a_job_that_is_skipped(
     site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
 ) -> None:
@@ -301,6 +313,7 @@ def test_chains_groups_and_chords_go_on_past_a_job_that_is_skipped(
 # -- deaths and copies -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.complete
 def test_a_job_is_delivered_again_while_it_runs_and_runs_once(
     site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
 ) -> None:
@@ -314,6 +327,7 @@ def test_a_job_is_delivered_again_while_it_runs_and_runs_once(
     assert [line.split()[0] for line in runs()] == ["begins", "ends"]
 
 
+@pytest.mark.complete
 def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(
     site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
 ) -> None:
@@ -374,6 +388,7 @@ def test_other_pools_than_processes(
 # -- from the start ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.complete
 def test_a_job_may_lock_when_it_starts(
     site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
 ) -> None:
@@ -391,6 +406,7 @@ def test_a_job_may_lock_when_it_starts(
     eventually(lambda: held() == [])
 
 
+@pytest.mark.complete
 def test_as_many_jobs_run_as_the_limit_says(
     site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
 ) -> None:
@@ -403,6 +419,7 @@ def test_as_many_jobs_run_as_the_limit_says(
     eventually(lambda: held() == [], within=GENEROUS)
 
 
+@pytest.mark.complete
 def test_a_lock_may_stay_when_the_job_ends_soon(site: Any, worker: Start, runs: Any) -> None:
     worker()
     site.nightly.delay().get(timeout=60)

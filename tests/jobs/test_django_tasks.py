@@ -107,6 +107,7 @@ def test_of_equal_tasks_one_is_queued_and_the_others_get_its_result(
     assert runs() == ["report 7", "report 8", "report 7"]
 
 
+@pytest.mark.complete
 def test_a_killed_worker_leaves_the_lock_until_its_ttl_is_over(site: Any, worker: Any, eventually: Eventually) -> None:
     site.short.enqueue(7, wait="never")
     killed = worker()
@@ -146,6 +147,7 @@ def test_a_copy_does_not_run_beside_its_task(site: Any, rows: Any, worker: Any, 
     assert runs() == ["report 7"] * 2
 
 
+@pytest.mark.complete
 def test_busy_may_come_again_later(site: Any, rows: Any, worker: Any, eventually: Eventually) -> None:
     site.report.enqueue(7, wait="here")
     second = site.patient.enqueue(7)
@@ -159,6 +161,7 @@ def test_busy_may_come_again_later(site: Any, rows: Any, worker: Any, eventually
     assert (runs(), held()) == (["report 7", "patient 7"], [])
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("fails", [False, True])
 def test_busy_may_be_merged_so_that_no_change_is_lost(
     fails: bool, site: Any, rows: Any, worker: Any, eventually: Eventually

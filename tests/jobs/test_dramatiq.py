@@ -125,6 +125,7 @@ def test_of_equal_messages_one_is_queued_and_the_others_get_its_result(
     assert sorted(runs()) == ["report 7 0", "report 7 0", "report 8 0"]
 
 
+@pytest.mark.complete
 def test_a_killed_worker_leaves_the_lock_until_its_ttl_is_over(
     actors: Any, worker: Start, eventually: Eventually
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_killed_worker_leaves_the_lock_until_its_ttl_is_over(
     eventually(lambda: held() == [])
 
 
+@pytest.mark.complete
 def test_a_message_that_is_delivered_again_after_a_kill_enters_at_once(
     actors: Any, worker: Start, eventually: Eventually
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_message_that_is_delivered_again_after_a_kill_enters_at_once(
     eventually(lambda: held() == [])
 
 
+@pytest.mark.complete
 def test_a_copy_runs_neither_beside_its_message_nor_after_it(
     site: Any, actors: Any, worker: Start, eventually: Eventually
 ) -> None:

@@ -106,6 +106,7 @@ def test_busy_may_raise_to_the_caller(site: Any) -> None:
         site.strict(2024)
 
 
+@pytest.mark.complete
 def test_busy_may_come_again_later(site: Any, consumer: Any, eventually: Eventually) -> None:
     consumer()
     first = site.report(2024, wait="here")
@@ -119,6 +120,7 @@ def test_busy_may_come_again_later(site: Any, consumer: Any, eventually: Eventua
     eventually(lambda: held() == [])
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("fails", [False, True])
 def test_busy_may_be_merged_so_that_no_change_is_lost(
     fails: bool, site: Any, consumer: Any, eventually: Eventually
@@ -152,6 +154,7 @@ def test_one_more_run_has_what_the_one_that_ran_had(site: Any, work: Work, monke
 # -- retries -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.complete
 def test_retries_keep_the_lock(site: Any, consumer: Any, eventually: Eventually) -> None:
     result = site.mail(7, "fails", retries=2, retry_delay=600)
     consumer()
@@ -293,6 +296,7 @@ def test_a_periodic_task_is_queued_once(site: Any, work: Work) -> None:
 # -- deaths ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.complete
 def test_the_lock_of_a_task_whose_process_is_killed_ends(site: Any, consumer: Any, eventually: Eventually) -> None:
     site.killed()
     consumer("-w", "1", "-k", "process")

@@ -114,6 +114,7 @@ def test_busy_may_raise_to_the_caller(site: Any, queue: Any) -> None:
         queue.enqueue(site.strict, 2024)
 
 
+@pytest.mark.complete
 def test_busy_may_come_again_later(site: Any, queue: Any, worker: Any, eventually: Eventually) -> None:
     from rq import Retry
 
@@ -130,6 +131,7 @@ def test_busy_may_come_again_later(site: Any, queue: Any, worker: Any, eventuall
     assert held() == []
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("fails", [False, True])
 def test_busy_may_be_merged_so_that_no_change_is_lost(
     fails: bool, site: Any, queue: Any, worker: Any, eventually: Eventually
@@ -296,6 +298,7 @@ def test_where_the_lock_cannot_be_taken_before_it_is_when_the_job_starts(site: A
 # -- deaths and copies -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.complete
 def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(
     site: Any, queue: Any, worker: Any, eventually: Eventually
 ) -> None:
@@ -310,6 +313,7 @@ def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(
     eventually(lambda: held() == [])  # its lock has ended
 
 
+@pytest.mark.complete
 def test_a_job_is_delivered_again_while_it_runs_and_runs_once(
     site: Any, queue: Any, worker: Any, eventually: Eventually
 ) -> None:
@@ -337,6 +341,7 @@ def abandon(queue: Any) -> None:
     registry.cleanup()
 
 
+@pytest.mark.complete
 def test_a_worker_that_is_killed_leaves_its_job_to_another(
     site: Any, queue: Any, worker: Any, eventually: Eventually
 ) -> None:
