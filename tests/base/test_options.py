@@ -194,6 +194,7 @@ SETTINGS: dict[str, tuple[Any, Any, list[Any]]] = {
     "RELEASE_IN_TRANSACTION": ("warn", "error", [None, "raise", True, ["warn"]]),
     "FENCED": ((), ("account:*",), [None, True, "account:*", {"account:*": True}]),
     "FENCE_TIMEOUT": (10.0, 2, NO_TIME),
+    "ALSO_LOCK": (None, "redis-py", [True, 7, "redis", ["redis-py"], {"name": "a.b"}, {"kind": "redis"}]),
     "MAX_VALUE_BYTES": (1_000_000, 32, [None, 31, 1e6, True, "1000000"]),
 }
 WRONG = [(key, value) for key, (_, _, values) in SETTINGS.items() for value in values]
@@ -214,9 +215,10 @@ def refused_setting(raw: Any) -> str:
 def test_every_setting_has_a_default_and_can_be_set() -> None:
     assert inside.settings() == {name: default for name, (default, _, _) in SETTINGS.items()}
     values = {name: value for name, (_, value, _) in SETTINGS.items()}
-    assert read(values) == values
+    assert read(values) == {**values, "ALSO_LOCK": ("redis-py", None, None)}
     assert read({"MAX_HOLD": timedelta(hours=1)})["MAX_HOLD"] == 3600
     none = ["BLOCKING_TIMEOUT", "MAX_HOLD", "SLOW_WAIT", "VIEW_ON_CONFLICT", "VIEW_OWNER", "VIEW_UNAVAILABLE_STATUS"]
+    none += ["ALSO_LOCK"]
     assert {name: read({name: None})[name] for name in none} == dict.fromkeys(none)
 
 

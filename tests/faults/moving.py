@@ -29,9 +29,9 @@ TTL = 3  # seconds, whole ones for python-redis-lock
 HOLDS = [0.0] * 90 + [0.001] * 8 + [0.01, 0.2]
 
 OLD: dict[str, Callable[[redis.Redis, str], AbstractContextManager[Any]]] = {
-    "redis-py": lambda client, name: client.lock(name, timeout=TTL, sleep=0.002),
+    "redis-py": lambda client, name: client.lock(name, timeout=TTL, sleep=0.01),
     "django-redis": lambda client, name: caches["default"].lock(  # type: ignore[attr-defined]
-        name, timeout=TTL, sleep=0.002
+        name, timeout=TTL, sleep=0.01
     ),
     "python-redis-lock": lambda client, name: redis_lock.Lock(client, name, expire=TTL),
 }
