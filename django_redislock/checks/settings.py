@@ -8,7 +8,7 @@ from inspect import isfunction
 from typing import Any
 
 from django.conf import settings
-from django.core.cache import caches
+from django.core.cache import DEFAULT_CACHE_ALIAS, caches
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
@@ -149,10 +149,15 @@ def _moving(also: AlsoLock, alias: str) -> CheckMessage:
         key = f"that {also.name} names for it" if also.name else repr(old_keys(also, alias, "x")[0])
     except ImproperlyConfigured as error:
         return _no_function("ALSO_LOCK", error)
+    elsewhere = (
+        ""
+        if also.using or alias == DEFAULT_CACHE_ALIAS
+        else f" If the old locks are on another alias than {alias!r}, name it: 'using'."
+    )
     return Info(
         f"REDISLOCK['ALSO_LOCK'] is on, so Lock('x') takes the key {key} as well, by the rules of {also.kind} (cache "
         f"alias {alias!r}). To acquire and to release each cost a round trip more.",
-        hint="Once no process runs the old code any more, switch it off with the next deployment.",
+        hint=f"Once no process runs the old code any more, switch it off with the next deployment.{elsewhere}",
         id="django_redislock.I003",
     )
 

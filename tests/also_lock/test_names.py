@@ -120,6 +120,14 @@ def test_a_check_says_that_it_is_on_and_what_is_wrong_with_it(value: Any, id: st
     assert said in found.msg
 
 
+@pytest.mark.parametrize("using", [None, "default"])
+def test_the_check_asks_where_the_old_locks_are_if_ours_have_an_alias_of_their_own(using: Any, settings: Any) -> None:
+    settings.CACHES = {**settings.CACHES, "locks": settings.CACHES["default"]}
+    settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": {"kind": "django-redis"} | ({"using": using} if using else {})}
+    (found,) = [one for one in check() if one.id == "django_redislock.I003"]
+    assert ("If the old locks are on another alias than 'locks', name it: 'using'." in str(found.hint)) is (using is None)
+
+
 def key_function(key: str, prefix: str, version: int) -> str:
     return f"tenant:{prefix}:{version}:{key}"
 
