@@ -125,7 +125,9 @@ def test_the_check_asks_where_the_old_locks_are_if_ours_have_an_alias_of_their_o
     settings.CACHES = {**settings.CACHES, "locks": settings.CACHES["default"]}
     settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": {"kind": "django-redis"} | ({"using": using} if using else {})}
     (found,) = [one for one in check() if one.id == "django_redislock.I003"]
-    assert ("If the old locks are on another alias than 'locks', name it: 'using'." in str(found.hint)) is (using is None)
+    assert ("If the old locks are on another alias than 'locks', name it: 'using'." in str(found.hint)) is (
+        using is None
+    )
 
 
 def key_function(key: str, prefix: str, version: int) -> str:

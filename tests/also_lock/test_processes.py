@@ -16,6 +16,17 @@ NAMES = ["seat:1", "seat:2"]
 
 
 @pytest.mark.complete
+def test_without_the_setting_they_are(server: RedisServer, client: redis.Redis, tmp_path: Path) -> None:
+    """So whoever looks would see it."""
+    with closing(Move("redis-py", server, tmp_path / "log", NAMES[:1])) as move:
+        for ours in (True, False):
+            move.add(ours=ours, on=False)
+        move.ready()
+        until(lambda: read(tmp_path / "log").overlaps)
+        move.end()
+
+
+@pytest.mark.complete
 @pytest.mark.parametrize("kind", OLD)
 def test_old_processes_and_new_ones_are_never_inside_together(
     kind: str, server: RedisServer, client: redis.Redis, tmp_path: Path

@@ -3,7 +3,9 @@
 ``python -m tests.faults soak``: measures the documentation's table of what ten minutes of faults leave behind. Exits
 with 1 if anything was wrong or has grown. ``--cluster``: on a cluster, with the faults of a cluster. ``--semaphores``:
 semaphores with limits of 1 to 4 that change, not locks. ``--leader``: leaders of short terms, and no fault by which
-Redis forgets: never two at once.
+Redis forgets: never two at once. ``--also-lock redis-py`` (or ``django-redis``, or ``python-redis-lock``): something
+else, a move. Four processes have old code and four have ours with ``ALSO_LOCK``, and one of the eight is killed after
+each ``--every`` sections; exits with 1 if two were inside together, or anything is left behind.
 
 ``python -m tests.faults replicas``: how many grants are lost with a master, without and with ``REPLICAS``.
 
@@ -22,9 +24,11 @@ import sys
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from math import inf
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import monotonic
 
 import django
@@ -35,10 +39,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 django.setup()
 
 from redisserver import redis_server  # noqa: E402
+from tests.helpers.actors import until  # noqa: E402
 from tests.helpers.processes import Worker  # noqa: E402
 
 from .faults import ANEW, FAULTS, LANES, PROCESSES, ROWS, strike  # noqa: E402
 from .fencing import compare  # noqa: E402
+from .moving import OLD, Move, read  # noqa: E402
 from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses, partitionable  # noqa: E402
 from .trial import LIMITS, Process, Trial, start_launcher, trial  # noqa: E402
 
@@ -197,6 +203,28 @@ def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool, semaphor
     return not (violations or leaks or (leaders and not cluster and history.longest_overlap()))
 
 
+def move(kind: str, sections: int, every: int, seed: int) -> bool:
+    """Return whether all was well."""
+    print(f"seed {seed}", flush=True)
+    with redis_server() as server, TemporaryDirectory(prefix="redislock-move-") as folder:
+        path = Path(folder) / "log"
+        with closing(Move(kind, server, path, LOCKS[:5], seed)) as run:
+            for number in range(8):
+                run.add(ours=number % 2 == 0)
+            run.ready()
+            while (done := run.sections()) < sections:
+                until(lambda done=done: run.sections() >= min(done + every, sections), inf)  # type: ignore[misc]
+                run.kill()
+            left = run.end()
+        told = read(path)
+    for overlap in told.overlaps[:10]:
+        print(overlap)
+    print(f"{kind}: {told.sections[True]:,} critical sections of ours and {told.sections[False]:,} of old code, "
+          f"{run.kills} processes killed, {len(told.overlaps)} times two inside, {told.lost} leases lost, "
+          f"{len(left)} keys left", flush=True)  # fmt: skip
+    return not (told.overlaps or left)
+
+
 def replicas(failovers: int) -> None:
     lines = [["``REPLICAS``", "failovers", "that lost any", "grants believed", "lost", "acquiring, ms"]]
     for number in (0, 1):
@@ -229,10 +257,14 @@ def main() -> None:
     parser.add_argument("--cluster", action="store_true", help="soak a cluster")
     parser.add_argument("--semaphores", action="store_true", help="soak semaphores")
     parser.add_argument("--leader", action="store_true", help="soak leaders")
-    parser.add_argument("--sections", type=int, default=100_000, help="of ``fencing``")
+    parser.add_argument("--also-lock", choices=[*OLD], help="soak a move from this old code")
+    parser.add_argument("--every", type=int, default=500, help="of a move: sections after which a process is killed")
+    parser.add_argument("--sections", type=int, default=100_000, help="of ``fencing``, or of a move")
     parser.add_argument("--minutes", type=float, default=10.0, help="of ``soak``")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
     given, well = parser.parse_args(), True
+    if given.what == "soak" and given.also_lock:
+        sys.exit(not move(given.also_lock, given.sections, given.every, given.seed))
     launcher = start_launcher()
     try:
         if given.what == "table":

@@ -38,12 +38,12 @@ OLD: dict[str, Callable[[redis.Redis, str], AbstractContextManager[Any]]] = {
 CODE = """
 from tests.faults.moving import compete
 say("ready")
-compete(kind, ours, path, names)
+compete(kind, ours, path, names, on)
 """
 
 
-def compete(kind: str, ours: bool, path: str, names: Sequence[str]) -> None:
-    """Use the locks until SIGTERM."""
+def compete(kind: str, ours: bool, path: str, names: Sequence[str], on: bool = True) -> None:
+    """Use the locks until SIGTERM. ``on``: with the setting."""
     over = False
 
     def stop(*_: object) -> None:
@@ -57,7 +57,7 @@ def compete(kind: str, ours: bool, path: str, names: Sequence[str]) -> None:
     def note(event: str, name: str) -> None:
         os.write(log, f"{time.monotonic():.6f} {event} {os.getpid()} {int(ours)} {name}\n".encode())
 
-    with override_settings(REDISLOCK={"ALSO_LOCK": kind, "TTL": TTL}):
+    with override_settings(REDISLOCK={"ALSO_LOCK": kind if on else None, "TTL": TTL}):
         while not over:
             name = draw.choice(names)
             try:
@@ -106,8 +106,8 @@ class Move:
         self.kills = self._read = self._ended = 0
         path.touch()
 
-    def add(self, *, ours: bool) -> None:
-        worker = Worker(CODE, kind=self.kind, ours=ours, path=str(self.path), names=self.names)
+    def add(self, *, ours: bool, on: bool = True) -> None:
+        worker = Worker(CODE, kind=self.kind, ours=ours, path=str(self.path), names=self.names, on=on)
         self.workers.append((ours, worker))
 
     def ready(self) -> None:
