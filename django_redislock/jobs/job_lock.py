@@ -205,6 +205,8 @@ class JobLock:
 
     def give_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str) -> None:
         """Release the lock of a job that has ended without running to its end, unless somebody alive uses it."""
+        if self._limit is not None:
+            return  # permits do not wait in queues
         lock = self.make(args, kwargs, id, adopt=True, blocking_timeout=0)
         try:
             if lock.acquire():

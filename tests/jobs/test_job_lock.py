@@ -208,6 +208,11 @@ def test_only_what_waits_is_given_back() -> None:
     assert lock.run(job, (7,), {}, body) == [NAME]
 
 
+def test_a_permit_is_given_back_by_whoever_has_it() -> None:
+    make(lock_from="start", limit=2).give_back((7,), {}, Job().id)
+    assert held() == []
+
+
 def test_a_job_gives_its_lock_to_its_next_run_but_once() -> None:
     lock, job = make(queued_ttl=500), Job(comes_back=True)
 
