@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django import VERSION
+from django.contrib import admin
 from django.db import DatabaseError, connections, transaction
 from django.utils import timezone
 
@@ -47,6 +48,8 @@ def rows(site: Any, settings: Any, tmp_path: Path, django_db_blocker: Any) -> It
         with connections["default"].schema_editor() as editor:
             editor.create_model(DBTaskResult)
         yield DBTaskResult.objects
+    if admin.site.is_registered(DBTaskResult):  # other tests have no such app
+        admin.site.unregister(DBTaskResult)
 
 
 @pytest.fixture
