@@ -344,6 +344,40 @@ def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(
     eventually(lambda: held() == [])
 
 
+@pytest.mark.complete
+@pytest.mark.parametrize("limit", ["soft_time_limit", "time_limit"])
+def test_a_job_that_takes_too_long_gives_its_lock_back(
+    limit: str, site: Any, worker: Start, runs: Any, eventually: Eventually
+) -> None:
+    """At once where it is told so, and after its TTL where its process is killed."""
+    task, arguments = (site.report, (2024, "never")) if limit == "soft_time_limit" else (site.short, ("never",))
+    job = task.apply_async(arguments, **{limit: 1})
+    worker("-c", "1")
+    eventually(lambda: job.state == "FAILURE", within=60)
+    assert len(runs()) == 1
+    eventually(lambda: held() == [], within=15)  # the TTL of the first is 30 s
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
+def test_a_worker_that_ends_finishes_its_job_or_leaves_it_with_its_lock(
+    how: signal.Signals, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+) -> None:
+    job = site.report.delay(2024, wait="here")
+    first = worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
+    eventually(lambda: len(runs()) == 1, within=60)
+    first.process.send_signal(how)
+    if how == signal.SIGQUIT:
+        assert first.process.wait(60) is not None
+        assert site.report.delay(2024).id == job.id
+        worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
+        eventually(lambda: len(runs()) == 2, within=60)
+    let_pass("here")
+    assert job.get(timeout=60) == 2024
+    assert runs().count(f"ends {job.id}") == 1
+    eventually(lambda: held() == [])
+
+
 @pytest.fixture(scope="module")
 def broker() -> Iterator[str]:
     with rabbitmq() as url:
