@@ -60,6 +60,7 @@ def test_a_renewal_makes_it_longer_and_not_shorter(
     assert client.pttl(NAME) > 900_000
 
 
+@pytest.mark.complete
 def test_a_lock_that_is_not_renewed_has_all_of_its_ttl_after_a_wait(
     crowd: Crowd, plain: Old, client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_lock_that_is_not_renewed_has_all_of_its_ttl_after_a_wait(
     assert losses[0].reason == "its lease ended, and it was not to be renewed"
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("how", ["gone", "somebody else's"])
 def test_without_it_ours_is_lost_at_the_next_renewal(
     crowd: Crowd, old: Old, client: redis.Redis, how: str, eventually: Eventually
@@ -222,6 +224,7 @@ def test_the_bearer_of_the_token_gives_both_back_and_extends_both(
     assert old.is_free(NAME)
 
 
+@pytest.mark.complete
 def test_it_is_renewed_before_ours_counts_as_renewed(
     plain: Old, server: RedisServer, settings: Any, eventually: Eventually, crowd: Crowd
 ) -> None:

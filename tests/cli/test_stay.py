@@ -114,6 +114,7 @@ def test_a_signal_ends_a_standby_and_takes_it_out_of_the_queue(
     eventually(lambda: not queued(client))
 
 
+@pytest.mark.complete
 def test_a_signal_to_the_leader_is_the_programs_and_it_does_not_stand_by_again_even_if_the_lock_is_lost(
     once_ready: Callable[..., str], eventually: Eventually, caplog: Any, tmp_path: Path
 ) -> None:

@@ -282,6 +282,7 @@ def test_processes_take_over_from_one_that_ends_and_from_one_that_is_killed(
     assert fences == sorted(set(fences))
 
 
+@pytest.mark.complete
 def test_a_process_that_is_cut_off_has_ended_its_term_before_the_next_one_leads(
     start: Start, server: RedisServer, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
