@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import sync_to_async
 from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
 from celery import signals  # type: ignore[import-untyped]
 from celery.app.task import Context  # type: ignore[import-untyped]
 from celery.app.trace import build_tracer  # type: ignore[import-untyped]
 from celery.exceptions import Reject  # type: ignore[import-untyped]
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
 from django_redislock import Lock, LockNotAcquired, Semaphore, get_lock, list_locks
@@ -279,6 +281,14 @@ def test_wrong_arguments_and_a_broker_that_is_away_leave_no_lock(site: Any, monk
     with Lock("report:2025"), pytest.raises(ZeroDivisionError):
         site.report.apply_async((2025,), task_id=ID)
     assert held() == []
+
+
+async def test_a_call_that_would_block_an_event_loop_is_refused(site: Any) -> None:
+    with pytest.raises(SynchronousOnlyOperation):
+        site.report.delay(2024)
+    job = await sync_to_async(site.report.delay)(2024)
+    assert await sync_to_async(held)() == ["report:2024"]
+    assert job.id
 
 
 @pytest.mark.django_db(transaction=True)
