@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timezone
+from inspect import getattr_static
 from typing import Any, cast
 
 from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
-from celery import signals  # type: ignore[import-untyped]
+from celery import Task, signals  # type: ignore[import-untyped]
 from celery.contrib.django.task import DjangoTask  # type: ignore[import-untyped]
 from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded  # type: ignore[import-untyped]
 from celery.utils import uuid  # type: ignore[import-untyped]
-from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
+from celery.utils.time import maybe_iso8601, maybe_make_aware  # type: ignore[import-untyped]
 from kombu import serialization
 
 from ..base.display import did_you_mean
@@ -50,8 +51,8 @@ class LockedTask(DjangoTask):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        body = vars(cls).get("run")
-        if body is None:
+        body = getattr_static(cls, "run")
+        if body is Task.run or vars(cls).get("abstract"):
             return  # a base of other tasks
         function, is_bound = (body.__func__, False) if isinstance(body, staticmethod) else (body, True)
         signature = signature_of(function)
@@ -73,10 +74,13 @@ class LockedTask(DjangoTask):
             return super().apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
         (given, named), id = self._as_delivered(args, kwargs, options), task_id or uuid()
         wait, most = _seconds_to(options.get("eta") or options.get("countdown") or 0), math.inf
-        if options.get("expires") is not None:  # a broker may drop it then, and tell nobody
-            most = max(_seconds_to(options["expires"]), 1.0)
+        expires = options.get("expires", self.expires)
+        if expires is not None:  # a broker may drop it then, and tell nobody
+            most = max(_seconds_to(expires), 1.0)
         running = running_job(id)
-        taken = running is not None and running.kind is lock
+        taken = running is not None and running.lock.name == lock.make(given, named, id).name
+        if running is not None and not taken:
+            headers.pop(HEADER, None)  # it goes on under another lock, and gives this one back
         if running is not None and taken:  # it tries again
             running.hand_on(wait, most)
             headers[HEADER] = True
@@ -137,23 +141,23 @@ class _Delivery:
         raise Ignore  # the result is there already
 
     def comes_back(self, error: BaseException) -> bool:
-        if isinstance(error, Retry):
-            return True
-        # its message was rejected, or the worker ends; one that is acknowledged early is gone by now
+        # apply_async() has seen to a retry. Its message was rejected, or the worker ends; one that is acknowledged
+        # early is gone by now
         rejected = isinstance(error, Reject) and error.requeue
         return bool(self._task.acks_late) and (rejected or not isinstance(error, Exception))
 
 
-def _seconds_to(moment: datetime | float) -> float:
-    """The seconds until ``moment``, which may be given as such."""
-    if isinstance(moment, datetime):
-        return max(0.0, float((maybe_make_aware(moment) - datetime.now(timezone.utc)).total_seconds()))
-    return max(0.0, moment)
+def _seconds_to(moment: datetime | str | float) -> float:
+    """The seconds until ``moment``, which may be given as such; as a text in a message that is sent again."""
+    when: Any = maybe_iso8601(moment) if isinstance(moment, str) else moment
+    if isinstance(when, datetime):
+        when = (maybe_make_aware(when) - datetime.now(timezone.utc)).total_seconds()
+    return max(0.0, float(when))
 
 
 def _release(task: Any, id: str, args: Any, kwargs: Any) -> None:
-    if isinstance(task, LockedTask):
-        task._job_lock.give_back(tuple(args or ()), kwargs or {}, id)
+    if isinstance(task, LockedTask) and task._job_lock.give_back(tuple(args or ()), kwargs or {}, id):
+        task.apply_async(args, kwargs)
 
 
 @signals.task_revoked.connect(weak=False)

@@ -35,6 +35,7 @@ BUSY = ("skip", "retry", "raise", "merge")
 
 QUEUED_TTL = 3600.0
 REMEMBERED = 3600.0  # seconds for which it is known that a job has ended, for copies of it that are still delivered
+ASKED = 86400.0  # seconds for which it is known that a job is to run once more, where its run takes that long
 LONGEST_PAUSE = 600.0  # seconds after which a job that met a busy lock comes again, at most
 
 
@@ -185,7 +186,7 @@ class JobLock:
         ttl = min(wait + self.queued_ttl, most)
         refusal = self._take(lock, ttl)
         if refusal is not None and self.busy == "merge":
-            self._asked(lock).incr(ttl=self.queued_ttl)
+            self._asked(lock).incr(ttl=ASKED)
             refusal = self._take(lock, ttl)  # it may have ended before it could see that
         if refusal is None:
             return None
@@ -203,16 +204,21 @@ class JobLock:
             return refusal
         return None
 
-    def give_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str) -> None:
-        """Release the lock of a job that has ended without running to its end, unless somebody alive uses it."""
+    def give_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str) -> bool:
+        """Release the lock of a job that has ended without running to its end, unless somebody alive uses it.
+
+        Return whether another run was asked for meanwhile, of busy="merge".
+        """
         if self._limit is not None:
-            return  # permits do not wait in queues
+            return False  # permits do not wait in queues
         lock = self.make(args, kwargs, id, adopt=True, blocking_timeout=0)
         try:
-            if lock.acquire():
-                lock.release()
+            if not lock.acquire():
+                return False
+            lock.release()
         except LockError:
             pass  # it is gone already; or it ends by itself
+        return self._is_asked_for(lock)
 
     # -- when it runs -------------------------------------------------------------------------------------------------
 
@@ -227,7 +233,7 @@ class JobLock:
             if lock.owned():  # by the same job: this is a copy of it
                 return job.later(min(lock.ttl, LONGEST_PAUSE), error)
             if self.busy == "merge":
-                self._asked(lock).incr(ttl=self.queued_ttl)
+                self._asked(lock).incr(ttl=ASKED)
                 try:
                     return self._run(job, lock, body)  # the other may have ended before it could see that
                 except _NotRun as end:
@@ -254,8 +260,8 @@ class JobLock:
                 raise
             log_event(WARNING, "not-released", name=lock.name, error=error, lease_left=error.lease_left)
         finally:
-            if running is not None and not running.handed_on:
-                self._run_once_more(job, lock)
+            if running is not None and not running.handed_on and self._is_asked_for(lock):
+                job.again()
         return result
 
     def _run_inside(self, job: Job, running: Running, body: Callable[[], Any]) -> Any:
@@ -282,11 +288,12 @@ class JobLock:
                 self._ended(job.id).incr(ttl=REMEMBERED)
         return result
 
-    def _run_once_more(self, job: Job, lock: Lock) -> None:
+    def _is_asked_for(self, lock: Lock) -> bool:
+        """Return whether another run was asked for, which only one is told."""
         if self.busy == "merge":
             with suppress(LockUnavailable):
-                if self._asked(lock).reset():
-                    job.again()
+                return self._asked(lock).reset() > 0
+        return False
 
     def _ended(self, id: str) -> Counter:
         return Counter(capped_name(lock_name("job-ended", id)), using=self._using)

@@ -159,6 +159,29 @@ def replaced(self: Any, by: str) -> None:
     raise self.replace(replaced.s(by) if by == "same" else report.s(7))
 
 
+@queued(lock="count:{n}", bind=True, busy="merge")
+def count(self: Any, n: int, again: str = "") -> str:
+    note("count", n)
+    if n == 1 and again == "retried":
+        raise self.retry(args=(2,), countdown=0)
+    if n == 1 and again == "replaced":
+        raise self.replace(count.s(2))
+    return "counted"
+
+
+class Books(LockedTask):
+    lock, name, lock_from = "books", "books", "enqueue"
+
+    def run(self) -> None: ...
+
+
+class Archive(Books):
+    lock, name, busy = "archive", "archive", "raise"
+
+
+books, archive = app.register_task(Books()), app.register_task(Archive())
+
+
 @app.task
 def add(numbers: Any) -> Any:
     return sum(number for number in numbers if number)

@@ -20,11 +20,12 @@ from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
 from celery import signals  # type: ignore[import-untyped]
 from celery.app.task import Context  # type: ignore[import-untyped]
 from celery.app.trace import build_tracer  # type: ignore[import-untyped]
-from celery.exceptions import Reject  # type: ignore[import-untyped]
+from celery.exceptions import Reject, Retry  # type: ignore[import-untyped]
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
 from django_redislock import Lock, LockNotAcquired, Semaphore, get_lock, list_locks
+from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.brokers import rabbitmq
@@ -599,6 +600,54 @@ def test_a_task_replaces_itself_and_another_one(site: Any, server: RedisServer) 
     assert deliver(site, site.replaced, "report", id=f"{ID}2") == "IGNORED"
     assert sorted(held()) == ["replaced:same", "report:7"]
     assert sent(server) == [f"{ID}2", ID]
+
+
+@pytest.mark.parametrize("how", ["retried", "replaced"])
+def test_a_job_that_goes_on_under_another_name_gives_its_lock_back(
+    how: str, site: Any, runs: Any, server: RedisServer
+) -> None:
+    job = site.count.delay(1, how)
+    assert (
+        deliver(site, site.count, 1, how, id=job.id, headers={HEADER: True})
+        == {
+            "retried": "RETRY",
+            "replaced": "IGNORED",
+        }[how]
+    )
+    assert (held(), len(sent(server))) == (["count:2"], 2)
+
+
+def test_a_retry_of_a_job_that_expires_has_the_time_that_is_left(site: Any, server: RedisServer) -> None:
+    later = (datetime.now(timezone.utc) + timedelta(seconds=500)).isoformat()
+    assert deliver(site, site.mail, 7, 1, id=ID, expires=later) == "RETRY"
+    assert 400 < lease_of("mail:7") < 501
+
+
+def test_what_was_merged_into_a_job_that_never_runs_is_run(site: Any, server: RedisServer) -> None:
+    job = site.count.delay(1)
+    site.count.delay(1)
+    request = Context(id=job.id, args=[1], kwargs={})
+    signals.task_revoked.send(sender=site.count, request=request, terminated=False, signum=None, expired=True)
+    assert len(sent(server)) == 2
+    assert held() == ["count:1"]
+
+
+def test_an_eager_retry_that_is_not_made_leaves_no_lock(site: Any) -> None:
+    site.app.conf.update(task_always_eager=True, task_eager_propagates=True)
+    try:
+        with pytest.raises(Retry):
+            site.mail.delay(7, 1)
+    finally:
+        site.app.conf.update(task_always_eager=False, task_eager_propagates=False)
+    assert held() == []
+
+
+def test_the_subclass_of_a_task_has_a_lock_of_its_own(site: Any) -> None:
+    site.books.delay()
+    site.archive.delay()
+    assert sorted(held()) == ["archive", "books"]
+    with pytest.raises(LockNotAcquired):
+        site.archive.delay()
 
 
 def test_a_base_of_tasks_needs_no_lock_and_a_class_may_be_a_task(site: Any) -> None:
