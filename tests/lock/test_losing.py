@@ -271,7 +271,7 @@ def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired_and_one_that
 def test_one_whose_thread_or_event_loop_has_ended_is_warned_of_once_and_expires(
     ends: str, using: str, events: Events, heard: Heard, eventually: Eventually, other: Callable[[], Other]
 ) -> None:
-    lock, me = Lock(NAME, ttl=1.5, using=using), other()
+    lock, me = Lock(NAME, ttl=4, using=using), other()
 
     def end_of_lease() -> float:
         return monotonic() + lock.remaining()
