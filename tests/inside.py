@@ -1023,6 +1023,11 @@ class InsideJobLock(JobLock):
     def running(self, id: str) -> Running | None:
         return running_job(id)
 
+    def queue(self, args: tuple[Any, ...], kwargs: dict[str, Any], id: str) -> bool | str | None:
+        """Queue a job nowhere. Returns True if it has the lock; else the id of the job that has it, if one has."""
+        found: bool | str | None = self.enqueue(args, kwargs, id, lambda taken: taken, lambda other: other)
+        return found
+
     def asks(self, patch: pytest.MonkeyPatch, before: Callable[[], object]) -> None:
         """Do something before a run is asked for once more, for the first time."""
         asked, calls = self._asked, [before]

@@ -203,7 +203,8 @@ class Acquisition(Section):
         granted = yield from (attempt.adopt() if self.options.adopt else obtain(attempt, first))
         if granted is not None:
             facts: Any = {"template": template, "unknown": attempt.unknown}
-            lease = Lease(attempt.request._replace(old=old), self.terms, **granted._asdict(), **facts)
+            request = attempt.request if old is None else attempt.request._replace(old=old)
+            lease = Lease(request, self.terms, **granted._asdict(), **facts)
             lease.canceller = canceller
             self._enter(lease)
             self._runtime.watchdog.watch(lease)

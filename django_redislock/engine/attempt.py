@@ -234,8 +234,10 @@ def _tell_of_limits(name: str, limit: int | None, before: int) -> None:
 
 def obtain(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
     """Get the lock, or None in the end. ``first``: the first look, if it was made."""
-    if attempt.terms.stands_by:
-        return _outlast(attempt, first)
+    return (_outlast if attempt.terms.stands_by else _wait_in_line)(attempt, first)
+
+
+def _wait_in_line(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
     return _await_wakes(attempt, first) if attempt.terms.listens else _poll(attempt)
 
 
@@ -244,7 +246,7 @@ def _outlast(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]
     outage: Outage | None = None
     while True:
         try:
-            return (yield from _await_wakes(attempt, first) if attempt.terms.listens else _poll(attempt))
+            return (yield from _wait_in_line(attempt, first))
         except LockUnavailable as error:
             first = None
             if outage is None or outage.is_stale(LOG_EVERY):

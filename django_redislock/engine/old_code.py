@@ -5,6 +5,9 @@ Our lock comes first, so that its waiters keep their order; old code and whoever
 
 from __future__ import annotations
 
+from redis.backoff import ExponentialBackoff
+
+from ..base.pace import Pace
 from ..base.steps import Pause, Steps
 from ..base.times import monotonic
 from ..store.calls import lease_end
@@ -14,8 +17,8 @@ from .extension import renew
 from .lease import OLD_KEY, Lease
 from .runtime import runtime
 
-# seconds between looks: at first, and at most, as many as redis-py's own waiters take
-PAUSE, LONGEST_PAUSE = 0.01, 0.1
+# 10 ms between looks at first, and at most as long as redis-py's own waiters take
+LOOKS = ExponentialBackoff(cap=0.1, base=0.005)
 
 
 def take_old_key(attempt: Attempt, lease: Lease, old: OldKey, *, adopts: bool) -> Steps[bool]:
@@ -23,7 +26,7 @@ def take_old_key(attempt: Attempt, lease: Lease, old: OldKey, *, adopts: bool) -
 
     Meanwhile the lease is renewed, whatever its options say; then it is a full one. Raises LockLost, LockUnavailable.
     """
-    deadline, terms, pause, waits = attempt.deadline, attempt.terms, PAUSE, False
+    deadline, terms, pace, waits = attempt.deadline, attempt.terms, Pace(LOOKS), False
     while True:
         taken, sent = yield from old.call("take", lease.ttl, until=deadline.at, by=give_up_at(deadline))
         if lease.lost:
@@ -39,8 +42,7 @@ def take_old_key(attempt: Attempt, lease: Lease, old: OldKey, *, adopts: bool) -
         waits = lease.renewing = True
         attempt.tries += 1
         attempt.tell_that_it_waits()
-        yield Pause(min(pause, deadline.left()))
-        pause = min(2 * pause, LONGEST_PAUSE)
+        yield Pause(min(pace.next(), deadline.left()))
         lease.since = monotonic()
     old.held = True
     runtime().watchdog.shortened(lease, lease_end(sent, lease.ttl))  # it was renewed meanwhile, and the old key was not

@@ -18,13 +18,10 @@ from kombu import serialization
 from ..base.display import did_you_mean
 from ..call_names import signature_of
 from ..exceptions import LockError
-from ..options import SectionOptions
-from .job_lock import OWN, JobLock, running_job
+from .job_lock import OPTIONS, JobLock, running_job
 
 # among the headers of a message: whether the lock was acquired when it was sent
 HEADER = "redislock"
-
-_OPTIONS = {*OWN, *SectionOptions.__annotations__}
 
 
 class LockedTask(DjangoTask):
@@ -62,41 +59,36 @@ class LockedTask(DjangoTask):
         if cls.lock is None:
             raise TypeError(f'{what} has a base LockedTask and no lock: give lock="report:{{year}}", say.')
         for name in vars(cls):
-            if name.startswith("lock_") and name not in _OPTIONS:
-                raise TypeError(f"{what} has {name}, which LockedTask does not know.{did_you_mean(name, _OPTIONS)}")
-        options = {name: getattr(cls, name) for name in _OPTIONS if hasattr(cls, name)}
+            if name.startswith("lock_") and name not in OPTIONS:
+                raise TypeError(f"{what} has {name}, which LockedTask does not know.{did_you_mean(name, OPTIONS)}")
+        options = {name: getattr(cls, name) for name in OPTIONS if hasattr(cls, name)}
         cls._job_lock = JobLock(function, signature, cls.lock, what=what, **options)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
         """See Celery's Task.apply_async(), and LockedTask."""
-        lock, headers = self._job_lock, dict(options.pop("headers", None) or {})
-        if not lock.from_enqueue or self._get_app().conf.task_always_eager:
-            return super().apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
+        send, lock, headers = super().apply_async, self._job_lock, dict(options.pop("headers", None) or {})
+        running = None if task_id is None else running_job(task_id)
+        sent_before = HEADER in headers and running is None  # by later()
+        if not lock.from_enqueue or sent_before or self._get_app().conf.task_always_eager:
+            return send(args, kwargs, task_id=task_id, headers=headers, **options)
         (given, named), id = self._as_delivered(args, kwargs, options), task_id or uuid()
         wait, most = _seconds_to(options.get("eta") or options.get("countdown") or 0), math.inf
         expires = options.get("expires", self.expires)
         if expires is not None:  # a broker may drop it then, and tell nobody
             most = max(_seconds_to(expires), 1.0)
-        running = running_job(id)
-        taken = running is not None and running.lock.name == lock.make(given, named, id).name
-        if running is not None and not taken:
-            headers.pop(HEADER, None)  # it goes on under another lock, and gives this one back
-        if running is not None and taken:  # it tries again
+
+        def publish(taken: bool) -> Any:
+            return send(args, kwargs, task_id=id, headers={**headers, HEADER: taken}, **options)
+
+        # it tries again; under another name it gives its lock back, and acquires that one
+        if running is not None and running.lock.name == lock.make(given, named, id).name:
             running.hand_on(wait, most)
-            headers[HEADER] = True
-        elif HEADER not in headers:
-            if self.typing and hasattr(self, "__header__"):
-                self.__header__(*given, **named)  # wrong arguments are an error before anything is locked
-            refusal = lock.take(given, named, id, wait, most)
-            if refusal is not None and task_id is None and lock.busy != "retry":
-                return None if refusal.job is None else self.AsyncResult(refusal.job)
-            headers[HEADER] = taken = refusal is None
-        try:
-            return super().apply_async(args, kwargs, task_id=id, headers=headers, **options)
-        except BaseException:
-            if taken:
-                lock.give_back(given, named, id)
-            raise
+            with lock.publishing(given, named, id):
+                return publish(True)
+        if self.typing and hasattr(self, "__header__"):
+            self.__header__(*given, **named)  # wrong arguments are an error before anything is locked
+        awaited = task_id is not None
+        return lock.enqueue(given, named, id, publish, self.AsyncResult, wait=wait, most=most, awaited=awaited)
 
     def _as_delivered(self, args: Any, kwargs: Any, options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments as the worker will see them, and name the lock: an Enum is a str there, say."""
@@ -124,7 +116,7 @@ class _Delivery:
         self._task, self._request = task, task.request
         self.id: str = self._request.id
 
-    def later(self, pause: float, refusal: LockError) -> Any:
+    def later(self, pause: float, refusal: LockError, *, is_copy: bool) -> Any:
         if self._request.is_eager:
             raise refusal
         request = self._request
@@ -140,11 +132,11 @@ class _Delivery:
     def repeated(self) -> Any:
         raise Ignore  # the result is there already
 
-    def comes_back(self, error: BaseException) -> bool:
+    def comes_back_in(self, error: BaseException) -> float | None:
         # apply_async() has seen to a retry. Its message was rejected, or the worker ends; one that is acknowledged
         # early is gone by now
         rejected = isinstance(error, Reject) and error.requeue
-        return bool(self._task.acks_late) and (rejected or not isinstance(error, Exception))
+        return 0.0 if self._task.acks_late and (rejected or not isinstance(error, Exception)) else None
 
 
 def _seconds_to(moment: datetime | str | float) -> float:

@@ -22,16 +22,16 @@ from django.utils import timezone
 
 from ..call_names import Name
 from ..engine.owner import running_django_task
-from ..exceptions import LockError, LockNotAcquired
-from .job_function import FunctionOptions, P, R, lock_function, lock_of
-from .job_lock import JobLock
+from ..exceptions import LockError
+from .job_function import P, R, lock_function, lock_of
+from .job_lock import JobLock, JobOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 
 def locked_job(
-    first: Name | None = None, /, *, name: Name | None = None, **options: Unpack[FunctionOptions]
+    first: Name | None = None, /, *, name: Name | None = None, **options: Unpack[JobOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let only one task of this function run at a time, below ``@task``.
 
@@ -68,14 +68,13 @@ class _Run:
 
     repeated = None
 
-    def __init__(self, result: Any, lock: JobLock) -> None:
-        self._result, self._lock = result, lock
+    def __init__(self, result: Any) -> None:
+        self._result = result
         self.id: str = result.id
         self.given = arguments(result.task, result.args, result.kwargs)
 
-    def later(self, pause: float, refusal: LockError) -> None:
+    def later(self, pause: float, refusal: LockError, *, is_copy: bool) -> None:
         backend = self._result.task.get_backend()
-        is_copy = isinstance(refusal, LockNotAcquired) and self._lock.make(*self.given, self.id).owned()
         if is_copy or not backend.supports_defer:  # another task would repeat what this one does already
             raise refusal
         start = timezone.now() + timedelta(seconds=pause)
@@ -85,13 +84,13 @@ class _Run:
     def again(self) -> None:
         self._result.task.enqueue(*self._result.args, **self._result.kwargs)
 
-    def comes_back(self, error: BaseException) -> bool:
-        return False
+    def comes_back_in(self, error: BaseException) -> None:
+        return None
 
 
 def _find(lock: JobLock) -> _Run | None:
     result = running_django_task()
-    return _Run(result, lock) if result is not None and lock_of(result.task.func) is lock else None
+    return _Run(result) if result is not None and lock_of(result.task.func) is lock else None
 
 
 def _run(lock: JobLock, job: Any, args: Any, kwargs: Any, body: Callable[[], Any]) -> Any:

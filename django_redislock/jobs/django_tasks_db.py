@@ -38,22 +38,21 @@ class LockedDatabaseBackend(DatabaseBackend):
         id = UUID(str(self._get_id()))
         given = arguments(task, *json.loads(json.dumps(normalize_json([args, kwargs]))))  # as the worker finds them
         wait = 0.0 if task.run_after is None else max(0.0, (task.run_after - timezone.now()).total_seconds())
-        refusal = lock.take(*given, str(id), wait)
-        if refusal is not None and lock.busy != "retry":
-            try:
-                return None if refusal.job is None else self.get_result(refusal.job)
-            except TaskResultDoesNotExist:
-                return None
-        if refusal is None:
-            _warn_of_rollback(task.name, lock.queued_ttl)
-        with_id = copy(self)
-        with_id.id_function = lambda: id
-        try:
+
+        def publish(taken: bool) -> Any:
+            if taken:
+                _warn_of_rollback(task.name, lock.queued_ttl)
+            with_id = copy(self)
+            with_id.id_function = lambda: id
             return with_id.enqueue_without_lock(task, args, kwargs)
-        except BaseException:
-            if refusal is None:
-                lock.give_back(*given, str(id))
-            raise
+
+        return lock.enqueue(*given, str(id), publish, self._find, wait=wait)
+
+    def _find(self, id: str) -> Any:
+        try:
+            return self.get_result(id)
+        except TaskResultDoesNotExist:
+            return None
 
     async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         return await sync_to_async(self.enqueue)(task, args, kwargs)

@@ -20,10 +20,7 @@ from dramatiq.middleware import CurrentMessage, MiddlewareError, Retries, SkipMe
 
 from ..call_names import signature_of
 from ..exceptions import LockError
-from ..options import SectionOptions
-from .job_lock import OWN, JobLock, running_job
-
-_OPTIONS = {*OWN, *SectionOptions.__annotations__}
+from .job_lock import OPTIONS, JobLock, running_job
 
 SKIPPED = "redislock_skipped"  # among the options of a message: it did not run, and has no lock to give back
 
@@ -49,7 +46,7 @@ class LockedActor(Actor):  # type: ignore[type-arg]
         what = f"The actor {actor_name}"
         if options.get("lock") is None:
             raise TypeError(f'{what} is a LockedActor and has no lock: give lock="report:{{year}}", say.')
-        own = {name: options[name] for name in _OPTIONS & options.keys()}
+        own = {name: options[name] for name in OPTIONS & options.keys()}
         signature = signature_of(fn.perform if isinstance(fn, GenericActor) else fn)
         self._job_lock = JobLock(fn, signature, options["lock"], what=what, **own)
         super().__init__(fn, actor_name=actor_name, options=options, **kwargs)
@@ -70,15 +67,14 @@ class LockedActor(Actor):  # type: ignore[type-arg]
             delay = round(delay.total_seconds() * 1000)
         message = self.message_with_options(args=args, kwargs=kwargs, **options)
         found: Any = Message.decode(message.encode())  # its arguments as the worker will find them
-        refusal = lock.take(found.args, found.kwargs, message.message_id, (delay or 0) / 1000)
-        if refusal is not None and lock.busy != "retry":
-            return None if refusal.job is None else message.copy(message_id=refusal.job)
-        try:
-            return self.broker.enqueue(message, delay=delay)
-        except BaseException:
-            if refusal is None:
-                self.give_back(found)
-            raise
+        return lock.enqueue(
+            found.args,
+            found.kwargs,
+            message.message_id,
+            lambda taken: self.broker.enqueue(message, delay=delay),
+            lambda other: message.copy(message_id=other),
+            wait=(delay or 0) / 1000,
+        )
 
     def give_back(self, message: Any) -> None:
         """Release the lock of a message that will not run to its end."""
@@ -102,7 +98,7 @@ class _Delivery:
         self._actor, self._message = actor, message
         self.id: str = message.message_id
 
-    def later(self, pause: float, refusal: LockError) -> Any:
+    def later(self, pause: float, refusal: LockError, *, is_copy: bool) -> Any:
         self._actor.broker.enqueue(self._message.copy(), delay=round(pause * 1000))
         self._skip(str(refusal))
 
@@ -117,18 +113,16 @@ class _Delivery:
     def again(self) -> None:
         self._actor.send_with_options(args=self._message.args, kwargs=self._message.kwargs)
 
-    def comes_back(self, error: BaseException) -> bool:
-        """Return whether it may; if it does not after all, RedisLock hears of that."""
+    def comes_back_in(self, error: BaseException) -> float | None:
+        """If it does not after all, RedisLock hears of that."""
         retries = next((each for each in self._actor.broker.middleware if isinstance(each, Retries)), None)
         if retries is None:
-            return False
+            return None
         delay = error.delay if isinstance(error, Retry) else None
         if delay is None:  # Dramatiq draws one, which is at most this
             least, most = (self._option(name, getattr(retries, name)) for name in ("min_backoff", "max_backoff"))
             delay = min(least * 2 ** (1 + self._message.options.get("retries", 0)), most)
-        running: Any = running_job(self.id)
-        running.hand_on(delay / 1000)
-        return True
+        return float(delay / 1000)
 
     def _option(self, name: str, default: Any) -> Any:
         return self._message.options.get(name, self._actor.options.get(name, default))
@@ -143,7 +137,7 @@ class RedisLock(CurrentMessage):
 
     @property
     def actor_options(self) -> set[str]:
-        return {"lock", *_OPTIONS}
+        return {"lock", *OPTIONS}
 
     def before_declare_actor(self, broker: Any, actor: Any) -> None:
         if not isinstance(actor, LockedActor) and (given := sorted(self.actor_options & actor.options.keys())):

@@ -22,15 +22,15 @@ from huey.utils import normalize_time
 
 from ..call_names import Name
 from ..exceptions import LockError
-from .job_function import FunctionOptions, P, R, lock_function, lock_of
-from .job_lock import JobLock, running_job
+from .job_function import P, R, lock_function, lock_of
+from .job_lock import JobLock, JobOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 
 def locked_job(
-    first: Name | None = None, /, *, name: Name | None = None, **options: Unpack[FunctionOptions]
+    first: Name | None = None, /, *, name: Name | None = None, **options: Unpack[JobOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let only one task of this function run at a time, below ``task()`` or ``periodic_task()`` of a LockedHuey.
 
@@ -68,15 +68,15 @@ class LockedHuey(Huey):
         if lock is None or not lock.from_enqueue or self.immediate:
             return super().enqueue(task)
         # Huey enqueues it again for every retry, and when its time has come: then it has the lock, and keeps it
-        refusal = lock.take(*_call_of(task), task.id, self._seconds_to(task.eta))
-        awaited = task.on_complete is not None or task.chord_config is not None
-        if refusal is not None and lock.busy != "retry" and not awaited:
-            return None if refusal.job is None or not self.results else Result(self, Task(id=refusal.job))
-        try:
-            return super().enqueue(task)
-        except BaseException:
-            _give_back(task)
-            raise
+        send = super().enqueue
+        return lock.enqueue(
+            *_call_of(task),
+            task.id,
+            lambda taken: send(task),
+            lambda other: Result(self, Task(id=other)) if self.results else None,
+            wait=self._seconds_to(task.eta),
+            awaited=task.on_complete is not None or task.chord_config is not None,
+        )
 
     def execute(self, task: Any, timestamp: Any = None) -> Any:
         """See Huey."""
@@ -134,7 +134,7 @@ class _Delivery:
         self._huey, self.task, self.began = huey, task, False
         self.id: str = task.id
 
-    def later(self, pause: float, refusal: LockError) -> Any:
+    def later(self, pause: float, refusal: LockError, *, is_copy: bool) -> Any:
         if self._huey.immediate:
             raise refusal
         raise RetryTask(delay=pause)  # this one Huey does not count
@@ -144,16 +144,14 @@ class _Delivery:
         again = type(task)(task.args, task.kwargs, priority=task.priority, expires=task.expires, timeout=task.timeout)
         self._huey.enqueue(again)
 
-    def comes_back(self, error: BaseException) -> bool:
+    def comes_back_in(self, error: BaseException) -> float | None:
         task = self.task
-        running: Any = running_job(self.id)  # it is this one
         comes = isinstance(error, Exception) and task.retries > 0
         if isinstance(error, CancelExecution) and error.retry is not None:
             comes = error.retry
         elif isinstance(error, RetryTask) or (isinstance(error, RateLimitExceeded) and error.retry):
             comes = True
         if not comes or self._huey.immediate:
-            return False
+            return None
         eta, delay = getattr(error, "eta", None), max(task.retry_delay, getattr(error, "delay", None) or 0)
-        running.hand_on(self._huey._seconds_to(normalize_time(eta, None if eta else delay, self._huey.utc)))
-        return True
+        return self._huey._seconds_to(normalize_time(eta, None if eta else delay, self._huey.utc))

@@ -1,4 +1,4 @@
-"""Functions that are jobs: what the adapters of RQ and Huey share."""
+"""Functions that are jobs: what the adapters of RQ, Huey and Django's tasks share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction
 
 from ..call_names import Name, check_function, given_name, wraps
-from ..options import SectionOptions
 from .job_lock import Job, JobLock, JobOptions, running_job
 
 if TYPE_CHECKING:
@@ -20,16 +19,12 @@ R = TypeVar("R")
 Run = Callable[[JobLock, Job, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
 
 
-class FunctionOptions(SectionOptions, JobOptions, total=False):
-    """The options of a function that is a job."""
-
-
 def lock_function(
     first: Name | None,
     name: Name | None,
     find: Callable[[JobLock], Job | None],
     execute: Run = JobLock.run,
-    **options: Unpack[FunctionOptions],
+    **options: Unpack[JobOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make the decorator ``locked_job`` of a queue.
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import sha256
 from inspect import Signature
 from logging import INFO, WARNING
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, Protocol
 
 from ..base.display import shown
 from ..base.log import log_event
@@ -39,8 +39,8 @@ ASKED = 86400.0  # seconds for which it is known that a job is to run once more,
 LONGEST_PAUSE = 600.0  # seconds after which a job that met a busy lock comes again, at most
 
 
-class JobOptions(TypedDict, total=False):
-    """What only jobs have, beside the options of a lock."""
+class JobOptions(SectionOptions, total=False):
+    """The options of a job: those of a section, and what only jobs have."""
 
     lock_from: str
     busy: str
@@ -48,7 +48,7 @@ class JobOptions(TypedDict, total=False):
     queued_ttl: Seconds
 
 
-OWN = tuple(JobOptions.__annotations__)
+OPTIONS = frozenset(JobOptions.__annotations__)
 
 
 class Job(Protocol):
@@ -62,17 +62,17 @@ class Job(Protocol):
     def repeated(self) -> Callable[[], Any] | None:
         """What a copy does that is delivered when the job has ended; None: its queue delivers no copies."""
 
-    def later(self, pause: float, refusal: LockError) -> Any:
+    def later(self, pause: float, refusal: LockError, *, is_copy: bool) -> Any:
         """Have this same job run ``pause`` seconds from now, without using up its retries.
 
-        Raise what ends this run, or return its result.
+        Raise what ends this run, or return its result. ``is_copy``: the same job runs elsewhere.
         """
 
     def again(self) -> None:
         """Queue a new job with the same arguments."""
 
-    def comes_back(self, error: BaseException) -> bool:
-        """Return whether this job will run again, by a retry or another delivery, after this error."""
+    def comes_back_in(self, error: BaseException) -> float | None:
+        """Return the seconds until this job runs again, by a retry or another delivery, after this error; or None."""
 
 
 class Running:
@@ -84,7 +84,7 @@ class Running:
         self.kind, self.id, self.lock, self.handed_on = kind, id, lock, False
 
     def hand_on(self, wait: float = 0.0, most: float = math.inf) -> None:
-        """Leave the lock to the next run of the same job. See take()."""
+        """Leave the lock to the next run of the same job. See JobLock.enqueue()."""
         if self.kind.from_enqueue and not self.handed_on:
             with suppress(LockError):  # it is lost, or Redis away: then the next run acquires it like a new one
                 self.lock.detach(ttl=min(wait + self.kind.queued_ttl, most))
@@ -146,7 +146,7 @@ class JobLock:
             raise TypeError(f"{what} locks one name, not the list {shown(name)}.")
         options.setdefault("blocking_timeout", 0)
         options.setdefault("template", template_of(name))
-        checked: Options = read_options(options, what, SectionOptions, beside=OWN)
+        checked: Options = read_options(options, what, SectionOptions, beside=[*OPTIONS])
         if checked.adopt:
             raise ValueError(f"{what} takes no adopt: a job adopts its own lock by itself.")
         self.from_enqueue: bool = lock_from == "enqueue"
@@ -175,12 +175,24 @@ class JobLock:
 
     # -- when it is queued --------------------------------------------------------------------------------------------
 
-    def take(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str, wait: float = 0.0, most: float = math.inf
-    ) -> Refusal | None:
-        """Acquire the lock for a job that is about to be queued; None: it has it.
+    def enqueue(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        id: str,
+        publish: Callable[[bool], Any],
+        find: Callable[[str], Any],
+        *,
+        wait: float = 0.0,
+        most: float = math.inf,
+        awaited: bool = False,
+    ) -> Any:
+        """Acquire the lock for a job and call ``publish``, which queues it; return what that returns.
 
-        It may start in ``wait`` seconds, and is dropped by the queue after ``most``.
+        Where the lock is busy, and the job is not to come again later, return instead what ``find`` makes of the id of
+        the job that has it; None where no job has it. A job that is ``awaited`` by others is queued all the same.
+        ``publish`` is told whether the job has the lock. It may start in ``wait`` seconds, and is dropped by the queue
+        after ``most``.
         """
         lock = self.make(args, kwargs, id, poll=True, blocking=False, blocking_timeout=0)  # nobody has to be told here
         ttl = min(wait + self.queued_ttl, most)
@@ -189,12 +201,25 @@ class JobLock:
             self._asked(lock).incr(ttl=ASKED)
             refusal = self._take(lock, ttl)  # it may have ended before it could see that
         if refusal is None:
-            return None
+            with self.publishing(args, kwargs, id):
+                return publish(True)
         log_event(INFO, "job-busy", name=lock.name, job=id, busy=self.busy, error=refusal)
         if self.busy == "raise":
             raise refusal
+        if self.busy == "retry" or awaited:
+            return publish(False)
         _, holder = run(read_holder(get_partition(self._using, lock.name), lock.name))
-        return Refusal(None if holder is None else _id_of(holder.token))
+        found = None if holder is None else _id_of(holder.token)
+        return None if found is None else find(found)
+
+    @contextmanager
+    def publishing(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str) -> Iterator[None]:
+        """Give the lock back if the job cannot be queued."""
+        try:
+            yield
+        except BaseException:
+            self.give_back(args, kwargs, id)
+            raise
 
     def _take(self, lock: Lock, ttl: float) -> LockNotAcquired | None:
         try:
@@ -231,7 +256,7 @@ class JobLock:
             error = end.error
         if isinstance(error, LockNotAcquired):
             if lock.owned():  # by the same job: this is a copy of it
-                return job.later(min(lock.ttl, LONGEST_PAUSE), error)
+                return job.later(min(lock.ttl, LONGEST_PAUSE), error, is_copy=True)
             if self.busy == "merge":
                 self._asked(lock).incr(ttl=ASKED)
                 try:
@@ -243,7 +268,7 @@ class JobLock:
                 return None
         if self.busy == "raise":
             raise error
-        return job.later(min(max(usually_held_for(self._template), 1.0), LONGEST_PAUSE), error)
+        return job.later(min(max(usually_held_for(self._template), 1.0), LONGEST_PAUSE), error, is_copy=False)
 
     def _run(self, job: Job, lock: Lock, body: Callable[[], Any]) -> Any:
         running: Running | None = None
@@ -275,17 +300,18 @@ class JobLock:
         try:
             result = body()
         except BaseException as error:
-            if job.comes_back(error):
-                running.hand_on()
+            wait = job.comes_back_in(error)
+            if wait is not None:
+                running.hand_on(wait)
             raise
         finally:
             _running.reset(before)
             note_held(self._template, monotonic() - began)
         if not running.handed_on:
             lock._held("keep").keep(self.at_least)
-        if job.repeated is not None and not running.handed_on:
-            with suppress(LockUnavailable):  # then a copy would run again, if there is one
-                self._ended(job.id).incr(ttl=REMEMBERED)
+            if job.repeated is not None:
+                with suppress(LockUnavailable):  # then a copy would run again, if there is one
+                    self._ended(job.id).incr(ttl=REMEMBERED)
         return result
 
     def _is_asked_for(self, lock: Lock) -> bool:
@@ -300,12 +326,6 @@ class JobLock:
 
     def _asked(self, lock: Lock) -> Counter:
         return Counter(capped_name(f"job-again:{lock.name}"), using=self._using)
-
-
-class Refusal(NamedTuple):
-    """The lock of a job that was to be queued is busy."""
-
-    job: str | None  # the id of the job that has it, if one has
 
 
 class _NotRun(Exception):

@@ -27,15 +27,15 @@ from rq.utils import now
 
 from ..call_names import Name
 from ..exceptions import LockError
-from .job_function import FunctionOptions, P, R, lock_function, lock_of
-from .job_lock import JobLock, running_job
+from .job_function import P, R, lock_function, lock_of
+from .job_lock import JobLock, JobOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 
 def locked_job(
-    first: Name | None = None, /, *, name: Name | None = None, **options: Unpack[FunctionOptions]
+    first: Name | None = None, /, *, name: Name | None = None, **options: Unpack[JobOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let only one job of this function run at a time, below the decorator of the queue if there is one.
 
@@ -97,15 +97,14 @@ class LockedQueue(Queue):
             job.created_at = now()  # it is used once more, by rq-scheduler or in the admin
         if not lock.from_enqueue or job.instance is not None or job._dependency_ids:
             return send()
-        args, id = tuple(job.args), _run_of(job)
-        refusal = lock.take(args, job.kwargs, id, wait)
-        if refusal is not None and lock.busy != "retry":
-            return None if refusal.job is None else self.fetch_job(refusal.job.rsplit("-", 2)[0])
-        try:
-            return send()
-        except BaseException:
-            lock.give_back(args, job.kwargs, id)
-            raise
+        return lock.enqueue(
+            tuple(job.args),
+            job.kwargs,
+            _run_of(job),
+            lambda taken: send(),
+            lambda other: self.fetch_job(other.rsplit("-", 2)[0]),
+            wait=wait,
+        )
 
 
 def _run_of(job: Job) -> str:
@@ -134,7 +133,7 @@ class _Delivery:
         self.id = _run_of(job)
         self.repeated = None if job.retries_left is None else job.return_value
 
-    def later(self, pause: float, refusal: LockError) -> Retry:
+    def later(self, pause: float, refusal: LockError, *, is_copy: bool) -> Retry:
         if self._is_sync:
             raise refusal
         self._job.number_of_retries = (self._job.number_of_retries or 0) - 1  # RQ is about to count one
@@ -161,19 +160,15 @@ class _Delivery:
             on_stopped=job.stopped_callback and Callback(job.stopped_callback, job.stopped_callback_timeout),
         )
 
-    def comes_back(self, error: BaseException) -> bool:
+    def comes_back_in(self, error: BaseException) -> float | None:
         job = self._job
-        running: Any = running_job(self.id)  # it is this one
         if isinstance(error, _Returned):
             count = job.number_of_retries or 0
             comes, wait = count < error.retry.max, Retry.get_interval(count, error.retry.intervals)
         else:
             comes = job.should_retry
             wait = job.get_retry_interval() if comes else 0
-        if not comes or self._is_sync:
-            return False
-        running.hand_on(wait)
-        return True
+        return wait if comes and not self._is_sync else None
 
 
 class _Returned(Exception):

@@ -24,7 +24,7 @@ class Job:
     def __init__(self, id: str = "7d0f2c5e-7a3a-4f6e-9c62-0a4f9a1d7b11", *, comes_back: bool = False) -> None:
         self.id, self.asked, self._comes_back = id, list[Any](), comes_back
 
-    def later(self, pause: float, refusal: Exception) -> str:
+    def later(self, pause: float, refusal: Exception, *, is_copy: bool) -> str:
         self.asked.append(("later", pause, type(refusal)))
         return "later"
 
@@ -34,8 +34,8 @@ class Job:
     def repeated(self) -> str:
         return "repeated"
 
-    def comes_back(self, error: BaseException) -> bool:
-        return self._comes_back
+    def comes_back_in(self, error: BaseException) -> float | None:
+        return 0.0 if self._comes_back else None
 
 
 def report(pk: int) -> int:
@@ -58,9 +58,8 @@ def lease() -> float:
 @pytest.mark.parametrize("id", ["7d0f2c5e-7a3a-4f6e-9c62-0a4f9a1d7b11", "7", "sync:ü" * 50])
 def test_what_was_queued_runs_once_whatever_its_id(id: str) -> None:
     lock, job = make(), Job(id)
-    assert lock.take((7,), {}, id) is None
-    busy = lock.take((7,), {}, "another-another-another")
-    assert busy.job == (id if len(id) == 36 else None)
+    assert lock.queue((7,), {}, id) is True
+    assert lock.queue((7,), {}, "another-another-another") == (id if len(id) == 36 else None)
     assert lock.run(job, (7,), {}, lambda: held()) == [NAME]
     assert held() == []
     assert lock.run(job, (7,), {}, lambda: pytest.fail("a copy ran")) == "repeated"
@@ -135,7 +134,7 @@ def test_what_ends_while_it_is_asked_for_again_is_asked_for_no_more(
     holder.acquire()
     lock.asks(monkeypatch, holder.release)
     if where == "queue":
-        assert lock.take((7,), {}, job.id) is None
+        assert lock.queue((7,), {}, job.id) is True
     assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
     assert (job.asked, held()) == ([], [])
 
@@ -195,7 +194,7 @@ def test_redis_is_away_when_it_ends(
 
 def test_only_what_waits_is_given_back() -> None:
     lock, job = make(), Job()
-    lock.take((7,), {}, job.id)
+    assert lock.queue((7,), {}, job.id) is True
     lock.give_back((7,), {}, job.id)
     assert held() == []
     lock.give_back((7,), {}, job.id)  # again
