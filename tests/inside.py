@@ -215,7 +215,7 @@ def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None 
     and read the time from these two keys: seconds and microseconds."""
     text = _scripts._text
     setattr(_scripts, "_text", lambda path: _leave_out(text(path), without))  # noqa: B010
-    for script in list(_scripts._by_sha.values()):
+    for script in set(_scripts._by_sha.values()):  # by whichever of its texts it is known
         script.__init__(script.name, script.stored)  # type: ignore[misc]
         if clock is not None:
             script.source = script.source.replace("'TIME'", "'MGET', '{}', '{}'".format(*clock))
