@@ -12,7 +12,7 @@ import threading
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
@@ -68,6 +68,12 @@ class _PerThread(threading.local):
 
     token: bytes | None = None
     held: Acquisition | None = None
+
+
+@lru_cache(maxsize=128, typed=True)  # code makes a new lock each time, with the same arguments
+def _options_of(timeout: float | None, using: str | None) -> Options:
+    ttl = _lease(timeout, "timeout") if timeout else None
+    return Options(ttl=ttl, auto_renew=ttl is None, using=using)
 
 
 class CacheLock:
@@ -240,8 +246,9 @@ class CacheLock:
 
     def _options(self) -> Options:
         """Those of the next acquisition, as the attributes say now."""
-        ttl = _lease(self.timeout, "timeout") if self.timeout else None
-        return Options(ttl=ttl, auto_renew=ttl is None, using=self.using)
+        plain = self.timeout is None or type(self.timeout) in (int, float)
+        make = _options_of if plain else _options_of.__wrapped__  # what cannot be hashed is refused by the latter
+        return make(self.timeout, self.using)
 
     def _acquire(
         self, blocking: bool, timeout: float | None, given: SecretBytes | None, block: WithBlock | None = None

@@ -227,11 +227,16 @@ class Terms:
         self.spare: float = self.ttl / 3 if self.stands_by else 0.0
         if self.stands_by:
             self.blocking_timeout, self.auto_renew, self.most, self.slow_wait = None, True, None, math.inf
+        self.place: object = None  # where such locks are, as the engine has found out
         # one command is all that it takes to get such a lock, if it is free
         moves = settings.ALSO_LOCK is not None and options.limit is None
         self.plain: bool = self.listens and not (
             self.replicas or self.cancels or options.adopt or self.stands_by or moves
         )
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """They are made anew for a copy of the options, which may be in another process."""
+        return type(None), ()
 
     def deadline(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> Deadline:
         """Return until when to wait. The arguments, if given, override the options."""

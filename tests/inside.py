@@ -28,6 +28,7 @@ import pytest
 from redis.exceptions import InvalidResponse, MovedError
 
 from django_redislock import Lock, values
+from django_redislock import conf as conf_module
 from django_redislock.base import pace
 from django_redislock.base.names import pool_name as pool_name
 from django_redislock.base.names import slot_text
@@ -309,7 +310,7 @@ def leases() -> list[Lease]:
 
 def command_of_a_new_process() -> str:
     """What a process that has begun with this ``sys.argv`` says of itself where its locks have no purpose."""
-    return _describe_process()[1]
+    return _describe_process.__wrapped__(0)[1]
 
 
 def let_go() -> None:
@@ -501,7 +502,7 @@ class Wire:
 
     def spoil(self, how: str) -> None:
         """Do something to the only unused connection: "unasked" (an answer that nobody asked for), or "closed"."""
-        ((_, connection, _),) = get_partition(self.using).store.threads.idle
+        (connection,) = idle(get_partition(self.using).store.threads)
         if how == "unasked":
             connection.send_command("ECHO", "of somebody else")
             assert connection.can_read(30)
@@ -560,9 +561,9 @@ def unused_by_turns(bound: int, *aliases: str) -> int:
     """How many connections there are after each of these was used once, as the nodes of one cluster, where there may
     be ``bound`` in all."""
     stores = [get_store(using) for using in aliases]
-    connections = ThreadConnections(bound - 1, stores[0].origin)  # one is about to be made
+    connections = ThreadConnections(bound, stores[0].origin)
     for node in [store.node_of(0) for store in stores]:
-        connections.idle.append((node, connections._connect(node, None), monotonic()))
+        connections.exchange(node, [("PING",)])
     return len(connections.idle)
 
 
@@ -594,8 +595,8 @@ def surplus(stocks: Sequence[Any], bound: int, in_use: int) -> list[Any]:
     return list(_surplus(stock, bound, [object()] * in_use))
 
 
-def idle(connections: LoopConnections) -> list[Any]:
-    return [connection for _, connection, _ in connections.idle]
+def idle(connections: LoopConnections | ThreadConnections) -> list[Any]:
+    return [slot.connection for slot in connections.idle]
 
 
 def _connections(loop: asyncio.AbstractEventLoop | None = None) -> LoopConnections:
@@ -656,8 +657,9 @@ def call_soon(job: Callable[[], object]) -> None:
 
 def due_in(lock: Lock) -> float:
     """In how many seconds the renewer looks at this lock; inf: it is not planned, or being looked at now."""
-    lease, entries = lease_of(lock), list(runtime().watchdog._agenda._entries)
-    planned = any(task is lease and due == lease.due for due, _, task in entries)
+    lease, watchdog = lease_of(lock), runtime().watchdog
+    planned = any(task is lease and due == lease.due for due, _, task in list(watchdog._agenda._entries))
+    planned = planned or lease.id in watchdog._fresh
     return lease.due - monotonic() if planned else math.inf
 
 
@@ -727,6 +729,7 @@ def drawing(lock: Lock) -> Callable[[], int]:
 def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = False) -> None:
     """Begin anew: nothing held, no threads. ``finalizing``: all other threads were stopped for good, in the middle."""
     patch.setattr(runtime_module, "_runtime", PerProcess(runtime_module.Runtime))
+    patch.setattr(conf_module, "_changes", -1 - conf_module._changes)  # what was kept with the settings is made anew
     if finalizing:
         held = threading.Thread(target=runtime().watchdog._mutex.acquire)
         held.start()

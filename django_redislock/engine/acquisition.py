@@ -14,26 +14,28 @@ from ..base.display import Secret
 from ..base.log import logger
 from ..base.names import capped_name, known_as, refuse_semaphore, semaphore_name
 from ..base.steps import Call, Steps, arun, run
-from ..base.times import Deadline, monotonic
+from ..base.times import NEVER, Deadline, monotonic
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
 from ..options import Options, Terms, terms_of
 from ..signals import lock_acquired
 from ..store import calls
 from ..store.calls import LockRequest
+from ..store.lock_store import LockStore, Partition
 from ..store.loop_connections import ENTERING
 from ..store.old_key import old_key_of
 from ..store.records import make_keys
 from ..store.retry import Tried, atry_once, try_once
-from ..store.stores import get_partition
+from ..store.stores import get_partition, get_store
 from ..store.wire import Command
 from .announcements import reason_of, tell_acquired, tell_refused
 from .attempt import GRACE, Attempt, FirstLook, give_up_at, obtain
 from .held import Held, caller, ground, leases_on, runs, show
 from .lease import Canceller, Lease
+from .listener import Listener
 from .old_code import take_old_key
 from .order import note_order
 from .owner import describe_owner
-from .runtime import runtime
+from .runtime import Runtime, runtime
 from .section import Section, release_unused
 from .waiters import Loop, Waiter, make_waiter
 
@@ -44,6 +46,20 @@ class Frame:
     """Made and kept by a function in a local variable, this lives as long as the function runs; see undo_after()."""
 
     __slots__ = ("__weakref__",)
+
+
+class Place:
+    """Where the acquisitions with these options are at home, in this process: kept, as looking it up takes its time."""
+
+    __slots__ = ("listener", "partition", "pid", "runtime", "store")
+
+    def __init__(self, options: Options) -> None:
+        self.pid: int = os.getpid()
+        self.runtime: Runtime = runtime()
+        self.store: LockStore = get_store(options.using)
+        # of a cluster's, it depends on the name
+        self.partition: Partition | None = None if self.store.clustered else self.store.partition(0)
+        self.listener: Listener | None = None if self.partition is None else self.runtime.listener(self.partition)
 
 
 class Acquisition(Section):
@@ -57,7 +73,11 @@ class Acquisition(Section):
     the section ends with a function that runs. ``purpose`` is shown after the owner: a request path, for instance.
     """
 
-    __slots__ = ("_attempt", "_generation", "_request", "_waiter", "options", "purpose", "terms", "token")
+    terms: Terms
+    _request: LockRequest | None = None
+    _waiter: Waiter | None = None
+    _generation: int = 0  # of the subscription under which the first try was made
+    _attempt: Attempt | None = None  # once the first try was not enough
 
     def __init__(
         self,
@@ -72,21 +92,19 @@ class Acquisition(Section):
         self.options: Options = options
         self.token: str | None = token
         self.purpose: str = purpose
-        self.partition = get_partition(options.using, name)
-        self.keys = ((self.partition, name),)
-        self._pid = os.getpid()
+        self.terms = terms = terms_of(options, name)
+        self._pid = pid = os.getpid()
+        place: Any = terms.place
+        if place is None or place.pid != pid or place.store.closed:
+            place = terms.place = Place(options)
+        self._runtime = place.runtime
+        self.partition = partition = place.partition or get_partition(options.using, name)
+        self._listener = place.listener or self._runtime.listener(partition)
+        self.keys = ((partition, name),)
         runner = caller()
         self._caller = None if runner is None else weakref.ref(runner)
         self._through = None if through is None else weakref.ref(through)
         self._keeper = self._through
-        self._runtime = runtime()
-        self.terms: Terms = terms_of(options, name)
-        self.lease = self._ground = self._witness = self._tried = None
-        self.over, self.at_least = False, 0.0
-        self._request: LockRequest | None = None
-        self._waiter: Waiter | None = None
-        self._generation: int = 0  # of the subscription under which the first try was made
-        self._attempt: Attempt | None = None  # once the first try was not enough
         above = show(self, self.keys[0])
         self._above = above if options.limit is None else ()  # whoever holds a permit may want another one
 
@@ -101,7 +119,7 @@ class Acquisition(Section):
         begun, deadline = monotonic(), deadline or self.terms.deadline()
         command, tried = self.first_try(deadline, None), None
         if command is not None:
-            tried = try_once(self.partition, command, give_up_at(deadline))
+            tried = try_once(self.partition, command, None if deadline is NEVER else give_up_at(deadline))
             if self.take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     run(tell_acquired(self.held, monotonic() - begun))
@@ -113,7 +131,8 @@ class Acquisition(Section):
         begun, deadline = monotonic(), deadline or self.terms.deadline()
         command, tried = self.first_try(deadline, asyncio.get_running_loop()), None
         if command is not None:
-            tried = await atry_once(self.partition, command, give_up_at(deadline), ENTERING)
+            by = None if deadline is NEVER else give_up_at(deadline)
+            tried = await atry_once(self.partition, command, by, ENTERING)
             if self.take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     await arun(tell_acquired(self.held, monotonic() - begun))
@@ -132,7 +151,7 @@ class Acquisition(Section):
         """
         if (self._above and self._is_above(deadline)) or self.token is not None or not self.terms.plain:
             return None
-        listener, wait = self._runtime.listener(self.partition), calls.NOT_AT_ALL
+        listener, wait = self._listener, calls.NOT_AT_ALL
         if listener.ready and deadline.waits and listener.polled:
             return None
         self._generation = listener.generation  # first, so that it is not newer than the answer
@@ -181,11 +200,11 @@ class Acquisition(Section):
         if granted is None:
             return False
         fence, ends = granted
-        lease = Lease(self._request, self.terms, fence=fence, ends=ends, template=self.terms.template or self.name)
+        lease = Lease(self._request, self.terms, fence, ends, self.terms.template or self.name)
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
         if self._waiter is not None:  # only now that the lease is watched; see go_on()
-            self._runtime.listener(self.partition).waiters.discard(self._waiter)
+            self._listener.waiters.discard(self._waiter)
             self._waiter = None
         return True
 
@@ -195,7 +214,7 @@ class Acquisition(Section):
         above, own = self._held_above()
         if above is not None and (yield from self._enter_again(above, own, deadline)):
             return None
-        request, listener = self._request or self._make_request(), self._runtime.listener(self.partition)
+        request, listener = self._request or self._make_request(), self._listener
         old = old_key_of(self.partition, request.keys, self.name, request.id, self.token, held=False)
         attempt = Attempt(request, listener, self.terms, deadline, begun, waiter=self._waiter, asked=tried is not None)
         self._attempt = attempt
@@ -280,7 +299,7 @@ class Acquisition(Section):
         terms, options, name, partition = self.terms, self.options, self.name, self.partition
         if options.adopt and self.token is None:
             raise ValueError(f"Cannot adopt the lock {name!r} without its token: pass the one that detach() returned.")
-        owner = describe_owner(self.purpose or options.purpose)
+        owner = describe_owner(self.purpose or options.purpose, self._pid)
         # as secrets.token_urlsafe(16)
         id = b2a_base64(os.urandom(16), newline=False).translate(_URLSAFE, b"=").decode()
         if options.note:
@@ -344,4 +363,4 @@ class Acquisition(Section):
         if self.lease is None and request is not None and not self.over:  # inside of the first try
             watchdog.release_later(request, unknown=True, how=calls.WITHDRAWAL)
         if self._waiter is not None:
-            self._runtime.listener(self.partition).waiters.discard(self._waiter)
+            self._listener.waiters.discard(self._waiter)

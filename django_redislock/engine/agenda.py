@@ -79,21 +79,15 @@ class Agenda:
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, int, Task]] = []
-        self._used = False
         self._order = itertools.count()
         self._sweep_at = MANY
 
-    def next_due(self, now: float) -> float:
-        """When something is due, or may be. Locks in quick succession must not wake the watchdog each time: after one
-        that has ended, a new one is due no sooner than this.
-        """
-        used, self._used = self._used, False
-        idle_until = now + CONFIRM_AFTER if used else math.inf
-        return self._entries[0][0] if self._entries else idle_until
+    def next_due(self) -> float:
+        """When something is due; infinite: nothing is planned."""
+        return self._entries[0][0] if self._entries else math.inf
 
     def plan(self, due: float, task: Task) -> None:
         """Plan a task. For a lease, this replaces what was planned before."""
-        self._used = True
         heapq.heappush(self._entries, (due, next(self._order), task))
         if isinstance(task, Lease):
             task.due = due  # last, so that an interruption in here leaves the lease with a valid entry

@@ -41,17 +41,15 @@ FEW = 16  # entries that are copied each time
 class Held:
     """An acquisition, as the context shows it, and whose it is. Each is an Acquisition, which see."""
 
-    __slots__ = ("__weakref__", "_caller", "_ground", "_keeper", "_pid", "keys", "lease", "name", "over", "partition")
-
     name: str
     partition: Partition
-    lease: Lease | None
+    lease: Lease | None = None
     keys: tuple[Key, ...]  # under which it is shown
-    over: bool  # given back, or never got
+    over: bool = False  # given back, or never got
     _pid: int
     _caller: Any  # weak
     _keeper: Any  # weak: it is renewed as long as this lives
-    _ground: weakref.ref[Any] | None
+    _ground: weakref.ref[Any] | None = None
 
     @property
     def caller(self) -> Runner | None:
@@ -135,7 +133,11 @@ def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
 
     Returns what was shown before: all under this key, and the latest under others.
     """
-    above, mine = _get(key), weakref.ref(acquisition)
+    mine = weakref.ref(acquisition)
+    if _shown.get() is _NOTHING:  # nearly always
+        _shown.set(({}, {key: (mine,)}))
+        return ()
+    above = _get(key)
     if above:
         above = _not_over(above)
     late = _put(key, (*above, mine) if above else (mine,))
@@ -148,6 +150,10 @@ def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
 def hide(acquisition: Held) -> None:
     """No longer show it in this context; others know by its ``over``."""
     reference = weakref.ref(acquisition)
+    known, late = _shown.get()
+    if not known and len(late) == 1 and late.get(acquisition.keys[0]) == (reference,):  # nearly always
+        _shown.set(_NOTHING)
+        return
     for key in acquisition.keys:
         shown = _get(key)
         if shown == (reference,):

@@ -79,48 +79,26 @@ class Lease:
     leader, it is ``spare`` seconds earlier: the time to come to an end before anybody else leads.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "asked_fence",
-        "canceller",
-        "changing",
-        "claimed",
-        "closed",
-        "detaching",
-        "due",
-        "ends",
-        "fence",
-        "fenced",
-        "handed",
-        "id",
-        "known",
-        "lost_reason",
-        "name",
-        "partition",
-        "pid",
-        "renewing",
-        "request",
-        "seen",
-        "shares",
-        "since",
-        "spare",
-        "template",
-        "terms",
-        "token",
-        "tried_release",
-        "ttl",
-        "unknown",
-        "unrenewed",
-        "urgent",
-        "watched",
-    )
     matters = True  # whether a failure to renew it is worth a warning
+
+    # what few leases have: each lock makes one, and only those that it is about cost anything
+    claimed: frozenset[str] = frozenset()  # on which databases
+    canceller: Canceller | None = None
+    changing: bool = False  # Redis is being asked to detach it, or for a new fence
+    closed: bool = False  # released or detached: nobody here may use it any more
+    detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
+    due: float = 0.0  # when the watchdog looks next
+    lost_reason: str = ""
+    seen: bool = False  # the watchdog has looked at it: it is no short section
+    tried_release: bool = False
+    unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
+    urgent: bool = False  # ask Redis now, whatever the clock says
+    watched: bool = False
 
     def __init__(
         self,
         request: LockRequest,
         terms: Terms,
-        *,
         fence: int,
         ends: float,
         template: str,
@@ -131,12 +109,11 @@ class Lease:
         self.partition: Partition = request.partition
         self.name: str = request.name
         self.id: str = request.id
-        self.token: str = request.token or request.id
         self.ttl: float = request.ttl
         self.terms: Terms = terms
         self.fence: int = fence
         self.spare: float = terms.spare
-        self.ends: float = ends - self.spare
+        self.ends: float = ends - terms.spare
         self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
         self.unknown: bool = unknown  # an acquire of this attempt may still arrive
         self.since: float = monotonic()
@@ -147,22 +124,15 @@ class Lease:
         self.shares: list[Any] = []  # the sections that use it: several, if it is reentrant
         self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
         self.asked_fence: int = fence  # in the latest renewal
-        self.unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
-        self.canceller: Canceller | None = None
-        self.lost_reason: str = ""
-        self.closed: bool = False  # released or detached: nobody here may use it any more
-        self.tried_release: bool = False
-        self.detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
-        self.changing: bool = False  # Redis is being asked to detach it, or for a new fence
-        self.watched: bool = False
-        self.due: float = 0.0  # when the watchdog looks next
-        self.urgent: bool = False  # ask Redis now, whatever the clock says
-        self.seen: bool = False  # the watchdog has looked at it: it is no short section
-        self.claimed: frozenset[str] = frozenset()  # on which databases
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """A lease cannot be pickled or copied: a copy of an object that refers to it has None instead."""
         return type(None), ()
+
+    @property
+    def token(self) -> str:
+        """The secret by which others may adopt or release it."""
+        return self.request.token or self.id
 
     # -- what has become of it --------------------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ import socket
 import sys
 import threading
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 
 from django.dispatch import Signal
 
 from ..base.names import quote
-from ..base.processes import PerProcess
 from .held import running_task
 
 # the results of Django's running tasks, the innermost first: only signals tell which task runs
@@ -73,23 +73,21 @@ def running_django_task() -> Any:
 MAX_BYTES = 200
 
 
-def _describe_process() -> tuple[str, str]:
+@lru_cache(maxsize=1)
+def _describe_process(pid: int) -> tuple[str, str]:
     """Host and process id; and the management command that runs, if any."""
     program, *arguments = sys.argv or [""]
     managing = program.endswith(("manage.py", "django-admin", "django/__main__.py"))
     command = arguments[0] if managing and arguments and not arguments[0].startswith("-") else ""
-    return f"{socket.gethostname()}:{os.getpid()}:", command
+    return f"{socket.gethostname()}:{pid}:", command
 
 
-_process = PerProcess(_describe_process)
-
-
-def describe_owner(purpose: str) -> str:
+def describe_owner(purpose: str, pid: int | None = None) -> str:
     """``host:pid:thread`` (with the task, if any), then ``purpose``, or without one the management command that runs.
 
     In a task queue's job, the job's name and id take the place of the thread.
     """
-    (where, command), task = _process.get(), running_task()
+    (where, command), task = _describe_process(pid or os.getpid()), running_task()
     who = running_job() or threading.current_thread().name
     text = f"{where}{who if task is None else f'{who}/{task.get_name()}'} {purpose or command}".rstrip()
     if not text.isascii() or not text.isprintable() or len(text) > MAX_BYTES:

@@ -28,8 +28,6 @@ from .with_block import Witness
 class Ending:
     """What follows from exit()."""
 
-    __slots__ = ()
-
     @abstractmethod
     def exit(self, error: BaseException | None) -> Steps[bool]: ...
 
@@ -55,14 +53,12 @@ class Ending:
 class Section(Ending, Held):
     """What an Acquisition is, once it has the lock."""
 
-    __slots__ = ("_above", "_runtime", "_through", "_tried", "_witness", "at_least")
-
-    at_least: float  # seconds for which it stays held, though by nobody, if it ends sooner and well
+    at_least: float = 0.0  # seconds for which it stays held, though by nobody, if it ends sooner and well
     _above: tuple[Held, ...]  # what the context had shown before
     _through: Any  # weak: the object by which users hold the lock
     _runtime: Runtime
-    _witness: Witness | None
-    _tried: Tried | None  # a release that was not enough
+    _witness: Witness | None = None
+    _tried: Tried | None = None  # a release that was not enough
 
     @property
     def sections(self) -> tuple[Section]:
@@ -147,10 +143,11 @@ class Section(Ending, Held):
         assert lease is not None
         if lease.closed or lease.detaching or lease.canceller is not None or lease.pid != os.getpid():
             return None
-        if lease.request.old is not None or not lease.is_last(self):
+        request = lease.request
+        if request.old is not None or not lease.is_last(self):
             return None
         self._runtime.watchdog.unwatch(lease)
-        return None if lease.lost_reason else calls.release_command(lease.request, unknown=lease.unknown, how=how)
+        return None if lease.lost_reason else calls.release_command(request, unknown=lease.unknown, how=how)
 
     def _let_go(self, tried: Tried) -> bool:
         """End the lease if the first try has released the lock, and return True; else keep the try for release()."""

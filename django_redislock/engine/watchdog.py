@@ -24,17 +24,8 @@ from ..store.calls import HELD, HOLDER, WITHDRAWAL, LockRequest, Renewed, left_t
 from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.stores import all_stores
-from .agenda import (
-    CONFIRM_AFTER,
-    Agenda,
-    Following,
-    PendingFree,
-    PendingRelease,
-    Task,
-    call_for,
-    first_look,
-    next_look,
-)
+from . import agenda
+from .agenda import Agenda, Following, PendingFree, PendingRelease, Task, call_for, first_look, next_look
 from .announcements import Notifier, reason_of, tell_lost
 from .dispatch import Dispatch, Parcel
 from .lease import LIMITED, OLD_KEY, OVER, Lease
@@ -58,8 +49,12 @@ class Watchdog:
         self._lock = threading.RLock()  # a finalizer may run on this thread and close a generator that holds a lock
         self._alarm = threading.Condition(self._lock)
         self._alone = False
-        self._leases: dict[str, Lease] = {}  # by id
+        # by id. Most locks are released before their first look: those are in no heap, and nothing locks for them.
+        # All that are fresh are due CONFIRM_AFTER after their grant, so in the order of this dict
+        self._fresh: dict[str, Lease] = {}
+        self._leases: dict[str, Lease] = {}
         self._agenda = Agenda()
+        self._used = False  # something was watched or planned since the thread went to sleep
         self._pending: set[PendingRelease | PendingFree] = set()
         self.interruptions: Interruptions = Interruptions()
         self._sleeps_until = -math.inf
@@ -81,12 +76,19 @@ class Watchdog:
 
     def watch(self, lease: Lease) -> None:
         """Renew this lease from now on, and tell its holder when it is lost."""
-        with self._mutex:
-            lease.watched = True
-            self._leases[lease.id] = lease
-            due = first_look(lease)
-            self._agenda.plan(due, lease)
-            self._wake_for(due)
+        lease.watched = True
+        due = lease.since + agenda.CONFIRM_AFTER
+        if due > lease.ends - 2 * agenda.CONFIRM_AFTER:
+            with self._mutex:
+                self._leases[lease.id] = lease
+                self._plan(first_look(lease), lease)
+            return
+        lease.due = due
+        self._fresh[lease.id] = lease
+        self._used = True  # only now; and only then may this look at the other side: see _sleep()
+        if due < self._sleeps_until or not self.runs:
+            with self._mutex:
+                self._wake_for(due)
 
     def unwatch(self, lease: Lease) -> None:
         """Whatever is in flight for this lease no longer counts. It is known until :meth:`forget`."""
@@ -95,17 +97,16 @@ class Watchdog:
 
     def forget(self, lease: Lease) -> None:
         """Forget this lease."""
-        with self._mutex:
-            if self._leases.get(lease.id) is lease:
-                del self._leases[lease.id]
+        if self._fresh.pop(lease.id, None) is None:
+            self._leases.pop(lease.id, None)
 
     def end(self, lease: Lease) -> None:
         """The lease has ended here, and is for nobody to use."""
-        with self._mutex:
-            lease.closed = True
-            lease.unwatch()
-            if self._leases.get(lease.id) is lease:
-                del self._leases[lease.id]
+        lease.closed = True
+        if lease.watched or lease.canceller is not None:
+            self.unwatch(lease)
+        if self._fresh.pop(lease.id, None) is None:
+            self._leases.pop(lease.id, None)
 
     def moved(self, lease: Lease, how: str, left: float, answer: Renewed) -> None:
         """The end of the lease was moved; see Lease.moved()."""
@@ -126,7 +127,7 @@ class Watchdog:
 
     def leases(self) -> list[Lease]:
         """All that this process holds."""
-        return list(self._leases.values())
+        return [*self._fresh.values(), *self._leases.values()]
 
     def release_later(self, request: LockRequest, *, unknown: bool, how: str = HOLDER, lasts: float = 0.0) -> None:
         """Release or withdraw in the background, as often as it takes. Failures to release are logged.
@@ -156,10 +157,22 @@ class Watchdog:
         self._pending.difference_update(known)  # there are several ways in which a process ends: not once more
 
     def _plan(self, due: float, task: Task) -> None:
-        if isinstance(task, Lease) and task.urgent:
-            due = min(due, monotonic())  # a reconnect that came meanwhile is not put off
+        if isinstance(task, Lease):
+            if task.id in self._fresh:
+                self._settle(task)
+            if task.urgent:
+                due = min(due, monotonic())  # a reconnect that came meanwhile is not put off
         self._agenda.plan(due, task)
+        self._used = True
         self._wake_for(due)
+
+    def _settle(self, lease: Lease) -> bool:
+        """It is fresh no more; return False where it has ended meanwhile. With the mutex."""
+        self._leases[lease.id] = lease  # first: it must be known at any time
+        if self._fresh.pop(lease.id, None) is not None:
+            return True
+        self._leases.pop(lease.id, None)
+        return False
 
     def _wake_for(self, due: float) -> None:
         if (self.runs or not self._start()) and due < self._sleeps_until:
@@ -178,7 +191,7 @@ class Watchdog:
 
     def lease_of(self, id: str) -> Lease | None:
         """The lease of this id, if the lock is held here, or being released."""
-        return self._leases.get(id)
+        return self._fresh.get(id) or self._leases.get(id)
 
     def renew_all(self, partition: Partition) -> None:
         """After a reconnect: a flush or restart is noticed at once."""
@@ -221,15 +234,40 @@ class Watchdog:
             while self._thread is me and not self.interruptions:
                 now = monotonic()
                 tasks = self._agenda.take_due(now)
+                self._take_fresh(now, tasks)
                 if tasks:
                     return tasks
-                look_around = now + (LOOK_AROUND if self._leases else IDLE_LOOK)
-                self._sleeps_until = min(self._agenda.next_due(now), look_around)
-                told = self._alarm.wait(self._sleeps_until - now)
+                used, self._used = self._used, False
+                until = now + (LOOK_AROUND if self._leases or self._fresh else IDLE_LOOK)
+                # locks in quick succession must not wake this thread each time: none is due sooner than that
+                until = min(until, self._agenda.next_due(), now + agenda.CONFIRM_AFTER if used else math.inf)
+                self._sleeps_until = until = min(until, self._fresh_due())
+                if self._used:  # by watch(), which may not have seen how long this sleeps
+                    continue
+                told = self._alarm.wait(until - now)
                 self._sleeps_until = -math.inf
                 if not told:
                     return []
             return []
+
+    def _fresh_due(self) -> float:
+        """When the first of the fresh leases is due; infinite: there is none."""
+        try:
+            return next(iter(self._fresh.values())).due
+        except StopIteration:
+            return math.inf
+        except RuntimeError:  # another thread has changed the dict in this very moment
+            return -math.inf
+
+    def _take_fresh(self, now: float, tasks: list[Task]) -> None:
+        """Add the fresh leases that are due, and those that will be soon, to spare a wake for each."""
+        if self._fresh_due() > now:
+            return
+        for lease in list(self._fresh.values()):
+            if lease.due > now + agenda.CONFIRM_AFTER / 4:
+                break
+            if self._settle(lease) and lease.watched:
+                tasks.append(lease)
 
     def _trim(self) -> None:
         """Close connections that nobody needs any more: a server has room for so many."""
@@ -256,7 +294,7 @@ class Watchdog:
         if lease.changing:  # the answer to that counts for more than the clock. Later, ask in any case
             lease.urgent, lease.seen = False, True
             with self._mutex:
-                self._plan(now + CONFIRM_AFTER, lease)
+                self._plan(now + agenda.CONFIRM_AFTER, lease)
             return None
         if now >= lease.ends:
             self.lose(lease, lease.end_reason)
@@ -336,7 +374,7 @@ class Watchdog:
         elif lease.changing or lease.asked_fence != lease.fence:
             with self._mutex:  # asked with a fence that was about to change, or while it is being detached
                 if lease.watched:
-                    self._plan(min(monotonic() + CONFIRM_AFTER, lease.ends), lease)
+                    self._plan(min(monotonic() + agenda.CONFIRM_AFTER, lease.ends), lease)
         else:
             # once its time is over, it is no loss of another kind that Redis does not know it any more
             self.lose(lease, lease.end_reason if monotonic() >= lease.ends else reason_of(answer))

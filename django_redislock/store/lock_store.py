@@ -211,8 +211,11 @@ class Partition:
         self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], Node]:
         """See exchange(). ``urgency``: see LockStore.aexchange()."""
-        node = await self.store.anode_of(self.tag, by)
-        return (await self.store.aexchange(node, commands, by, urgency=urgency))[0], node
+        store, node = self.store, self.store._node_by_tag[0]
+        connections = store._loops.get(asyncio.get_running_loop())
+        if connections is None:
+            return (await store.aexchange(node, commands, by, urgency=urgency))[0], node
+        return (await connections.exchange(node, commands, by, urgency=urgency))[0], node
 
     def execute(self, command: Command) -> Any:
         """One command, one answer, in this thread."""

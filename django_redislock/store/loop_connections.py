@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import weakref
 from collections import deque
@@ -14,7 +15,7 @@ from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.times import Alarm, monotonic
 from .node import HangsUp, Node
-from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Idle, Loan, find, surplus, taken
+from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Idle, Slot, find, surplus, taken
 from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
 
 # The order in which waiting coroutines get a connection: a holder must be able to release, and newcomers must not
@@ -22,40 +23,80 @@ from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
 LEAVING, RETURNING, ENTERING = range(3)
 
 
-class _Limit:
-    """Hangs up after so many seconds: whoever reads fails then. Lighter than a time limit for the task.
+class Loan:
+    """The right of a coroutine to use a connection."""
 
-    redis-py's own limits for reads and writes swallow cancellations before Python 3.12.
+    entry: weakref.ref[Loan] | None = None  # its entry in the set that is counted
+    granted: asyncio.Future[None] | None = None  # while the coroutine waits for it
+
+
+class _Limit:
+    """Hangs up a connection on which an exchange takes too long: whoever reads fails then.
+
+    It is lighter than a time limit for the task, since its alarm is set once for many exchanges: when it rings, it looks
+    whether one is late. redis-py's own limits for reads and writes swallow cancellations before Python 3.12.
     """
 
-    __slots__ = ("_alarm", "_connection", "_loop", "_seconds", "struck")
+    __slots__ = ("_alarm", "_connection", "_loop", "_rings", "_until", "struck")
 
-    def __init__(self, connection: HangsUp, seconds: float) -> None:
-        self.struck = False
+    def __init__(self, connection: HangsUp) -> None:
         self._connection = connection
-        self._seconds = seconds
         self._loop = asyncio.get_running_loop()
-        self._alarm: Any = Alarm(self._loop, seconds, self._ring)
+        self._alarm: Any = None
+        self._rings = self._until = math.inf  # monotonic
+        self.struck = False
 
-    def _ring(self) -> None:
-        # one turn of the loop later, after what arrived while the loop was blocked is read
-        self._alarm = self._loop.call_soon(self._strike)
+    def begin(self, until: float) -> None:
+        """An exchange begins, which may last until then."""
+        self._until, self.struck = until, False
+        if until < self._rings:
+            self._set(until)
 
-    def _strike(self) -> None:
-        self.struck = True
-        self._connection.hang_up()
-        self._alarm = Alarm(self._loop, 0.1, self._strike)  # it may just have been connected
-
-    def __enter__(self) -> _Limit:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, *rest: object) -> None:
-        self._alarm.cancel()
+    def end(self, error: BaseException | None = None) -> None:
+        """It is over, with this ``error``: after a cancellation, for instance, the answer may still come, and nobody
+        else must read it."""
+        self._until = math.inf
+        if self.struck:
+            self._silence()
         if error is not None:
-            # after a cancellation, for instance: the answer may still come, and nobody else must read it
             self._connection.hang_up()
             if self.struck and isinstance(error, Exception):
-                raise TimeoutError(f"no answer within {self._seconds:.3g} s") from None
+                raise TimeoutError("no answer in time") from None
+
+    def _set(self, at: float) -> None:
+        self._silence()
+        self._rings = at
+        self._alarm = Alarm(self._loop, at - monotonic(), self._ring)
+
+    def _silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._rings = None, math.inf
+
+    def _ring(self) -> None:
+        self._silence()
+        if self._until <= monotonic():
+            # one turn of the loop later, after what arrived while the loop was blocked is read
+            self._loop.call_soon(self._strike)
+        elif self._until < math.inf:
+            self._set(self._until)
+
+    def _strike(self) -> None:
+        if self._until <= monotonic():
+            self.struck = True
+            self._connection.hang_up()
+            self._rings = monotonic() + 0.1
+            self._alarm = Alarm(self._loop, 0.1, self._strike)  # it may just have been connected
+
+
+class LoopSlot(Slot[HangsUp]):
+    """A connection of coroutines, with its limit."""
+
+    __slots__ = ("limit",)
+
+    def __init__(self, node: Node, connection: HangsUp) -> None:
+        super().__init__(node, connection)
+        self.limit = _Limit(connection)
 
 
 class LoopConnections:
@@ -97,57 +138,64 @@ class LoopConnections:
             else:
                 await self._enter(loan, _left(PATIENCE, by), urgency)
             sent = monotonic()
-            connection, used = self._take(node)
-            if connection is None or sent - used > IDLE or _was_reset(connection):
-                connection = await self._connected(connection, node, _left(node.origin.timeout, by))
-            return await self._send(connection, node, commands, by, sent), sent
+            slot = self._take(node)
+            if slot is None or sent - slot.used > IDLE or _was_reset(slot.connection):
+                slot = await self._connected(slot, node, _left(node.origin.timeout, by))
+            until, connection, limit = sent + node.origin.timeout, slot.connection, slot.limit
+            read: list[Any] = []
+            limit.begin(until if by is None or by > until else by)
+            try:
+                await connection.send_packed_command([pack(commands)], check_health=False)
+                for _ in commands:
+                    try:
+                        read.append(await connection.read_response())
+                    except ResponseError as error:
+                        read.append(classified(error))
+            except BaseException as error:
+                limit.end(error)
+                raise
+            limit.end()
+            if self.closed or node.closed or limit.struck:
+                connection.hang_up()
+            else:
+                slot.used = monotonic()
+                self.idle.append(slot)
+            return read, sent
         finally:
             self._leave(loan)
 
-    def _take(self, node: Node) -> tuple[HangsUp | None, float]:
-        """An unused connection to ``node``, and since when."""
+    def _take(self, node: Node) -> LoopSlot | None:
+        """An unused connection to ``node``."""
         try:
-            return (self.idle.pop() if self.idle[-1][0] is node else find(self.idle, node))[1:]
+            slot: Any = self.idle.pop() if self.idle[-1].node is node else find(self.idle, node)
         except IndexError:
-            return None, 0.0
+            return None
+        return slot  # type: ignore[no-any-return]
 
-    async def _connected(self, connection: HangsUp | None, node: Node, seconds: float) -> HangsUp:
-        """This unused ``connection`` if it is in order, else a new one."""
-        if connection is not None:
+    async def _connected(self, slot: LoopSlot | None, node: Node, seconds: float) -> LoopSlot:
+        """This unused connection if it is in order, else a new one."""
+        if slot is not None:
             stale = True
             try:
-                stale = _was_reset(connection) or await _is_stale(connection)
+                stale = _was_reset(slot.connection) or await _is_stale(slot.connection)
             finally:
                 if stale:  # or the check was cancelled
-                    connection.hang_up()
+                    slot.connection.hang_up()
             if not stale:
-                return connection
+                return slot
             self.drop_idle(node)  # nor are those in order that were unused for longer
         for oldest in surplus(self.idle, self._bound, self._loans):  # make room for the new one
             oldest.hang_up()
-        connection = node.for_loops.connection(seconds, socket_timeout=None)
-        with _Limit(connection, seconds):
+        slot = LoopSlot(node, node.for_loops.connection(seconds, socket_timeout=None))
+        slot.limit.begin(monotonic() + seconds)
+        try:
             # explicitly, as only connect() makes a Sentinel connection ask for its master
-            await connection.connect()
-        return connection
-
-    async def _send(
-        self, connection: HangsUp, node: Node, commands: Sequence[Command], by: float | None, sent: float
-    ) -> list[Any]:
-        seconds = _left(max(0.0, node.origin.timeout + sent - monotonic()), by)  # connecting may have taken some of it
-        read: list[Any] = []
-        with _Limit(connection, seconds) as limit:
-            await connection.send_packed_command([pack(commands)], check_health=False)
-            for _ in commands:
-                try:
-                    read.append(await connection.read_response())
-                except ResponseError as error:
-                    read.append(classified(error))
-        if self.closed or node.closed or limit.struck:
-            connection.hang_up()
-        else:
-            self.idle.append((node, connection, monotonic()))
-        return read
+            await slot.connection.connect()
+        except BaseException as error:
+            slot.limit.end(error)
+            raise
+        slot.limit.end()
+        return slot
 
     async def _enter(self, loan: Loan, patience: float, urgency: int) -> None:
         """Wait until there are fewer loans than connections. A lower urgency is served first."""

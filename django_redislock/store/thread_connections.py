@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from redis.connection import Connection
 
@@ -20,20 +19,24 @@ from .wire import CONNECTION_ERRORS, Command, NotAsked, exchange
 
 C = TypeVar("C")  # a connection
 
-# unused connections and since when (monotonic), in this order; the right end is the one in use
-Idle = deque[tuple[Node, C, float]]
-
 PATIENCE = 20.0  # seconds to wait for a connection
 IDLE = 0.005  # seconds unused after which a connection is checked before it is used again
 CHECK_EVERY = 0.05  # seconds, while waiting for a connection
 IDLE_FOR = 30.0  # seconds after which an unused connection is closed
 
 
-class Loan:
-    """The right to use a connection."""
+class Slot(Generic[C]):
+    """The right to have a connection, and the connection: it counts for as long as this object exists."""
 
-    entry: weakref.ref[Loan] | None = None  # its entry in the set that is counted
-    granted: asyncio.Future[None] | None = None  # while a coroutine waits for it
+    __slots__ = ("__weakref__", "connection", "node", "used")
+
+    def __init__(self, node: Node | None = None, connection: C | None = None, used: float = 0.0) -> None:
+        self.node: Node | None = node
+        self.connection: Any = connection
+        self.used: float = used  # when last (monotonic)
+
+
+Idle = deque[Slot[C]]  # the unused connections; the right end is the one in use
 
 
 class ThreadConnections:
@@ -49,7 +52,8 @@ class ThreadConnections:
         self._memory = origin.memory
         self._timeout = origin.timeout
         self.idle: Idle[Connection] = deque()
-        self._loans: set[weakref.ref[Loan]] = set()
+        # if an exception strikes anywhere, a slot that is in nobody's hands dies and leaves this set, in C code alone
+        self._slots: set[weakref.ref[Slot[Connection]]] = set()
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
@@ -60,65 +64,97 @@ class ThreadConnections:
 
         Times are monotonic. ``by``: when to give up, if that is sooner than the timeouts of the connection.
         """
-        # it exists before it is counted, and ends in C code alone if an exception strikes while it is returned
-        loan = Loan()
-        answered: Connection | None = None  # it is in order, and can be used again
         try:
-            with self._mutex:
-                if len(self._loans) >= self._bound:
-                    self._await_room(by)
-                loan.entry = weakref.ref(loan, self._loans.discard)
-                self._loans.add(loan.entry)
-            sent = monotonic()  # C7: before connecting, as a node may be silent then already
-            if by is not None and (self._memory or by - sent >= self._timeout):
-                by = None
-            try:
-                owner, connection, used = self.idle.pop()
-                if owner is not node:
-                    self.idle.append((owner, connection, used))
-                    _, connection, used = find(self.idle, node)
-            except IndexError:
-                connection = self._connect(node, by)
-            else:
-                if sent - used > IDLE and _is_stale(connection):
-                    connection.disconnect()
-                    self.drop_idle(node)  # nor are those in order that were unused for longer
-                    connection = self._connect(node, by)
-            try:
-                answers = exchange(connection, commands, by)
-            except BaseException:
-                connection.disconnect()  # the answer may still come, and nobody else must read it
-                raise
-            answered = connection
-            return answers, sent
-        finally:
-            if loan.entry is not None:
-                self._loans.discard(loan.entry)
-            if answered is not None:
-                self.idle.append((node, answered, monotonic()))
-                if self._closed or node.closed:  # asked only now: another thread may be closing it at this very moment
-                    self.drop_idle(node)
-            if self._waiting:
-                with self._mutex:
-                    self._changed.notify()
+            slot = self.idle.pop()
+        except IndexError:
+            slot = self._await_slot(by)
+        sent = monotonic()  # C7: before connecting, as a node may be silent then already
+        if by is not None and (self._memory or by - sent >= self._timeout):
+            by = None
+        if slot.node is not node or (sent - slot.used > IDLE and _is_stale(slot.connection)):
+            slot = self._connected(slot, node, by)
+        try:
+            answers = exchange(slot.connection, commands, by)
+        except BaseException:
+            self._break(slot)  # the answer may still come, and nobody else must read it
+            raise
+        slot.used = monotonic()
+        self.idle.append(slot)
+        if self._closed or node.closed:  # asked only now: another thread may be closing it at this very moment
+            self.drop_idle(node)
+        if self._waiting:
+            self._tell_waiting()
+        return answers, sent
 
-    def _await_room(self, by: float | None) -> None:
-        """Wait, with the mutex, until there are fewer loans than the bound allows."""
-        give_up = min(monotonic() + PATIENCE, by or math.inf)
-        while len(self._loans) >= self._bound:
-            now = monotonic()
-            if now >= give_up:
-                raise NotAsked("no connection became free in time")
-            self._waiting += 1
-            try:
-                self._changed.wait(min(CHECK_EVERY, give_up - now))
-            finally:
-                self._waiting -= 1
+    def _await_slot(self, by: float | None) -> Slot[Connection]:
+        """Return an unused slot, or a new one as soon as the bound allows."""
+        slot: Slot[Connection] = Slot()
+        give_up = 0.0
+        with self._mutex:
+            while len(self._slots) >= self._bound:
+                with suppress(IndexError):
+                    return self.idle.pop()
+                now = monotonic()
+                give_up = give_up or min(now + PATIENCE, by or math.inf)
+                if now >= give_up:
+                    raise NotAsked("no connection became free in time")
+                self._waiting += 1
+                try:
+                    self._changed.wait(min(CHECK_EVERY, give_up - now))
+                finally:
+                    self._waiting -= 1
+            self._slots.add(weakref.ref(slot, self._slots.discard))
+        return slot
+
+    def _connected(self, slot: Slot[Connection], node: Node, by: float | None) -> Slot[Connection]:
+        """Return a slot with a connection to ``node``: ``slot`` has none, or a stale one, or is another node's."""
+        if slot.node is node:
+            slot.connection.disconnect()
+            self.drop_idle(node)  # nor are those in order that were unused for longer
+        elif slot.node is not None:
+            self.idle.append(slot)
+            with suppress(IndexError):
+                slot = find(self.idle, node)
+                if monotonic() - slot.used <= IDLE or not _is_stale(slot.connection):
+                    return slot
+                slot.connection.disconnect()
+                self.drop_idle(node)
+            if slot.node is not node:
+                slot = self._make_room(by)
+        try:
+            connection = self._connect(node, by)
+            slot.node, slot.connection = node, connection
+        except BaseException:
+            self._break(slot)
+            raise
+        return slot
+
+    def _make_room(self, by: float | None) -> Slot[Connection]:
+        """Return a slot without a connection: a new one, or where the bound allows none, that of the oldest unused."""
+        if len(self._slots) < self._bound:
+            return self._await_slot(by)
+        try:
+            slot = self.idle.popleft()
+        except IndexError:  # another thread has just taken it
+            slot = self._await_slot(by)
+        if slot.connection is not None:
+            slot.connection.disconnect()
+        return slot
+
+    def _break(self, slot: Slot[Connection]) -> None:
+        """Close its connection, and give up the slot, even if the traceback of an error keeps it."""
+        self._slots.discard(weakref.ref(slot))
+        if slot.connection is not None:
+            slot.connection.disconnect()
+        if self._waiting:
+            self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        with self._mutex:
+            self._changed.notify()
 
     def _connect(self, node: Node, by: float | None) -> Connection:
         """Connect before ``by`` (monotonic). The connection then has the alias's own timeouts, for its next user."""
-        for oldest in surplus(self.idle, self._bound, self._loans):  # make room for the new one
-            oldest.disconnect()
         connection: Any = node.origin.connection(None if by is None else max(0.001, by - monotonic()))
         # explicitly, as only connect() makes a Sentinel connection ask for its master
         connection.connect()
@@ -144,13 +180,13 @@ class ThreadConnections:
             oldest.disconnect()
 
 
-def find(idle: Idle[C], node: Node) -> tuple[Node, C, float]:
+def find(idle: Idle[C], node: Node) -> Slot[C]:
     """Take out the connection to ``node`` that was used last. IndexError: there is none."""
-    for entry in reversed(idle.copy()):
-        if entry[0] is node:
+    for slot in reversed(idle.copy()):
+        if slot.node is node:
             with suppress(ValueError):  # another thread has just taken it
-                idle.remove(entry)
-                return entry
+                idle.remove(slot)
+                return slot
     raise IndexError
 
 
@@ -158,7 +194,7 @@ def taken(idle: Idle[C], node: Node | None) -> Iterator[C]:
     """Take out the connections to ``node``; None: all."""
     with suppress(IndexError):
         while True:
-            yield (idle.pop() if node is None else find(idle, node))[1]
+            yield (idle.pop() if node is None else find(idle, node)).connection
 
 
 def surplus(idle: Idle[C], bound: int, loans: Collection[object], before: float = math.inf) -> Iterator[C]:
@@ -167,8 +203,8 @@ def surplus(idle: Idle[C], bound: int, loans: Collection[object], before: float 
     Only those last used ``before`` that time (monotonic).
     """
     with suppress(IndexError):  # all are in use
-        while len(loans) + len(idle) > bound and idle[0][2] <= before:
-            yield idle.popleft()[1]
+        while len(loans) + len(idle) > bound and idle[0].used <= before:
+            yield idle.popleft().connection
 
 
 def _is_stale(connection: Connection) -> bool:
