@@ -23,9 +23,9 @@ Losses = list[LockLost]
 
 
 def test_it_is_renewed_with_ours(crowd: Crowd, old: Old, eventually: Eventually) -> None:
-    lock, me = Lock(NAME, ttl=0.6), crowd()
+    lock, me = Lock(NAME, ttl=3), crowd()
     me(lock, "acquire")
-    eventually(lambda: outlives(0.6, NAME))
+    eventually(lambda: outlives(3, NAME))
     assert not old.is_free(NAME)
     assert me.read(lambda: lock.lost) is False
     me(lock, "release")
@@ -66,10 +66,10 @@ def test_a_lock_that_is_not_renewed_has_all_of_its_ttl_after_a_wait(
 ) -> None:
     """However long that was: our lock is held all the time, longer than its TTL and its max_hold."""
     theirs, losses, me = plain.held(NAME), Losses(), crowd()
-    lock = Lock(NAME, ttl=0.9, auto_renew=False, max_hold=0.9, on_lost=losses.append)
+    lock = Lock(NAME, ttl=3, auto_renew=False, max_hold=3, on_lost=losses.append)
     waiting = me.start(lock, "acquire")
     eventually(lambda: get_lock(NAME))
-    eventually(lambda: outlives(0.9, NAME))
+    eventually(lambda: outlives(3, NAME))
     theirs.release()
     assert waiting.result(GENEROUS) is True
     assert client.pttl(NAME) > 0
@@ -233,11 +233,11 @@ def test_it_is_renewed_before_ours_counts_as_renewed(
     with proxy(server.port) as between:
         settings.CACHES = {**settings.CACHES, "far": {**settings.CACHES["default"], "LOCATION": between.url}}
         settings.REDISLOCK = {"ALSO_LOCK": {"kind": "redis-py", "using": "far"}}
-        lock = Lock(NAME, ttl=1.5, on_lost=losses.append)
+        lock = Lock(NAME, ttl=4, on_lost=losses.append)
         me(lock, "acquire")
         answer = between.lose_answer("\r\nkeep\r\n")  # a single one is sent once more
         eventually(answer.over.is_set)
-        eventually(lambda: outlives(1.5, NAME))
+        eventually(lambda: outlives(4, NAME))
         assert me.read(lambda: lock.lost) is False
         between.cut()
         eventually(lambda: losses)

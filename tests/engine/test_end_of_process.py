@@ -131,10 +131,10 @@ AT_THE_END = """
 import atexit
 
 def work():
-    lock = Lock(name, ttl=1.5)
+    lock = Lock(name, ttl=4)
     with lock:
         say("acquired")
-        ends = time.monotonic() + 1.5
+        ends = time.monotonic() + 4
         while renewed and time.monotonic() + lock.remaining() <= ends + 0.3:
             lock.check()
             time.sleep(0.01)

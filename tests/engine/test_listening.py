@@ -375,7 +375,7 @@ def test_where_nobody_can_subscribe_locks_are_renewed_and_passed_on(
     crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     subscribing = network.lose_answer("SUBSCRIBE", times=1000)
-    me, you, lock, another = crowd(), crowd(), Lock(NAME, poll=True, ttl=3), Lock(NAME, poll=True)
+    me, you, lock, another = crowd(), crowd(), Lock(NAME, poll=True, ttl=6), Lock(NAME, poll=True)
     me(lock, "acquire")
     end = monotonic() + me.read(lock.remaining)
     assert me.read(lambda: lock.token)  # nobody takes it for dead, whoever has that
@@ -424,7 +424,7 @@ def test_polling_and_woken_waiters_share_one_queue_however_often_each_of_them_lo
     assert order == list(range(9))
 
 
-@pytest.mark.parametrize(("attempts", "delay", "calls"), [(1, 15, 1), (3, 0.01, 3 + 1)])  # who waits leaves
+@pytest.mark.parametrize(("attempts", "delay", "calls"), [(1, 600, 1), (3, 0.01, 3 + 1)])  # who waits leaves
 def test_the_number_of_attempts_is_the_number_of_calls_and_no_delay_follows_the_last(
     attempts: int, delay: float, calls: int, crowd: Crowd, client: redis.Redis
 ) -> None:
@@ -432,23 +432,24 @@ def test_the_number_of_attempts_is_the_number_of_calls_and_no_delay_follows_the_
         lock.info()  # the scripts are known
     put(client, NAME, ttl=20)
     client.config_resetstat()
-    began = monotonic()
     with pytest.raises(LockNotAcquired) as caught:
         crowd()(Lock(NAME, poll=True, attempts=attempts, backoff=ConstantBackoff(delay)), "enter")
     assert count(client, "eval") + count(client, "evalsha") == calls
     assert caught.value.attempts == attempts
-    assert monotonic() - began < 5
     assert queued(client) == 0
 
 
 def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
-    me, lock = crowd(), Lock(NAME, poll=True, backoff=ConstantBackoff(10), blocking_timeout=0.5)
+    def impatient(seconds: float) -> Lock:
+        return Lock(NAME, poll=True, backoff=ConstantBackoff(600), blocking_timeout=seconds)
+
+    me = crowd()
     with Lock(NAME):
         with pytest.raises(LockNotAcquired) as caught:
-            me(lock, "enter")
+            me(impatient(2), "enter")
         assert caught.value.attempts == 2
-        assert 0.5 <= caught.value.waited < 5
-        waiting = wait_in_line(me, lock, client, eventually)
-    assert waiting.result(5)
+        assert 2 <= caught.value.waited < GENEROUS
+        waiting = wait_in_line(me, impatient(5), client, eventually)
+    assert waiting.result(GENEROUS)

@@ -49,7 +49,7 @@ def test_a_lock_that_is_lost_while_it_is_extended_stays_lost(
     inside.listen()
     eventually(hears)  # else the lease would be asked about when it is
     losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=0.5, auto_renew=False, on_lost=losses.append)
+    me, lock = crowd(), Lock(NAME, ttl=1.5, auto_renew=False, on_lost=losses.append)
     me(lock, "acquire")
     held = network.hold_answer("add")
     extending = me.start(lock, "extend", 600)
@@ -195,7 +195,7 @@ def test_without_threads_locks_are_renewed_and_messages_are_heard_as_soon_as_the
     with Lock("first"):
         pass  # the renewer's own thread runs
     no_threads(True)
-    lock, silent = Lock(NAME, ttl=3, using="unused"), Lock("silent", ttl=3, using="unused", poll=True)
+    lock, silent = Lock(NAME, ttl=6, using="unused"), Lock("silent", ttl=6, using="unused", poll=True)
     lock.acquire()
     silent.acquire()
     both = renewed(lock), renewed(silent)
@@ -300,8 +300,8 @@ def test_the_log_tells_how_long_redis_has_been_away_and_when_it_is_back(
     lock.acquire()
     eventually(inside.hears)
     own.stop()
-    eventually(lambda: len(outages(failed)) == 3)
-    first, second, third = outages(failed)
+    eventually(lambda: len(outages(failed)) >= 3)
+    first, second, third = outages(failed)[:3]
     assert first < 1 <= second
     assert third >= 2 * second - 0.1
     own.start()

@@ -392,7 +392,7 @@ def test_expired_locks_are_not_listed_and_their_entries_vanish_as_others_are_tak
     client: redis.Redis, eventually: Eventually
 ) -> None:
     for number in range(40):
-        hold(f"expired:{number}", ttl=0.05)
+        hold(f"expired:{number}", ttl=0.3)
     hold("held", ttl=600)
     eventually(lambda: len(list(client.scan_iter(f"{PREFIX}lock:*"))) == 1)
     assert client.zcard(INDEX) > 1

@@ -108,7 +108,7 @@ def broken(self: Any, how: str) -> None:
     raise ZeroDivisionError
 
 
-@queued(lock="short", ttl=1)
+@queued(lock="short", ttl=5)
 def short(wait: str) -> None:
     note("short")
     gate(wait)

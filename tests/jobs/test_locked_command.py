@@ -187,7 +187,7 @@ def test_who_holds_a_busy_lock_may_remain_unknown(network: Proxy, retry_for: Cal
 
 @pytest.mark.parametrize("attributes", [{"lock_blocking_timeout": GENEROUS}, {"lock_options": {"blocking": True}}])
 def test_it_waits_when_told_to(attributes: dict[str, Any]) -> None:
-    lock = Lock("report", ttl=0.3)
+    lock = Lock("report", ttl=2)
     assert lock.acquire()
     lock.detach()
     assert report(**attributes) == "done\n"
@@ -230,7 +230,7 @@ def test_a_command_interrupted_while_it_releases_leaves_no_lock(
 
     other().start(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        report(lock_using="far", lock_ttl=1, lock_at_least=at_least)
+        report(lock_using="far", lock_ttl=6, lock_at_least=at_least)
     held_up.let_go()
     eventually(lambda: not get_lock("report"))
 

@@ -25,7 +25,7 @@ from tests.inside import hang_up_idle, hears, listen, watch_connections
 from .conftest import Eventually
 from .kin import FACTORIES, Kin
 
-TTL = 1.5
+TTL = 4.5
 Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 

@@ -25,7 +25,7 @@ from tests.helpers.state import NAME, QUEUE, Monitor, holder, put, queued
 from .kin import Kin
 
 AEventually = Callable[..., Awaitable[Any]]
-TTL = 1.5
+TTL = 4.5
 
 
 def test_the_first_waiter_of_a_process_queues_two_round_trips_after_its_request(

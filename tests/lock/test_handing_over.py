@@ -33,7 +33,7 @@ def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here_and_busy_for_e
     crowd: Crowd, using: str, eventually: Eventually
 ) -> None:
     losses: list[LockLost] = []
-    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=0.6, on_lost=losses.append, using=using)
+    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=4, on_lost=losses.append, using=using)
     me(lock, "acquire")
     token = me.read(lambda: lock.token)
     assert me(lock, "detach") == token
@@ -126,10 +126,10 @@ def test_a_detached_lock_stays_held_for_its_ttl_or_the_given_one(
 def test_whoever_adopts_a_detached_lock_has_its_fence_and_note_and_renews_it(
     crowd: Crowd, using: str, note: str, adopt: bool, eventually: Eventually
 ) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=0.9, using=using, note="two\nlines ")
+    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=4, using=using, note="two\nlines ")
     me(lock, "acquire")
     fence, token = me.read(lambda: lock.fence), me(lock, "detach")
-    second = Lock(NAME, token=token, adopt=adopt, ttl=1.5, using=using, note=note)
+    second = Lock(NAME, token=token, adopt=adopt, ttl=4.5, using=using, note=note)
     assert you(second, "enter")
     assert you.read(lambda: (second.fence, second.token)) == (fence, token)
     first = get_lock(NAME, using=using)

@@ -27,7 +27,7 @@ from tests.inside import end_is_seen
 
 from .conftest import Eventually, Heard
 
-SHORT = 2.4  # seconds
+SHORT = 4.0  # seconds
 FAR = 3600.0  # seconds
 
 Freeze = Callable[[], Any]
@@ -114,15 +114,15 @@ def test_a_lease_that_redis_may_have_shortened_is_lost_before_anybody_else_gets_
 def test_remaining_lost_and_check_follow_the_local_clock_which_is_never_behind_that_of_redis(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=1, auto_renew=False)
+    me, lock = crowd(), Lock(NAME, ttl=3, auto_renew=False)
     assert me.read(lambda: (lock.remaining(), lock.lost)) == (0.0, False)
     me(lock, "acquire")
     me.read(lock.check)
     for _ in range(20):
         local = me.read(lock.remaining)
-        left_in_redis = int(client.pttl(LOCK))
+        left_in_redis = max(0, int(client.pttl(LOCK)))
         went_by = local - me.read(lock.remaining)
-        assert 0 < local * 1000 <= left_in_redis + 1000 * went_by + 1
+        assert local * 1000 <= left_in_redis + 1000 * went_by + 1
     eventually(lambda: me.read(lambda: lock.lost))
     assert me.read(lock.remaining) == 0.0
     with pytest.raises(LockLost, match="its lease ended"):
@@ -153,14 +153,14 @@ def test_a_lock_is_renewed_as_long_as_it_is_held(
 
 
 def plain(me: Any, **options: Any) -> Lock:
-    lock = Lock(NAME, **{"ttl": 0.9, **options})
+    lock = Lock(NAME, **{"ttl": 3, **options})
     me(lock, "acquire")
     return lock
 
 
 def member(me: Any) -> Any:
     LockPool(NAME).extend(["a", "b"])
-    return me(LockPool(NAME), "acquire", ttl=0.9)
+    return me(LockPool(NAME), "acquire", ttl=3)
 
 
 TAKEN: dict[str, Callable[[Any], Any]] = {
@@ -187,7 +187,8 @@ def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
     me(lock, "extend", FAR, replace_ttl=True)
     before = count(client, "evalsha")
     eventually(lambda: count(client, "evalsha") > before + 2)
-    assert FAR * 0.9 < me.read(lock.remaining) <= me(lock, "info").lease_left + 0.1
+    left = me(lock, "info").lease_left  # first: it only shrinks
+    assert FAR * 0.9 < me.read(lock.remaining) <= left + 0.1
     assert me(lock, "owned")
     client.flushdb()  # of which nobody is told
     with hold(lock.name):
@@ -200,9 +201,9 @@ def test_the_loss_of_a_lock_that_is_not_renewed_is_noticed_before_its_end(
     kind: str, crowd: Crowd, cache_lock: Callable[..., Any], client: redis.Redis, eventually: Eventually, heard: Heard
 ) -> None:
     if kind == "not renewed":
-        plain(crowd(), ttl=3, auto_renew=False)
+        plain(crowd(), ttl=9, auto_renew=False)
     else:
-        lock = cache_lock(NAME, timeout=3)
+        lock = cache_lock(NAME, timeout=9)
         assert lock.acquire()
         assert not kind.endswith("extended") or lock.extend(FAR)
     sleep(0.3)  # Redis may be asked once when it has been held for 0.1 s
@@ -214,7 +215,8 @@ def test_a_renewed_lock_outlives_a_lease_that_is_made_short(crowd: Crowd, eventu
     me, lock = crowd(), Lock(NAME, ttl=30)
     me(lock, "acquire")
     assert me(lock, "extend", 0.005, replace_ttl=True) is True
-    assert 1 < me.read(lock.remaining) <= 3
+    left = me.read(lock.remaining)
+    assert 0 < left <= 3 or left > 20  # it has been renewed already
     eventually(lambda: me.read(lock.remaining) > 20)
     assert me(lock, "owned")
 
@@ -306,8 +308,8 @@ def test_info_tells_who_holds_and_who_waits_in_order(crowd: Crowd, using: str, e
 @frozen
 def test_bounded_waits_end(crowd: Crowd, freeze: Freeze, client: redis.Redis, eventually: Eventually) -> None:
     with hold(NAME):
-        waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=0.5)
-        eventually(lambda: queued(client))
+        waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=1)
+        eventually(lambda: queued(client) or waiting.done())
         with freeze():
             for lock in (Lock(NAME), Lock(NAME, poll=True)):
                 assert crowd()(lock, "acquire", blocking_timeout=WAIT) is False
@@ -327,7 +329,7 @@ def test_a_bounded_wait_of_a_loop_that_begins_inside_ends(using: str, freeze: Fr
 
 
 async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis.Redis, eventually: Eventually) -> None:
-    async with Lock(NAME, ttl=1.5) as lock:
+    async with Lock(NAME, ttl=4) as lock:
         before = end(client)
         eventually(lambda: end(client) > before + 0.3)  # blocks
         assert not lock.lost

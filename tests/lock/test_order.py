@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -105,7 +104,7 @@ def test_nobody_overtakes_a_waiter(
 
 
 def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases_at_once(
-    server: RedisServer, client: redis.Redis, settings: Any, eventually: Eventually
+    server: RedisServer, client: redis.Redis, settings: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = f"redis://localhost:{server.port}/0"  # not a pool that is there already
     settings.CACHES = {**settings.CACHES, "small": alias(DJANGO_REDIS, elsewhere, max_connections=2)}
@@ -128,9 +127,8 @@ def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases
         thread.start()
     eventually(lambda: queued(client) == 300 or errors, within=60)
     assert client.info("clients")["connected_clients"] - already <= 2 + 2  # the listener, the watchdog
-    began = monotonic()
+    limit(monkeypatch, patience_threads=600.0)  # a holder that had to wait for a connection would not come back
     mine.release()
-    assert monotonic() - began < 10  # a holder that has to wait for a connection waits for 20 s
     for thread in threads:
         thread.join(60)
     assert errors == []
@@ -286,13 +284,14 @@ def test_a_waiter_survives_the_loss_of_its_place(
 
 
 DIES = """
-lock = Lock(name, ttl=1)
+lock = Lock(name, ttl=3)
 lock.acquire()
 say("held")
 hear()
 """
 
 
+@pytest.mark.usefixtures("no_look_by_the_clock")
 def test_the_lock_of_a_killed_process_goes_to_the_next_one(
     crowd: Crowd, start: Callable[..., Any], client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -302,9 +301,9 @@ def test_the_lock_of_a_killed_process_goes_to_the_next_one(
     waiting = you.start(lock, "acquire")
     eventually(lambda: queued(client))
     first = holder(client)
-    eventually(lambda: client.pttl(LOCK) < 700)
-    eventually(lambda: client.pttl(LOCK) > 900)  # renewed
+    eventually(lambda: client.pttl(LOCK) < 2200)
+    eventually(lambda: client.pttl(LOCK) > 2400)  # renewed
     assert holder(client) == first
     worker.kill()
-    assert waiting.result(4) is True  # at the end of the lease; whoever did not look then would look every 5 s
+    assert waiting.result(GENEROUS) is True  # it looks at the end of the lease
     assert you(lock, "owned")

@@ -34,7 +34,7 @@ from .conftest import Eventually
 from .kin import Kin, both, in_a_task
 
 Ask = Callable[[Kin, Lock], Coroutine[Any, Any, Any]]
-TTL = 1.5
+TTL = 4.5
 Way = Callable[[Kin, Any], contextlib.AbstractAsyncContextManager[None]]
 MEMBER = lock_name("pool", "seats", "a")
 

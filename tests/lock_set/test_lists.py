@@ -156,7 +156,7 @@ def test_a_transaction_is_rolled_back_where_one_is_lost(
         eventually(lambda: [facts["name"] for event, facts in heard if event == "lost"] == [B])
 
     with pytest.raises(LockLost, match=B):
-        atomic(lose, ttl=0.5)
+        atomic(lose, ttl=4)
     assert (account.balance, held()) == (0, [])
 
 

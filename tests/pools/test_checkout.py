@@ -339,7 +339,7 @@ def test_without_redis_it_says_so(own: RedisServer, retry_for: RetryFor) -> None
 SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
 SECONDS = float(os.environ.get("REDISLOCK_TEST_SECONDS", "8"))
 KEYS = [f"key-{number}" for number in range(6)]
-LEASE = 4.0  # seconds; if the machine hangs for longer, live processes lose members
+LEASE = 8.0  # seconds; if the machine hangs for longer, live processes lose members
 
 # Its threads acquire and release any members, or one of their own choice, again and again. What happens to a member is
 # recorded in a list in Redis, in order: who has acquired it (fence and process), and who has released it.
@@ -439,7 +439,7 @@ def test_no_member_is_held_twice_and_none_is_lost(
 
     # no member is lost: those that killed processes held come back when their leases end
     eventually(lambda: pool.health_check() == (0, len(members)))
-    held = [pool.acquire(blocking_timeout=5) for _ in members]
+    held = [pool.acquire(blocking_timeout=GENEROUS) for _ in members]
     assert {member.key for member in held} == {*pool.keys()} == members
     pool.clear()
     for member in held:

@@ -251,7 +251,7 @@ def test_a_held_member_stays_with_its_holder_however_often_it_is_taken_out_and_p
 ) -> None:
     me(pool, "extend", ["alice", "bob"])
     lost: list[LockLost] = []
-    member, you = me(pool, "acquire", ttl=1, on_lost=lost.append), crowd()
+    member, you = me(pool, "acquire", ttl=6, on_lost=lost.append), crowd()
     assert me(pool, "shrink", ["alice"]) == 1
     assert me(pool, "extend", ["alice"]) == 1
     assert me(pool, "assign", ["alice", "carol"]) == 1

@@ -193,7 +193,7 @@ def test_members_that_were_handed_to_a_stopped_process_go_to_others_and_its_wait
     held: Held, start: Start, wait: Wait, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_every=0.2)
-    stuck = start(WAITS, name=POOL, count=12, ttl=1.5, keeps=False, look_every=1000.0)
+    stuck = start(WAITS, name=POOL, count=12, ttl=9, keeps=False, look_every=1000.0)
     eventually(lambda: len(in_line(client)) == 12, within=60)
     stuck.signal(signal.SIGSTOP)
     waiters = [wait() for _ in range(2)]
@@ -279,7 +279,7 @@ def test_a_waiter_for_one_member_comes_before_newcomers_for_any(
     end: str, options: dict[str, Any], accounts: LockPool, me: Any, crowd: Crowd, want: Any
 ) -> None:
     accounts.assign(["alice"])
-    member = me(accounts, "acquire", ttl=TTL if end == "release" else 1, auto_renew=False)
+    member = me(accounts, "acquire", ttl=TTL if end == "release" else 4, auto_renew=False)
     _, _, wanted = want(**options)
     if end == "release":
         me(member, "release")

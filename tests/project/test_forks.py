@@ -28,7 +28,7 @@ def test_a_child_forked_in_an_event_loop_that_holds_a_lock_neither_renews_nor_re
 ) -> None:
     parent = start("""
 import asyncio
-lock = Lock("seat", ttl=1)
+lock = Lock("seat", ttl=6)
 
 async def give_back():
     try:
@@ -36,7 +36,7 @@ async def give_back():
     except LockNotOwned:
         say("refused", lock.remaining(), await lock.aowned())
     say("tried", await lock.aacquire(blocking=False))
-    async with Lock("other", ttl=1) as other:
+    async with Lock("other", ttl=60) as other:
         say("works", await other.aowned())
 
 async def main():
@@ -59,7 +59,7 @@ asyncio.run(main())
         assert f":{parent.pid}:" in value(client, "seat")[-1]
         os.kill(parent.pid, signal.SIGSTOP)
         os.waitpid(parent.pid, os.WUNTRACED)
-        eventually(lambda: not holder(client, "seat"), within=10)  # the child, alive, does not renew
+        eventually(lambda: not holder(client, "seat"))  # the child, alive, does not renew
         os.kill(int(child), 0)
     finally:
         os.kill(int(child), signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_a_pool_of_processes_shares_a_lock_and_not_what_its_parent_holds(
 ) -> None:
     (tmp_path / "work.py").write_text(POOL)
     command = [sys.executable, "-X", "dev", "-W", "always", "-W", "ignore:This process", "work.py", method]
-    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
     assert complaints(done.stderr) == []
     assert leftovers(client) == []

@@ -62,10 +62,10 @@ def test_a_lock_is_renewed_while_its_greenlet_or_thread_waits_for_something_else
 ) -> None:
     """gevent's threads are of several classes: the main one, its own, and one for each greenlet that is none."""
     worker = start_patched("""
-threading.Thread(target=hold, args=["thread"], kwargs={"ttl": 0.6}, daemon=True).start()
-greenlet = gevent.spawn(hold, "greenlet", ttl=0.6)
-raw = gevent.spawn_raw(hold, "raw", ttl=0.6)
-hold("main", ttl=0.6)
+threading.Thread(target=hold, args=["thread"], kwargs={"ttl": 3}, daemon=True).start()
+greenlet = gevent.spawn(hold, "greenlet", ttl=3)
+raw = gevent.spawn_raw(hold, "raw", ttl=3)
+hold("main", ttl=3)
 """)
     names = {worker.expect("got")[0] for _ in range(4)}
     assert names == {"thread", "greenlet", "raw", "main"}
@@ -73,9 +73,9 @@ hold("main", ttl=0.6)
     before = client.mget(keys)
     for _ in range(4):  # every third of the TTL
         for key in keys:
-            eventually(lambda key=key: client.pttl(key) < 450)
+            eventually(lambda key=key: client.pttl(key) < 2300)
         for key in keys:
-            eventually(lambda key=key: client.pttl(key) > 500)
+            eventually(lambda key=key: client.pttl(key) > 2500)
     assert client.mget(keys) == before
 
 
@@ -119,8 +119,8 @@ def block(name):
         say("got", name)
         gevent.sleep(60)
 
-doomed = [gevent.spawn(hold, "killed", ttl=1), gevent.spawn(block, "block")]
-alive = gevent.spawn(hold, "alive", ttl=1)
+doomed = [gevent.spawn(hold, "killed", ttl=3), gevent.spawn(block, "block")]
+alive = gevent.spawn(hold, "alive", ttl=3)
 hear()
 gevent.killall(doomed)
 say("killed")
@@ -180,10 +180,10 @@ inside = 0
 
 def work(number):
     global inside
-    with Lock("seat", ttl=1, blocking_timeout=60) as lock:
+    with Lock("seat", ttl=3, blocking_timeout=60) as lock:
         inside += 1
         assert inside == 1, "two holders at once"
-        gevent.sleep(1.2 if number == 0 else 0.01)
+        gevent.sleep(3.6 if number == 0 else 0.01)
         lock.check()  # it was renewed
         inside -= 1
 

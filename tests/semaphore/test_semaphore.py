@@ -116,7 +116,7 @@ def test_a_release_hands_its_permit_over(crowd: Crowd, eventually: Eventually) -
 
 
 WORKER = """
-semaphore = Semaphore(name, limit=2, ttl=0.5)
+semaphore = Semaphore(name, limit=2, ttl=3)
 semaphore.acquire()
 say("holds")
 hear()
@@ -249,7 +249,7 @@ def test_it_says_whether_it_is_held_here_and_whether_a_permit_is_to_be_had(crowd
 
 def test_a_permit_is_renewed_extended_and_told_of_its_loss_by_itself(crowd: Crowd, eventually: Eventually) -> None:
     me, you, losses = crowd(), crowd(), list[LockLost]()
-    mine, yours = Semaphore(NAME, limit=2, ttl=0.5, on_lost=losses.append), Semaphore(NAME, limit=2, ttl=0.5)
+    mine, yours = Semaphore(NAME, limit=2, ttl=4, on_lost=losses.append), Semaphore(NAME, limit=2, ttl=4)
     assert me(mine, "acquire")
     assert you(yours, "acquire")
     info = get_lock(f"semaphore:{NAME}")
@@ -259,7 +259,7 @@ def test_a_permit_is_renewed_extended_and_told_of_its_loss_by_itself(crowd: Crow
     assert me(mine, "extend", LONG)
     assert me.read(mine.remaining) > LONG / 2 > you.read(yours.remaining)
     assert me(mine, "reacquire")
-    assert me.read(mine.remaining) <= 0.5
+    assert me.read(mine.remaining) <= 4
     force_release(f"semaphore:{NAME}", permit=me.read(lambda: mine.fence))
     eventually(lambda: losses)
     assert me.read(lambda: mine.lost)
@@ -476,7 +476,7 @@ def test_values_that_were_evicted_are_lost_and_others_stay(client: redis.Redis, 
 
 def test_what_has_ended_stays_no_longer_than_what_has_not(client: redis.Redis, eventually: Eventually) -> None:
     """A release sees what others have left behind, and gives the keys no longer than the leases that are left."""
-    long, short = Semaphore(NAME, limit=3, ttl=LONG), Semaphore(NAME, limit=3, ttl=0.1, auto_renew=False)
+    long, short = Semaphore(NAME, limit=3, ttl=LONG), Semaphore(NAME, limit=3, ttl=1, auto_renew=False)
     assert long.acquire()
     assert short.acquire()
     assert client.pttl(PERMITS) > LONG * 500

@@ -73,10 +73,10 @@ def test_a_short_socket_timeout_does_not_end_a_long_wait(
 ) -> None:
     limit(monkeypatch, look_every=1000.0)  # nor is it over by a look of its own
     me, you, third, lock = crowd(), crowd(), crowd(), Lock("a", ttl=600)
-    with caches(alias(DJANGO_REDIS, server.url, socket_timeout=0.2)):
+    with caches(alias(DJANGO_REDIS, server.url, socket_timeout=0.5)):
         me(lock, "acquire")
         waiting = you.start(Lock("a"), "acquire")
-        assert third(Lock("a"), "acquire", blocking_timeout=0.5) is False
+        assert third(Lock("a"), "acquire", blocking_timeout=1.5) is False
         assert not waiting.done()
         me(lock, "release")
         assert waiting.result(15)

@@ -77,6 +77,7 @@ def test_who_finds_no_connection_free_waits_until_its_deadline_and_is_told_so_in
     client.rpush("busy", "over")
     assert busy.result(GENEROUS) == [[b"busy", b"over"]]
     assert [waited.result(GENEROUS) for waited in waiting] == [[b"1"]] * 5
+    retry_for(GENEROUS)  # the renewer may use the connection for a moment
     assert me(lock, "acquire")
 
 
@@ -131,13 +132,13 @@ def test_an_error_that_is_kept_keeps_no_connection(me: Any, retry_for: Any, monk
             kept.append(caught.value)
 
 
+@pytest.mark.usefixtures("one")
 def test_a_late_answer_is_given_to_nobody_else(me: Any, server: RedisServer) -> None:
-    with caches(alias(DJANGO_REDIS, server.url, socket_timeout=0.1, max_connections=1)):
-        echo(me, "first")
-        for late in ([("ECHO", "late")], [("ECHO", "late"), ("ECHO", "later")]):
-            with stopped(server), pytest.raises(redis.TimeoutError):
-                me(WIRE, "exchange", *late)
-            echo(me, "next")
+    echo(me, "first")
+    for late in ([("ECHO", "late")], [("ECHO", "late"), ("ECHO", "later")]):
+        with stopped(server), pytest.raises(redis.TimeoutError):
+            me(WIRE, "exchange", *late, within=0.1)
+        echo(me, "next")
 
 
 @pytest.mark.usefixtures("one")
@@ -240,8 +241,8 @@ def test_whoever_has_little_time_left_connects_within_it(client: redis.Redis, mo
     kill(client)
     monkeypatch.setattr(redis.Connection, "connect", noted)
     with suppress(redis.TimeoutError):  # on a slow machine
-        WIRE.exchange(("ECHO", "1"), within=0.5)
-    assert 0 < within[0] <= 0.5
+        WIRE.exchange(("ECHO", "1"), within=3.0)
+    assert 0 < within[0] <= 3
 
 
 def test_a_server_that_is_read_only_is_asked_again_for_a_moment(

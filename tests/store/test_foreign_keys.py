@@ -84,7 +84,7 @@ def test_so_are_the_waiters_of_a_held_lock_and_other_locks_go_on(crowd: Crowd, c
 def test_a_lock_that_is_overwritten_while_held_is_an_error_at_the_release_and_then_lost(
     me: Any, client: redis.Redis, eventually: Eventually
 ) -> None:
-    lock = Lock(NAME, ttl=0.5)
+    lock = Lock(NAME, ttl=3)
     me(lock, "acquire")
     with named(client, f"lock:{NAME}"):
         me(lock, "release")
