@@ -122,6 +122,7 @@ _LIMITS = {
     "prune_within": "fencing.claim.WITHIN",
     "orders": "engine.order.MOST",  # pairs of locks
     "sit_out": "engine.attempt.SIT_OUT",
+    "look_late": "engine.attempt.LOOK_LATE",  # seconds by which a look is late if the process stood
     "sit_out_listening": "engine.subscriber.SIT_OUT",
     "remember_for": "engine.watchdog.REMEMBER_FOR",
 }
@@ -333,6 +334,14 @@ def undo_interrupted() -> None:
     runtime().watchdog.interruptions.undo_all()
 
 
+def undo_late(patch: pytest.MonkeyPatch) -> None:
+    """The threads of the package undo what was interrupted when somebody who wants the lock again has done so."""
+    interruptions, asked = runtime().watchdog.interruptions, list[object]()
+    undo_all = interruptions.undo_all
+    _around(patch, interruptions, "undo_under", after=asked.append)
+    patch.setattr(interruptions, "undo_all", lambda: undo_all() if asked else [])
+
+
 def renew_all(using: str | None = None) -> None:
     """Renew all leases of an alias at once, as after a reconnect."""
     runtime().watchdog.renew_all(get_partition(using))
@@ -426,6 +435,13 @@ def waiting(using: str | None = None) -> int:
 def looks_due(using: str | None = None) -> bool:
     """Whether any waiter was told something that it has not acted upon yet."""
     return any(one.look or one.grant for one in _waiters(using))
+
+
+def let_them_look(using: str | None = None) -> None:
+    """It is time for those who wait to look by the clock."""
+    for waiter in _waiters(using):
+        waiter.group.due = monotonic()
+        waiter.wake()
 
 
 def parked() -> bool:

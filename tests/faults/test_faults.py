@@ -26,7 +26,7 @@ from .worker import MUTANTS
 # for a longer run: how many random faults, one after the other
 ROUNDS = int(os.environ.get("REDISLOCK_TEST_FAULTS", "3"))
 SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
-TTL = 0.9  # seconds
+TTL = 3  # seconds
 SEVERAL = [*ON_SENTINELS, *ON_CLUSTER]
 pytestmark = pytest.mark.complete
 

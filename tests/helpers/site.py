@@ -179,7 +179,7 @@ def unlocked_stream(request: HttpRequest, pk: int) -> HttpResponseBase:
 
 plainly = locked_view("account:{pk}")
 stream = plainly(unlocked_stream)
-short_stream = locked_view("account:{pk}", ttl=2)(unlocked_stream)
+short_stream = locked_view("account:{pk}", ttl=3)(unlocked_stream)
 
 
 @plainly

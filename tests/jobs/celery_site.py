@@ -114,7 +114,7 @@ def short(wait: str) -> None:
     gate(wait)
 
 
-@app.task(base=LockedTask, lock="page:{pk}", ttl=2)
+@app.task(base=LockedTask, lock="page:{pk}", ttl=5)
 def page(pk: int, wait: str = "") -> str:
     note("page", pk)
     if wait:

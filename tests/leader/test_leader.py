@@ -195,7 +195,7 @@ def test_it_is_renewed_and_a_term_may_have_an_end(eventually: Eventually) -> Non
         first = end()
         eventually(lambda: end() > first + 0.5)
         assert term.lead()
-    with leader(NAME, max_hold=0.5) as term:
+    with leader(NAME, ttl=3, max_hold=0.5) as term:
         while term.lead():
             time.sleep(0.01)
     eventually(lambda: get_lock(NAME) is None)

@@ -37,6 +37,7 @@ Events = Callable[[], list[tuple[str, str]]]
 
 ALL = (lock_acquired, lock_released, lock_lost, lock_force_released)
 SHORT = 0.5  # seconds
+LONGER = 4.0  # its renewal would come well before its end
 COUNTS = hasattr(asyncio.Task, "uncancel")  # Python 3.10 does not count the cancellations of a task
 
 
@@ -236,8 +237,8 @@ ENDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings and opti
     "setting": ({"AUTO_RENEW": False}, {}),
     "pool": ({}, {"auto_renew": False}),
     "cache.lock": ({}, {}),
-    "max_hold": ({"MAX_HOLD": 3600}, {"max_hold": SHORT}),
-    "MAX_HOLD": ({"MAX_HOLD": SHORT}, {}),
+    "max_hold": ({"MAX_HOLD": 3600}, {"max_hold": SHORT, "ttl": LONGER}),
+    "MAX_HOLD": ({"MAX_HOLD": SHORT}, {"ttl": LONGER}),
 }
 
 

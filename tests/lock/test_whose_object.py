@@ -235,7 +235,7 @@ def test_a_lost_lock_is_not_entered_again_or_refused_but_acquired_anew(
 
 def test_whoever_has_lost_many_locks_goes_on_with_new_ones(crowd: Crowd) -> None:
     me = crowd()
-    for ttl in (0.2, 600):  # it waits for its own lock, as that ends by itself
+    for ttl in (0.5, 600):  # it waits for its own lock, as that ends by itself
         locks = [Lock(f"seat:{number}", ttl=ttl, auto_renew=False) for number in range(60)]
         for lock in locks:
             assert me(lock, "acquire")

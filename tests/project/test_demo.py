@@ -56,7 +56,7 @@ def manage(tmp_path: Path) -> Iterator[Manage]:
     assert list(temporary.iterdir()) == []
 
 
-def run(process: subprocess.Popen[str], within: float = 60) -> tuple[int, str, str]:
+def run(process: subprocess.Popen[str], within: float = 150) -> tuple[int, str, str]:
     output, errors = process.communicate(timeout=within)
     return process.returncode, output, errors
 

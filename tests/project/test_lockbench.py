@@ -37,6 +37,15 @@ def figures(*args: str, **options: Any) -> dict[str, Any]:
     return result["contenders"]  # type: ignore[no-any-return]
 
 
+def with_sections(least: int, *args: str, **options: Any) -> dict[str, Any]:
+    """The same, measured for a time in which each has so many sections, however busy the machine is."""
+    seconds, found = 0.5, figures(*args, seconds=0.5, **options)
+    while seconds < 8 and any(one["sections"] < least for one in found.values()):
+        seconds *= 4
+        found = figures(*args, seconds=seconds, **options)
+    return found
+
+
 @CLUSTER
 @BOTH
 def test_uncontended_pairs_take_two_round_trips(coroutines: bool, cluster: bool) -> None:
@@ -55,7 +64,7 @@ def test_uncontended_pairs_take_two_round_trips(coroutines: bool, cluster: bool)
 def test_a_contended_lock_excludes_keeps_the_order_and_is_on_one_node(
     names: int, cluster: bool, coroutines: bool
 ) -> None:
-    found = figures("contended", asyncio=coroutines, cluster=cluster, names=names, procs=3, seconds=0.5, rounds=1)
+    found = with_sections(60, "contended", asyncio=coroutines, cluster=cluster, names=names, procs=3, rounds=1)
     ours = found["Lock"]
     assert (ours["violations"], ours["inversions_in_server_order"], ours["troubles"]) == (0, 0, {})
     assert ours["numbered"] == ours["sections"] > 0
@@ -116,15 +125,15 @@ def test_a_dogpile_computes_its_value_once(coroutines: bool) -> None:
 
 @BOTH
 def test_members_of_a_pool_are_held_once(coroutines: bool) -> None:
-    [pool] = figures("pool", asyncio=coroutines, procs=3, members=20, seconds=0.5).values()
+    [pool] = with_sections(100, "pool", asyncio=coroutines, procs=3, members=20).values()
     assert (pool["violations"], pool["troubles"]) == (0, {})
     assert pool["round_trips"] < 2.2  # a renewal, or the last call's answer
-    assert pool["sections"] > 20
 
 
 @BOTH
 def test_no_more_than_the_limit_hold_a_semaphore(coroutines: bool) -> None:
-    found = figures("semaphore", asyncio=coroutines, procs=3, hold_ms=20, seconds=0.5, rounds=1)
+    # long enough for Python's own work to matter little: of one permit there are at most 25 turns
+    found = figures("semaphore", asyncio=coroutines, procs=3, hold_ms=60, seconds=1.5, rounds=1)
     assert {"Lock", "Semaphore 1", "Semaphore 5", "sorted sets 5"} <= set(found)
     assert {(one["violations"], *one["troubles"]) for one in found.values()} == {(0,)}
     ours = [one for key, one in found.items() if key[:9] in ("Lock", "Semaphore")]

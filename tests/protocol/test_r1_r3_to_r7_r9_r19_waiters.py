@@ -72,7 +72,7 @@ def test_r1_answers_that_come_after_the_end_of_their_lease_grant_nothing(
 def test_r1_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
     at_work: bool, held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
-    waiting = join(Lock(NAME, ttl=0.5, auto_renew=False, using="other"))
+    waiting = join(Lock(NAME, ttl=3, auto_renew=False, using="other"))
     late = network.hold_message(f"g {listed(client)[0][0]}")
     held.release()
     eventually(lambda: not holder(client))
@@ -114,9 +114,9 @@ def test_r7_a_message_to_a_waiter_that_has_left_reaches_the_next_at_once(
         polls = here.request("polls-polls-polls-poll", name=name, ttl=LONG)
         here.acquire(polls, inside.polled(0.5), now)
     here.acquire(here.request("gone-gone-gone-gone-gone", name=name, ttl=LONG), ticket=now + 1)
-    waiting = join(thing, blocking_timeout=GENEROUS)
+    waiting = join(thing, blocking_timeout=LONG)
     lock.release()
-    assert waiting.result(within=15)  # the lease of that handoff is 200 s
+    assert waiting.result()  # the lease of that handoff is 200 s
     assert listed(client, name) == []
 
 
@@ -132,18 +132,18 @@ def test_r7_a_withdrawal_that_could_not_be_sent_is_sent_later(
     eventually(lambda: queued(client) == 0)
 
 
+@nobody_looks
 @pytest.mark.parametrize(
-    ("ttl", "what", "look_every"),
+    ("ttl", "what"),
     [
-        pytest.param(30, "granted long ago", 2.0, marks=pytest.mark.complete),
-        pytest.param(1, "its handoff has ended", 2.0, marks=pytest.mark.complete),
-        (30, "half a message", LONG),
+        pytest.param(30, "granted long ago", marks=pytest.mark.complete),
+        pytest.param(1, "its handoff has ended", marks=pytest.mark.complete),
+        (30, "half a message"),
     ],
 )
 def test_r19_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listener_reconnect(
     ttl: float,
     what: str,
-    look_every: float,
     held: Lock,
     network: Proxy,
     join: Join,
@@ -152,7 +152,7 @@ def test_r19_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listen
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limit(monkeypatch, look_every=look_every)
+    limit(monkeypatch, look_late=LONG)  # however busy the machine is, that is no sign that this process stood
     ears = listening("other")
     generation = ears.generation
     waiting = join(Lock(NAME, ttl=ttl, using="other"))
@@ -163,6 +163,13 @@ def test_r19_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listen
     else:
         network.swallow_message(f"g {listed(client)[0][0]}")
     held.release()
+    if what == "granted long ago":  # its wake would have come
+        granted = int(value(client)[3])
+        eventually(lambda: server_time(client) > granted + 1_100_000)
+    elif what == "its handoff has ended":
+        eventually(lambda: not holder(client))
+    assert not waiting.future.done() or what == "half a message"
+    inside.let_them_look("other")
     assert waiting.result()
     eventually(lambda: ears.generation > generation and ears.ready)
 

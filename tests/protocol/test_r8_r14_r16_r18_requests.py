@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -290,7 +290,7 @@ def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(ho
         one = Interrupter(lambda file: file.startswith(OURS), place)
         with suppress(Interrupt, ValueError):
             one.run(section)
-        deadline = monotonic() + 5
+        deadline = monotonic() + GENEROUS
         while leases() or not set(leftovers(client)) <= MEMBERS:
             if sys.version_info < (3, 11):
                 gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
@@ -313,3 +313,21 @@ def test_r18_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
     with lock:  # it does not wait for itself
         pass
     assert leftovers(client) == []
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["", "another section goes on"])
+def test_r18_who_wants_again_what_it_held_when_it_was_interrupted_does_not_wait_for_itself(
+    goes_on: bool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """Before a thread of the package has noticed."""
+    inside.undo_late(monkeypatch)
+    lock, outer = (Lock(NAME, ttl=LONG, reentrant=goes_on) for _ in range(2))
+    with outer if goes_on else nullcontext():
+        end = lock.__exit__  # a with statement looks it up, and keeps it until its block has ended
+        lock.__enter__()
+        del end  # interrupted before it was called
+        with Lock(NAME, reentrant=goes_on) as again:
+            assert again.owned()
+            assert not goes_on or again.fence == outer.fence
+    monkeypatch.undo()
+    eventually(lambda: leftovers(client) == [] and not leases())

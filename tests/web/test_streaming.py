@@ -114,7 +114,7 @@ def test_a_stream_that_is_closed_unread_or_interrupted_releases(monkeypatch: pyt
 
 def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Any) -> None:
     responses = [site.short_stream(RequestFactory().get("/"), pk=1), site.stream(RequestFactory().get("/"), pk=2)]
-    eventually(lambda: outlives(2, "account:1"))
+    eventually(lambda: outlives(3, "account:1"))
     responses.clear()
     gc.collect()
     eventually(lambda: not list_locks())  # the second one was not left to its TTL

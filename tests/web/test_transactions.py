@@ -157,9 +157,9 @@ def test_500_requests_at_once_lose_no_update_with_our_lock_and_some_with_another
 def test_the_lock_is_held_until_the_last_transaction_has_ended(rolled_back: bool, eventually: Any) -> None:
     with transaction.atomic("second"):
         with transaction.atomic("default"):
-            get(locked_view("account", ttl=2)(lambda request: HttpResponse()))
+            get(locked_view("account", ttl=3)(lambda request: HttpResponse()))
             transaction.set_rollback(rolled_back)
-        eventually(lambda: outlives(2, "account"))
+        eventually(lambda: outlives(3, "account"))
     if rolled_back:
         eventually(lambda: not list_locks())
     assert held() == []
@@ -302,7 +302,7 @@ def test_a_plain_view_whose_client_hangs_up_keeps_its_lock(settings: Any, gate: 
         assert gate.reached.wait(GENEROUS)
         connection.close()
         eventually(web.is_idle)
-        eventually(lambda: outlives(2, "account:1"))
+        eventually(lambda: outlives(3, "account:1"))
         gate.go_on.set()
         eventually(lambda: not list_locks())
 
@@ -321,13 +321,13 @@ def test_a_client_that_hangs_up_while_it_reads_leaves_no_lock(webs: Any, gate: s
 def test_an_inner_view_does_not_release_the_lock_of_the_outer_one(response: Any, account: Any, eventually: Any) -> None:
     inner = locked_view("account", reentrant=True)(lambda request: response([b"x"]))
 
-    @locked_view("account", ttl=2)
+    @locked_view("account", ttl=3)
     def outer(request: HttpRequest) -> str:
         with transaction.atomic():
             assert b"".join(inner(request)) == b"x"
         undo_interrupted()
         request.close()
-        eventually(lambda: outlives(2, "account"))
+        eventually(lambda: outlives(3, "account"))
         return "|".join(held())
 
     assert (get(outer), held()) == ("account", [])
