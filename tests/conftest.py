@@ -69,6 +69,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("complete") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))  # those that compute for a minute, on a machine that is busy
     if not config.getoption("--complete"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("complete")])
         items[:] = [item for item in items if not item.get_closest_marker("complete")]

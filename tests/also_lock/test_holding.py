@@ -84,7 +84,7 @@ def test_without_it_ours_is_lost_at_the_next_renewal(
     crowd: Crowd, old: Old, client: redis.Redis, how: str, eventually: Eventually
 ) -> None:
     losses, me = Losses(), crowd()
-    lock = Lock(NAME, ttl=3, on_lost=losses.append)
+    lock = Lock(NAME, ttl=6, on_lost=losses.append)
     me(lock, "acquire")
     client.delete(old.key(NAME))
     theirs = old.held(NAME) if how == "somebody else's" else None
@@ -123,7 +123,7 @@ async def test_the_task_that_holds_it_is_cancelled(
     plain: Old, client: redis.Redis, aeventually: Callable[..., Any]
 ) -> None:
     async def work() -> None:
-        async with Lock(NAME, ttl=3, on_lost="cancel"):
+        async with Lock(NAME, ttl=6, on_lost="cancel"):
             client.delete(NAME)
             await asyncio.sleep(GENEROUS)
 
@@ -150,7 +150,7 @@ def test_one_that_is_force_released_while_it_waits_for_old_code_raises(
     crowd: Crowd, plain: Old, client: redis.Redis, eventually: Eventually
 ) -> None:
     theirs, me = plain.held(NAME), crowd()
-    waiting = me.start(Lock(NAME, ttl=3), "acquire")
+    waiting = me.start(Lock(NAME, ttl=30), "acquire")
     eventually(lambda: force_release(NAME))
     with pytest.raises(LockLost):
         waiting.result(GENEROUS)

@@ -263,7 +263,7 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     name, held, waiting = contended
     ears, fence = Ears(name=name), held.fence
     source, target = own_cluster.owner_of(slot_of(name)), own_cluster.masters()[1]
-    others = [Lock(name, ttl=3) for name in names_on(own_cluster, source, 8)[1:]]
+    others = [Lock(name, ttl=6) for name in names_on(own_cluster, source, 8)[1:]]
     for lock in others:
         lock.acquire()
     generation, owners = ears.generation, own_cluster.owners()

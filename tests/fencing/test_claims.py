@@ -413,7 +413,7 @@ def test_nothing_is_lost_that_is_claimed_while_prune_is_at_work(
         if moment in sql and not struck:
             struck.append(sql)
             with pytest.raises(LockUnavailable) if claims == "new" else nullcontext():
-                other()(apart(partial(claim_now, claims, fence_timeout=0.05)))
+                other()(apart(partial(claim_now, claims, fence_timeout=0.05 if claims == "new" else GENEROUS)))
         return execute(sql, *more)
 
     with connections["default"].execute_wrapper(claim_between):

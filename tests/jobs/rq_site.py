@@ -60,7 +60,7 @@ def has_failed(*args: Any) -> None:
     note("has failed")
 
 
-@locked_job("copied", lock_from="enqueue", ttl=3)
+@locked_job("copied", lock_from="enqueue", ttl=6)
 def copied(wait: str) -> None:
     note("begins")
     gate(wait)

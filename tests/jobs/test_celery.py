@@ -362,7 +362,7 @@ def test_a_job_that_takes_too_long_gives_its_lock_back(
 ) -> None:
     """At once where it is told so, and after its TTL where its process is killed."""
     task, arguments = (site.report, (2024, "never")) if limit == "soft_time_limit" else (site.short, ("never",))
-    job = task.apply_async(arguments, **{limit: 1})
+    job = task.apply_async(arguments, **{limit: 5})  # for the worker has to begin by then
     worker("-c", "1")
     eventually(lambda: job.state == "FAILURE", within=60)
     assert len(runs()) == 1

@@ -145,7 +145,7 @@ class Site:
         """Stop it; return everything that it wrote to stderr. With SIGTERM, uvicorn ends as soon as it has given its
         requests up."""
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(30)
+        self.process.wait(60)
         return self.stderr.read_text()
 
     def complaints(self) -> list[str]:

@@ -374,7 +374,7 @@ def slots(client: redis.Redis) -> list[Any]:
 def network(server: RedisServer, own_pools: None, retry_for: Callable[[float], None]) -> Iterator[Proxy]:
     """The default alias leads through this proxy to a server that knows the scripts; answers are waited for briefly."""
     retry_for(GENEROUS)
-    with proxy(server.port) as running, caches(alias(DJANGO, running.url, socket_timeout=0.1)):
+    with proxy(server.port) as running, caches(alias(DJANGO, running.url, socket_timeout=0.3)):
         Counter("warm-up").incr()
         ConditionalValue("warm-up").setgt(1)
         yield running
