@@ -59,7 +59,7 @@ def test_a_node_that_hangs_delays_no_lease_on_another(own_cluster: Cluster, even
 
 def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools: None, eventually: Eventually) -> None:
     """It says CLUSTERDOWN, for as long as it is asked; nothing else in this process asks where the slots are."""
-    with new_cluster(partitionable=True) as cluster, use(cluster, TTL=9):
+    with new_cluster(partitionable=True) as cluster, use(cluster, TTL=24):
         first = cluster.masters()[0]
         (name,) = names_on(cluster, first)
         lock = Lock(name)
@@ -78,10 +78,10 @@ def test_a_handoff_by_a_replaced_master_that_wakes_up_is_ignored(
 ) -> None:
     """C3: it works off a renewal of before, finds the lease at its end, and is heard through the new master."""
     first, me = own_cluster.masters()[0], crowd()
-    held = [Lock(name, ttl=9) for name in names_on(own_cluster, first, 4)]
+    held = [Lock(name, ttl=15) for name in names_on(own_cluster, first, 4)]
     for lock in held:
         me(lock, "acquire")
-    waiting = [queue(Lock(lock.name, ttl=9), crowd()) for lock in held]
+    waiting = [queue(Lock(lock.name, ttl=15), crowd()) for lock in held]
     over = monotonic() + first.client().pttl(key_of(held[0].name)) / 1000 + 3
     own_cluster.pause(first)
     own_cluster.wait_for_failover(first)

@@ -126,7 +126,7 @@ def network(server: RedisServer, add_alias: Callable[..., str]) -> Iterator[Prox
 @pytest.fixture
 def impatient(network: Proxy, add_alias: Callable[..., str]) -> Proxy:
     """The same for an alias that soon gives up on an answer."""
-    add_alias(network.url, SOCKET_TIMEOUT=0.2)
+    add_alias(network.url, SOCKET_TIMEOUT=0.5)
     return network
 
 

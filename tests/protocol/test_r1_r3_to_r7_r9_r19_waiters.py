@@ -289,7 +289,7 @@ def test_r5_waiters_of_a_process_look_no_more_often_than_one_and_the_next_goes_o
     join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
     Lock(NAME, ttl=LONG).acquire()
-    leave = [join(Lock(NAME, blocking_timeout=6)) for _ in range(5)]
+    leave = [join(Lock(NAME, blocking_timeout=12)) for _ in range(5)]
     stays = join(Lock(NAME))
     before, began = count(client, "evalsha"), monotonic()
     eventually(lambda: count(client, "evalsha") >= before + 7)

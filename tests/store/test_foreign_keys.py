@@ -44,7 +44,7 @@ def named(client: redis.Redis, key: str) -> Iterator[None]:
 
 def use(me: Any, **options: Any) -> None:
     lock = Lock(NAME, **options)
-    if not me(lock, "acquire", blocking_timeout=0.2):
+    if not me(lock, "acquire", blocking_timeout=2):
         raise LockNotAcquired("busy", NAME)
     me(lock, "release")
 
