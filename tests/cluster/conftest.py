@@ -93,5 +93,5 @@ def cluster(shared: Cluster, own_pools: None) -> Iterator[Cluster]:
 @pytest.fixture
 def own_cluster(own_pools: None) -> Iterator[Cluster]:
     """A cluster that a test may break."""
-    with new_cluster() as cluster, use(cluster, TTL=3, RETRY_FOR=10):
+    with new_cluster() as cluster, use(cluster, TTL=6, RETRY_FOR=10):
         yield cluster

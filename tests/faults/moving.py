@@ -25,7 +25,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.processes import Worker
 
-TTL = 3  # seconds, whole ones for python-redis-lock
+TTL = 8  # seconds, whole ones for python-redis-lock
 HOLDS = [0.0] * 90 + [0.001] * 8 + [0.01, 0.2]
 
 OLD: dict[str, Callable[[redis.Redis, str], AbstractContextManager[Any]]] = {
