@@ -50,7 +50,7 @@ class Worker:
         self.pid = self.process.pid
         self.signal = self.process.send_signal
 
-    def expect(self, word: str, within: float = 30) -> list[str]:
+    def expect(self, word: str, within: float = 90) -> list[str]:
         """Read lines until one starts with ``word``; answers the words behind it."""
         deadline = time.monotonic() + within
         handle = self.process.stdout.fileno()
