@@ -40,8 +40,9 @@ RetryFor = Callable[[float], None]
 
 
 @pytest.fixture
-def network(server: RedisServer, own_pools: None, accounts: LockPool) -> Iterator[Proxy]:
+def network(server: RedisServer, own_pools: None, accounts: LockPool, retry_for: RetryFor) -> Iterator[Proxy]:
     """The default alias leads through a network that loses and delays; the server already has the scripts."""
+    retry_for(GENEROUS)  # on a busy machine, more than one answer may come too late
     with proxy(server.port) as running, caches(alias(DJANGO, running.url, socket_timeout=0.3)):
         pool = LockPool("another")
         pool.assign(["warm-up"])
@@ -119,9 +120,12 @@ def test_the_error_says_why_no_member_was_acquired(me: Any, pool: LockPool, memb
     assert not members or caught.value.busy_for > 0
 
 
-def test_where_redis_does_not_say_whether_there_are_members_the_refusal_stands(network: Proxy) -> None:
+def test_where_redis_does_not_say_whether_there_are_members_the_refusal_stands(
+    network: Proxy, retry_for: RetryFor
+) -> None:
     pool = LockPool("empty")
     assert pool.keys() == []
+    retry_for(0.5)
     asked = network.hold_answer("ZCARD", times=1000)
     with pytest.raises(LockNotAcquired, match=r"at once: none is free\.$"):
         pool.acquire(blocking_timeout=0)
@@ -259,9 +263,8 @@ def test_a_checkout_and_a_release_whose_answers_were_lost_or_that_are_repeated_l
     ],
 )
 def test_a_change_whose_answer_was_lost_or_that_is_repeated_late_happens_once_and_returns_what_it_has_done(
-    me: Any, network: Proxy, accounts: LockPool, client: redis.Redis, retry_for: RetryFor, case: Any
+    me: Any, network: Proxy, accounts: LockPool, client: redis.Redis, case: Any
 ) -> None:
-    retry_for(GENEROUS)  # on a busy machine, more than one answer may come too late
     word, change, members, then, after = case
     lost = network.lose_answer(word)
     assert me(accounts, *change) == 1

@@ -22,7 +22,7 @@ from fakeredis import FakeRedisConnection
 import django_redislock
 from django_redislock import Counter, Lock, LockPool, LockUnavailable, list_locks
 from redisserver import RedisServer
-from tests.helpers.actors import Crowd
+from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.operations import all_of_them
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, PASSWORD, alias, caches, connections
@@ -69,8 +69,9 @@ def test_the_key_prefix_of_the_alias_leads_every_key_and_channel(
 
 
 def test_a_short_socket_timeout_does_not_end_a_long_wait(
-    crowd: Crowd, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    crowd: Crowd, server: RedisServer, monkeypatch: pytest.MonkeyPatch, retry_for: Callable[[float], None]
 ) -> None:
+    retry_for(GENEROUS)
     limit(monkeypatch, look_every=1000.0)  # nor is it over by a look of its own
     me, you, third, lock = crowd(), crowd(), crowd(), Lock("a", ttl=600)
     with caches(alias(DJANGO_REDIS, server.url, socket_timeout=0.5)):
@@ -79,7 +80,7 @@ def test_a_short_socket_timeout_does_not_end_a_long_wait(
         assert third(Lock("a"), "acquire", blocking_timeout=1.5) is False
         assert not waiting.done()
         me(lock, "release")
-        assert waiting.result(15)
+        assert waiting.result(GENEROUS)
 
 
 @BOTH
