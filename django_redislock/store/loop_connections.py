@@ -33,7 +33,7 @@ class Loan:
 class _Limit:
     """Hangs up a connection on which an exchange takes too long: whoever reads fails then.
 
-    It is lighter than a time limit for the task, since its alarm is set once for many exchanges: when it rings, it looks
+    It is lighter than a time limit for the task, since one alarm is set for many exchanges: when it rings, it looks
     whether one is late. redis-py's own limits for reads and writes swallow cancellations before Python 3.12.
     """
 
