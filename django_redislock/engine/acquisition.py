@@ -73,10 +73,11 @@ class Acquisition(Section):
     the section ends with a function that runs. ``purpose`` is shown after the owner: a request path, for instance.
     """
 
-    terms: Terms
-    _request: LockRequest | None = None
+    __slots__ = ("_generation", "_listener", "_request", "options", "purpose", "terms", "token")
+
+    _request: LockRequest | None
+    _generation: int  # of the subscription under which the first try was made
     _waiter: Waiter | None = None
-    _generation: int = 0  # of the subscription under which the first try was made
     _attempt: Attempt | None = None  # once the first try was not enough
 
     def __init__(
@@ -105,6 +106,8 @@ class Acquisition(Section):
         self._caller = None if runner is None else weakref.ref(runner)
         self._through = None if through is None else weakref.ref(through)
         self._keeper = self._through
+        self.lease = self._ground = self._witness = self._request = None
+        self.over, self._generation = False, 0
         above = show(self, self.keys[0])
         self._above = above if options.limit is None else ()  # whoever holds a permit may want another one
 
@@ -221,16 +224,17 @@ class Acquisition(Section):
         first = None if tried is None else FirstLook(tried, self._waiter is not None, self._generation)
         granted = yield from (attempt.adopt() if self.options.adopt else obtain(attempt, first))
         if granted is not None:
-            facts: Any = {"template": template, "unknown": attempt.unknown}
             request = attempt.request if old is None else attempt.request._replace(old=old)
-            lease = Lease(request, self.terms, **granted._asdict(), **facts)
+            fence, ends, handed = granted
+            lease = Lease(request, self.terms, fence, ends, template, handed, attempt.unknown)
             lease.canceller = canceller
             self._enter(lease)
             self._runtime.watchdog.watch(lease)
             attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
             self._attempt = self._waiter = None
             if old is None or (yield from take_old_key(attempt, lease, old, adopts=self.options.adopt)):
-                yield from tell_acquired(lease, monotonic() - begun)
+                if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
+                    yield from tell_acquired(lease, monotonic() - begun)
                 return None
         try:
             yield from (attempt.withdraw() if granted is None else self._give_up(lease))

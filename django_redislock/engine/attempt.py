@@ -343,13 +343,12 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
             if grant.us <= refused:
                 # it came during that look, and was force-released in between, say; or the clock has jumped back
                 return None, False
-            ends = listener.deadline_of(grant)
-            if monotonic() < ends:
+            if monotonic() < grant.ends:
                 attempt.got(grant.name)
                 attempt.request.partition.note_fence(grant.fence)
                 if attempt.confirms:
                     return (yield from attempt.confirm(grant.fence)), False
-                return Granted(grant.fence, ends, True), False
+                return Granted(grant.fence, grant.ends, True), False
             # woken too late: it may be somebody else's by now, and others here may have been dropped for that
             listener.doubt(attempt.request.name)
             return None, False

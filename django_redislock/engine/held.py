@@ -41,15 +41,20 @@ FEW = 16  # entries that are copied each time
 class Held:
     """An acquisition, as the context shows it, and whose it is. Each is an Acquisition, which see."""
 
+    # with the dict, which few need: for what has a default in this class, or in those that follow
+    __slots__ = (
+        "__dict__", "__weakref__", "_caller", "_ground", "_keeper", "_pid", "keys", "lease", "name", "over", "partition",
+    )  # fmt: skip
+
     name: str
     partition: Partition
-    lease: Lease | None = None
+    lease: Lease | None
     keys: tuple[Key, ...]  # under which it is shown
-    over: bool = False  # given back, or never got
+    over: bool  # given back, or never got
     _pid: int
     _caller: Any  # weak
     _keeper: Any  # weak: it is renewed as long as this lives
-    _ground: weakref.ref[Any] | None = None
+    _ground: weakref.ref[Any] | None
 
     @property
     def caller(self) -> Runner | None:

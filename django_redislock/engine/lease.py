@@ -79,21 +79,44 @@ class Lease:
     leader, it is ``spare`` seconds earlier: the time to come to an end before anybody else leads.
     """
 
+    # with the dict, which few leases need: for the attributes below
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "asked_fence",
+        "closed",
+        "due",
+        "ends",
+        "fence",
+        "fenced",
+        "handed",
+        "id",
+        "known",
+        "name",
+        "partition",
+        "pid",
+        "renewing",
+        "request",
+        "seen",
+        "shares",
+        "since",
+        "spare",
+        "template",
+        "terms",
+        "ttl",
+        "unknown",
+        "watched",
+    )
     matters = True  # whether a failure to renew it is worth a warning
 
-    # what few leases have: each lock makes one, and only those that it is about cost anything
     claimed: frozenset[str] = frozenset()  # on which databases
     canceller: Canceller | None = None
     changing: bool = False  # Redis is being asked to detach it, or for a new fence
-    closed: bool = False  # released or detached: nobody here may use it any more
     detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
-    due: float = 0.0  # when the watchdog looks next
     lost_reason: str = ""
-    seen: bool = False  # the watchdog has looked at it: it is no short section
     tried_release: bool = False
     unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
     urgent: bool = False  # ask Redis now, whatever the clock says
-    watched: bool = False
 
     def __init__(
         self,
@@ -124,6 +147,10 @@ class Lease:
         self.shares: list[Any] = []  # the sections that use it: several, if it is reentrant
         self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
         self.asked_fence: int = fence  # in the latest renewal
+        self.closed: bool = False  # released or detached: nobody here may use it any more
+        self.watched: bool = False
+        self.due: float = 0.0  # when the watchdog looks next
+        self.seen: bool = False  # the watchdog has looked at it: it is no short section
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """A lease cannot be pickled or copied: a copy of an object that refers to it has None instead."""

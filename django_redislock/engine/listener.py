@@ -91,17 +91,6 @@ class Listener:
             return None
         return waiter.group.due if self.ready else waiter.due
 
-    def deadline_of(self, grant: Grant) -> float:
-        """The local monotonic time at which to presume a handoff's lease over (never too late)."""
-        anchor = (grant.node or self.partition.node).anchor
-        if anchor is None:
-            return 0.0
-        us, sent = anchor
-        granted, now = sent + (grant.us - us) / 1e6, monotonic()
-        if granted > now + 1.0:
-            return 0.0  # the server's clock has jumped ahead since: nobody knows when that was
-        return lease_end(min(granted, now), grant.lease)
-
     def tell_all(self, name: str | None = None) -> None:
         """Make all waiters look, or all that wait for ``name``: they may no longer be in the queue."""
         for waiter in self.waiters.of(name):
@@ -175,10 +164,12 @@ class Listener:
         kind = granted or told
         # C3, C7: otherwise a former master may have sent it, so the waiter looks
         trusted = granted and by == node.id != "@?" and not node.doubted_at
-        grant = Grant(int(fence), int(us), int(lease_ms) / 1000, name, node) if trusted else None
         waiter = self.waiters.get(id) if kind in "gw" else None
-        if grant is not None and monotonic() >= self.deadline_of(grant):
-            self.doubt(name if waiter is None else waiter.group.name)
+        grant = None
+        if trusted:
+            grant = Grant(int(fence), int(us), _end_of(node, int(us), int(lease_ms) / 1000), name)
+            if monotonic() >= grant.ends:
+                self.doubt(name if waiter is None else waiter.group.name)
         if waiter is not None:
             waiter.tell(grant)
         elif can_be_asked_for(name):
@@ -199,3 +190,14 @@ class Listener:
         """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""
         left = LockRequest(self.partition, make_keys(self.partition.prefix, name), name, id)
         self._watchdog.release_later(left, unknown=False, how=WITHDRAWAL)
+
+
+def _end_of(node: Node, granted_us: int, lease: float) -> float:
+    """The local monotonic time at which to presume a handoff's lease over (never too late)."""
+    if node.anchor is None:
+        return 0.0
+    us, sent = node.anchor
+    granted, now = sent + (granted_us - us) / 1e6, monotonic()
+    if granted > now + 1.0:
+        return 0.0  # the server's clock has jumped ahead since: nobody knows when that was
+    return lease_end(min(granted, now), lease)

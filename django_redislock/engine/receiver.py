@@ -166,10 +166,7 @@ class Receiver:
     def _lone(self) -> ThreadWaiter | None:
         """The only waiter for messages on this connection, if there is one and it can read them."""
         waiters = [each.waiters for each in self.listeners if each.waiters.count]
-        if len(waiters) != 1 or waiters[0].count != 1 or self._memory:
-            return None
-        found = waiters[0].of()
-        lone = found[0] if len(found) == 1 else None
+        lone = waiters[0].only() if len(waiters) == 1 and not self._memory else None
         return lone if isinstance(lone, ThreadWaiter) else None
 
     def _read_ourselves(self) -> None:

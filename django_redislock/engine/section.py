@@ -28,6 +28,8 @@ from .with_block import Witness
 class Ending:
     """What follows from exit()."""
 
+    __slots__ = ()
+
     @abstractmethod
     def exit(self, error: BaseException | None) -> Steps[bool]: ...
 
@@ -53,11 +55,13 @@ class Ending:
 class Section(Ending, Held):
     """What an Acquisition is, once it has the lock."""
 
-    at_least: float = 0.0  # seconds for which it stays held, though by nobody, if it ends sooner and well
+    __slots__ = ("_above", "_runtime", "_through", "_witness")
+
     _above: tuple[Held, ...]  # what the context had shown before
     _through: Any  # weak: the object by which users hold the lock
     _runtime: Runtime
-    _witness: Witness | None = None
+    _witness: Witness | None
+    at_least: float = 0.0  # seconds for which it stays held, though by nobody, if it ends sooner and well
     _tried: Tried | None = None  # a release that was not enough
 
     @property

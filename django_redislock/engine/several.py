@@ -44,6 +44,8 @@ class _Once:
 class Several(Ending):
     """Acquisitions of different locks, in the order of their names, made before anything is sent."""
 
+    __slots__ = ("sections",)
+
     def __init__(self, sections: Iterable[Section]) -> None:
         self.sections: tuple[Any, ...] = tuple(sections)
 

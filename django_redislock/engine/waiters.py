@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from ..base.names import split_member
 from ..base.times import Alarm, monotonic
-from ..store.node import Node
 
 Loop = asyncio.AbstractEventLoop
 
@@ -21,9 +20,8 @@ class Grant(NamedTuple):
 
     fence: int
     us: int  # server time of the grant
-    lease: float  # seconds
+    ends: float  # monotonic, by the clock of the node that made it (C2): when to presume its lease over
     name: str  # of the lock; for a waiter for a pool, of the member
-    node: Node | None = None  # whose clock that is (C2)
 
 
 class Waiter:
@@ -228,6 +226,14 @@ class Waiters:
         names = (name,) if split is None else (name, split[0])
         with self._mutex:
             return [group for group in self._groups.values() if group.name in names]
+
+    def only(self) -> Waiter | None:
+        """The only waiter; None: there is none, or there are several."""
+        try:
+            (one,) = self._by_id.values()
+        except (ValueError, RuntimeError):  # the latter where another thread changes it
+            return None
+        return one
 
     def of(self, name: str | None = None) -> list[Waiter]:
         """The waiters for ``name``; None: all of them."""

@@ -1,4 +1,4 @@
--- (piece) the server's clock, and the value of a held lock: `id channel flag fence since token owner`, all of it text.
+-- (piece) the value of a held lock: `id channel flag fence since token owner`, all of it text.
 --   id       of the attempt that was granted the lock: never used twice
 --   channel  of its process; '-': it listens to nothing, so nobody can tell it anything, or find out that it is gone
 --   flag     c: confirmed, a: adopted, d: detached, h: handed over and not yet confirmed, p: the same by the line of
@@ -7,11 +7,7 @@
 --   token    by which others may adopt or release the lock; '-': the same as the id
 --   owner    for people; a note may follow behind a line feed
 
--- microseconds. Lua's numbers hold it exactly, but as text it must be written by string.format('%.0f'): every other way
--- rounds it
-local clock = redis.call('TIME')
-local us = clock[1] * 1000000 + clock[2]
-
+--#include clock
 local function holder_value(id, channel, flag, fence, since, token, owner)
   return id .. ' ' .. channel .. ' ' .. flag .. ' ' .. fence .. ' ' .. since .. ' ' .. token .. ' ' .. owner
 end
