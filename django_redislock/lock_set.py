@@ -64,8 +64,8 @@ class LockSet:
     It belongs to the thread or task that acquires it, as a lock does, and methods that talk to Redis have a twin for
     coroutines. The first of several acquisitions of the same set is the one to be released last (``reentrant``).
 
-    Guaranteed and not guaranteed, of each lock, is what :class:`Lock` says. The locks are not acquired at one moment,
-    though in one round trip if all are free; on a cluster, they may be on different nodes.
+    Guaranteed and not guaranteed, of each lock, is what :class:`Lock` says. The locks are neither acquired nor released
+    at one moment, though in one round trip if all are free; on a cluster, they may be on different nodes.
     """
 
     __slots__ = ("__weakref__", "_locks", "_options", "_templates")

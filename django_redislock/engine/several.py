@@ -19,12 +19,13 @@ from ..base.steps import DrivingLoop, Step, Steps
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
 from ..options import OnLost, Options
-from ..store.calls import released_at_once
+from ..store.calls import HOLDER, released_at_once
 from ..store.lock_store import Partition
+from ..store.loop_connections import ENTERING, LEAVING
 from ..store.retry import Execute, Tried
 from ..store.wire import CONNECTION_ERRORS, Command
 from .acquisition import Acquisition, Frame
-from .announcements import tell_acquired
+from .announcements import tell_acquired, tell_released
 from .attempt import give_up_at
 from .lease import Lease
 from .section import Ending, Section
@@ -120,7 +121,7 @@ class Several(Ending):
             commands.append(command)
         if not commands:
             return 0, None
-        tried = yield from _send(partition, commands, deadline)
+        tried = yield from _send(partition, commands, give_up_at(deadline))
         got = 0
         while got < len(tried) and near[got].take_grant(tried[got]):
             got += 1
@@ -130,7 +131,7 @@ class Several(Ending):
             if (command := section.give_up_try(one)) is not None
         ]
         if behind:
-            answers = yield from _send(partition, [command for _, command in behind], deadline)
+            answers = yield from _send(partition, [command for _, command in behind], give_up_at(deadline))
             for (section, _), answer in zip(behind, answers, strict=True):
                 section.forget_try(given_back=released_at_once(answer))
         for section in near[:got]:
@@ -144,7 +145,7 @@ class Several(Ending):
         """
         errors, free = list[LockError](), True
         try:
-            for section in reversed(self.sections):
+            for section in (yield from self._release_together(error)):
                 if section.lease is None or section.lease.closed or LockUnavailable in map(type, errors):
                     section.undo()  # not to wait for Redis once more
                     continue
@@ -158,6 +159,26 @@ class Several(Ending):
         if errors:
             raise min(errors, key=lambda error: not isinstance(error, LockLost))
         return free
+
+    def _release_together(self, error: BaseException | None) -> Steps[list[Any]]:
+        """Release in one round trip those for which that is enough: of the last one's partition, at least two.
+
+        Returns the others, the last one first. Where one was sent in vain, exit() goes on with what has come of it.
+        """
+        last_first, sent = self.sections[::-1], list[tuple[Any, Command]]()
+        partition = last_first[0].partition
+        near = [section for section in last_first if section.partition is partition and _only_ends(section, error)]
+        for section in near if len(near) > 1 else ():
+            command = section._release_command(HOLDER)
+            if command is not None:
+                sent.append((section, command))
+        if not sent:
+            return [*last_first]
+        tried = yield from _send(partition, [command for _, command in sent], None, LEAVING)
+        released = [section for (section, _), one in zip(sent, tried, strict=True) if section._let_go(one)]
+        for section in released:
+            yield from tell_released(section.held)
+        return [section for section in last_first if section not in released]
 
     def fail(self, error: BaseException) -> Steps[None]:
         """See Section.fail()."""
@@ -179,11 +200,19 @@ class Several(Ending):
             section.undo_after(block)
 
 
-def _send(partition: Partition, commands: list[Command], deadline: Deadline) -> Steps[list[Tried]]:
+def _only_ends(section: Any, error: BaseException | None) -> bool:
+    """Return whether its exit() would be a release now, if it is held."""
+    # a coroutine that is being closed must not wait; at_least may keep the lock
+    return section.lease is not None and not isinstance(error, GeneratorExit) and not (section.at_least and not error)
+
+
+def _send(
+    partition: Partition, commands: list[Command], by: float | None, urgency: int = ENTERING
+) -> Steps[list[Tried]]:
     """Send these commands in one round trip; return what has come of each."""
     sent = monotonic()
     try:
-        answers, node = yield Execute(partition, commands, give_up_at(deadline))
+        answers, node = yield Execute(partition, commands, by, urgency)
     except (*CONNECTION_ERRORS, ResponseError) as error:
         return [(sent, error, None)] * len(commands)
     return [(sent, [answer], node) for answer in answers]

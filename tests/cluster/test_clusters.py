@@ -87,8 +87,14 @@ def test_a_set_of_locks_may_be_on_several_nodes(cluster: Cluster, monkeypatch: p
             with LockSet(*together, *apart) as locks:
                 assert locks.names == (*together, *sorted(apart))
                 acquired = asked.copy()
+                asked.clear()
+        with monkeypatch.context() as patch:
+            note_round_trips(patch, mine(lambda port, commands: asked.append(len(commands))))
+            with LockSet(*together):
+                asked.clear()
     assert len(together) > 1
     assert acquired == [len(together), *[1] * len(apart)]
+    assert asked == [len(together)]
     assert list_locks() == []
 
 

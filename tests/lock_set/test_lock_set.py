@@ -28,7 +28,7 @@ from django_redislock.testing import redis_away
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.cancelling import TTL, Closed, Closing, Interrupt, Interrupted, auntil_done_or, nothing_left
-from tests.helpers.proxy import Proxy
+from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import holder, leftovers, queued
 from tests.inside import keys_of
 from tests.lock.conftest import Block, receiving
@@ -428,12 +428,14 @@ def test_bad_input_is_an_error_before_redis_is_asked() -> None:
         LockSet("order:{pk}")
 
 
-def test_free_locks_are_acquired_in_one_round_trip(trips: list[int]) -> None:
+def test_free_locks_are_acquired_in_one_round_trip_and_released_in_one(trips: list[int]) -> None:
     locks = LockSet(A, B, C)
     with locks:  # the server may have to be sent the scripts
-        trips.clear()
+        pass
+    trips.clear()
     with locks:
-        assert trips == [1, 1, 1, 3]
+        assert trips == [3]
+    assert trips == [3, 3]
 
 
 def test_those_behind_a_busy_one_are_not_kept(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
@@ -464,6 +466,93 @@ def test_where_the_connection_fails_it_is_tried_again(
     assert me(locks, "owned")
     me(locks, "release")
     eventually(lambda: leftovers(client) == [])
+
+
+RELEASE = "\r\nholder\r\n"  # an argument of the script
+
+
+@pytest.fixture
+def releases(network: Proxy) -> Trouble:
+    """How many writes with releases the server was sent, as its ``seen``; with each script once before."""
+    with LockSet(A, B, C, using="far"):
+        pass
+    return network.delay_answer(RELEASE, times=1000)
+
+
+def test_the_end_of_a_block_is_one_round_trip_whether_well_or_with_an_error(me: Any, releases: Trouble) -> None:
+    locks = LockSet(A, B, C, using="far")
+    me(locks, "acquire")
+    me(locks, "release")
+    me(Block(locks), "run")
+    with pytest.raises(ZeroDivisionError):
+        me(Block(locks, lambda: 1 / 0), "run")
+    assert releases.seen == 3
+
+
+def test_one_that_was_lost_unnoticed_is_an_error_and_costs_no_round_trip_more(
+    me: Any, releases: Trouble, client: redis.Redis, heard: Heard, eventually: Eventually
+) -> None:
+    locks = LockSet(A, B, C, using="far")
+    me(locks, "acquire")
+    heard.clear()
+    client.delete(keys_of(B).lock)
+    with pytest.raises(LockLost, match=B):
+        me(locks, "release")
+    assert (releases.seen, leftovers(client)) == (1, [])
+    eventually(lambda: len(heard) == 3)  # of a loss, in a thread of its own
+    assert {(event, facts["name"]) for event, facts in heard} == {("released", A), ("lost", B), ("released", C)}
+
+
+@pytest.mark.parametrize("trouble", ["lose_answer", "tear_answer"])
+def test_a_release_whose_answer_is_lost_is_repeated_for_each(
+    trouble: str, me: Any, network: Proxy, client: redis.Redis, heard: Heard
+) -> None:
+    locks = LockSet(A, B, C, using="far")
+    me(locks, "acquire")
+    met = getattr(network, trouble)(RELEASE)
+    me(locks, "release")
+    assert met.met == 1
+    assert free(client, A, B, C)
+    assert sorted((event, facts["name"]) for event, facts in heard[-3:]) == [("released", name) for name in (A, B, C)]
+
+
+def test_whoever_waits_gets_its_lock_by_the_release_of_the_set(
+    crowd: Crowd, releases: Trouble, client: redis.Redis, eventually: Eventually, ghost: Any
+) -> None:
+    me, you, somebody = crowd(), crowd(), crowd()
+    locks = LockSet(A, B, C, using="far")
+    me(locks, "acquire")
+    dead = ghost(alive=False)
+    for number in range(3):
+        dead.queue(f"{number}{'d' * 22}", name=C)
+    wait = {"blocking_timeout": GENEROUS}
+    waiting = [you.start(Lock(A), "acquire", **wait), somebody.start(Lock(C), "acquire", **wait)]
+    eventually(lambda: (queued(client, A), queued(client, C)) == (1, 4))
+    me(locks, "release")
+    assert all(one.result(GENEROUS) for one in waiting)
+    assert (releases.seen, free(client, B)) == (1, True)
+
+
+def test_more_dead_waiters_than_one_release_drops_are_dropped_by_the_next(
+    me: Any, releases: Trouble, client: redis.Redis
+) -> None:
+    locks = LockSet(A, B, C, using="far")
+    me(locks, "acquire")
+    client.zadd(keys_of(B).all[1], {f"id-{number}": number for number in range(700)})
+    me(locks, "release")
+    assert (releases.seen, queued(client, B)) == (2, 0)
+
+
+def test_one_that_is_used_elsewhere_too_is_kept_and_the_others_are_released(
+    me: Any, releases: Trouble, client: redis.Redis
+) -> None:
+    outer, inner = Lock(B, reentrant=True, using="far"), LockSet(A, B, C, D, reentrant=True, using="far")
+    me(outer, "acquire")
+    me(inner, "acquire")
+    me(inner, "release")
+    assert (free(client, A, C, D), free(client, B)) == (True, False)
+    me(outer, "release")
+    assert (releases.seen, free(client, B)) == (2, True)
 
 
 def test_a_release_that_is_interrupted_is_completed_in_the_background(eventually: Any) -> None:
