@@ -81,7 +81,7 @@ def _queue(waiters: Sequence[WaiterInfo], count: int) -> str:
 
 
 def _holders(lock: HeldLock) -> str:
-    titles = (_("owner"), _("held for"), _("lease left"), _("fence"), _("note"))
+    titles = (_("owner"), _("held for"), _("lease left"), _("fence"), _("note"), _("action"))
     lines = [
         (
             printable(permit.owner),
@@ -89,10 +89,18 @@ def _holders(lock: HeldLock) -> str:
             _lease_left(HeldLock.of(permit)),
             permit.fence,
             linebreaksbr(_lines(permit.note), autoescape=True),
+            _release_link(lock, permit.fence),
         )
         for permit in _info(lock).permits
     ]
     return _table(titles, lines, _info(lock).permits_held)
+
+
+def _release_link(lock: HeldLock, fence: int) -> str:
+    """To force-release one permit of a semaphore; empty for users who may not."""
+    if not lock.release_url or not fence:  # somebody else has written it
+        return ""
+    return format_html('<a href="{}?permit={}">{}</a>', lock.release_url, fence, gettext("Force-release…"))
 
 
 def _table(titles: Sequence[Any], lines: Sequence[Sequence[Any]], count: int) -> str:
@@ -150,6 +158,9 @@ class LockFields:
 
     def get_readonly_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
         return [field for _, options in self.get_fieldsets(request, obj) for field in options["fields"]]
+
+    def describe_permit(self, lock: HeldLock) -> str:
+        return gettext("%(permit)s, fence %(fence)d") % {"permit": self.describe(lock), "fence": lock.fence}
 
     def describe(self, lock: HeldLock) -> str:
         return gettext("%(name)s, held for %(duration)s by %(owner)s, %(waiters)d waiting") % {

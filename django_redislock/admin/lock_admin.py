@@ -5,11 +5,12 @@ which is to be read only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -110,7 +111,13 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         if not _can_exist(lock):
             return None
         info = get_lock(lock.name, using=lock.using)
-        return lock if info is None else HeldLock.of(info)
+        if info is None:
+            return lock
+        lock = HeldLock.of(info)
+        if info.limit is not None and self.has_delete_permission(request, lock):
+            page = f"admin:{self.opts.app_label}_{self.opts.model_name}_delete"
+            lock.release_url = reverse(page, args=[quote(lock.key)], current_app=self.admin_site.name)
+        return lock
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         return super().changelist_view(request, {"title": gettext("Held locks"), **(extra_context or {})})
@@ -169,7 +176,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         A lock that was acquired after the user saw the question is spared: it has a higher fence than any had then of
         those that draw from the same numbers.
         """
-        across = not one and request.POST.get("select_across") == "1"
+        across, permit = not one and request.POST.get("select_across") == "1", _permit(request) if one else None
         if across:  # all that the list of this request shows, on whichever page
             locks = [HeldLock.of(lock) for lock in search(read_all(request), request.GET.get("q", ""))]
         else:
@@ -180,22 +187,29 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         # in the order of their fences, so that of each field the highest one stays
         highest = {_fence_field(lock): lock.fence for lock in sorted(locks, key=lambda lock: lock.fence)}
         if request.POST.get("post"):
-            self._release(request, locks, _fences(request) or highest, 0 if across else len({*keys}) - len(locks))
+            if permit is None:
+                self._release(request, locks, _fences(request) or highest, 0 if across else len({*keys}) - len(locks))
+            else:
+                self._release_permit(request, locks, permit)
             return None
+        if permit is not None:
+            locks = [HeldLock.of(each) for lock in locks for each in _shown_permits(lock) if each.fence == permit]
         if not locks:
-            self.message_user(request, gettext("Nobody holds these locks any more."), messages.WARNING)
+            self.message_user(request, _nobody(permit), messages.WARNING)
             return None
+        title = gettext("Force-release the lock") if one else gettext("Force-release locks")
         context = {
             **self.admin_site.each_context(request),
-            "title": gettext("Force-release the lock") if one else gettext("Force-release locks"),
+            "title": title if permit is None else gettext("Force-release the permit"),
             "subtitle": None,
             "object": locks[0] if one else None,
             "opts": self.opts,
             "media": self.media,
-            "locks": [self.describe(lock) for lock in locks[:SHOWN]],
+            "locks": [self.describe(lock) if permit is None else self.describe_permit(lock) for lock in locks[:SHOWN]],
             "more": more(len(locks) - SHOWN),
             "total": len(locks),
             "fences": highest,
+            "permit": permit,
             "across": across,
             "keys": keys[:1] if across else [lock.key for lock in locks],
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
@@ -204,9 +218,20 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         ours = "admin/django_redislock/heldlock/delete_selected_confirmation.html"
         return TemplateResponse(request, self.delete_selected_confirmation_template or ours, context)
 
+    def _release_permit(self, request: HttpRequest, locks: Sequence[HeldLock], fence: int) -> None:
+        """Force-release the permit with this fence, of one semaphore, log it in its history, and tell the user."""
+        released = None
+        for lock in locks:
+            if lock.info is not None and lock.info.limit is not None:
+                released = force_release(lock.name, using=lock.using, by=_by(request), permit=fence)
+        if released is None:
+            self.message_user(request, _nobody(fence), messages.WARNING)
+            return
+        record(request.user.pk, [released])
+        self.message_user(request, gettext("The permit was force-released."), messages.SUCCESS)
+
     def _release(self, request: HttpRequest, locks: Sequence[HeldLock], fences: dict[str, int], gone: int) -> None:
         """Force-release these locks, log it in their histories, and tell the user. ``gone`` locks were free already."""
-        by = f"{printable(request.user.get_username())} in the admin"
         outcomes: list[LockInfo | None] = []
         try:
             for batch in batches(locks):
@@ -214,7 +239,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
                 try:
                     for lock in batch:
                         fence = fences.get(_fence_field(lock), 0)
-                        outcomes.append(force_release(lock.name, using=lock.using, by=by, fence=fence))
+                        outcomes.append(force_release(lock.name, using=lock.using, by=_by(request), fence=fence))
                 finally:
                     record(request.user.pk, filter(None, outcomes[before:]))
         except LockUnavailable as error:
@@ -257,6 +282,31 @@ def _selected(keys: Sequence[str]) -> list[HeldLock]:
     return [HeldLock.of(lock) for steps in reads for lock in run(steps)]
 
 
+def _nobody(permit: int | None) -> str:
+    if permit is None:
+        return gettext("Nobody holds these locks any more.")
+    return gettext("Nobody shown there holds this permit any more.")
+
+
+def _by(request: HttpRequest) -> str:
+    return f"{printable(request.user.get_username())} in the admin"
+
+
+def _permit(request: HttpRequest) -> int | None:
+    """The fence of the permit that is meant, one that nobody has where that is no fence; None: it is no permit."""
+    given = request.GET.get("permit")
+    return None if given is None else _fence(given) or 0
+
+
+def _shown_permits(lock: HeldLock) -> list[LockInfo]:
+    return [] if lock.info is None else [replace(each, waiters=lock.waiters) for each in lock.info.permits]
+
+
+def _fence(text: str) -> int | None:
+    """None: it is no fence."""
+    return int(text) if text.isdecimal() and len(text) < 20 else None
+
+
 def _fence_field(lock: HeldLock) -> str:
     """The form field for the highest fence among the locks that share this one's fence counter.
 
@@ -268,8 +318,8 @@ def _fence_field(lock: HeldLock) -> str:
 
 def _fences(request: HttpRequest) -> dict[str, int]:
     """The highest fences that the user saw, by field."""
-    given = {field: str(text) for field, text in request.POST.items() if field.startswith("fence:")}
-    return {field: int(text) for field, text in given.items() if text.isdecimal() and len(text) < 20}
+    given = {field: _fence(str(text)) for field, text in request.POST.items() if field.startswith("fence:")}
+    return {field: fence for field, fence in given.items() if fence is not None}
 
 
 @admin.register(Fence)

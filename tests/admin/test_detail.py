@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import pytest
@@ -166,6 +167,71 @@ def test_a_semaphore_shows_how_many_hold_it_and_who_and_all_are_force_released(a
     assert "semaphore:export 2/3, held for" in asked.content.decode()
     assert told(admin.post(asked.request["PATH_INFO"], YES, follow=True)) == ["1 lock was force-released."]
     assert get_lock("semaphore:export") is None
+
+
+ONE_PERMIT = ["The permit was force-released."]
+NO_PERMIT = ["Nobody shown there holds this permit any more."]
+
+
+def permit_links(page: str) -> list[str]:
+    """The links to force-release one permit, as a browser follows them."""
+    return [unescape(link) for link in re.findall(r'<a href="([^"]*\?permit=[^"]*)"', page)]
+
+
+@pytest.fixture
+def exports() -> list[Semaphore]:
+    """Three that hold a permit each, the oldest first."""
+    permits = [Semaphore("export", limit=3, note=f"of {number}") for number in range(3)]
+    for permit in permits:
+        assert permit.acquire()
+    return permits
+
+
+def test_each_holder_of_a_semaphore_has_a_link_that_force_releases_its_permit_alone(
+    exports: list[Semaphore], admin: Client, heard: Any, eventually: Any
+) -> None:
+    links = permit_links(content(admin, "semaphore:export"))
+    assert [int(link.partition("=")[2]) for link in links] == [permit.fence for permit in exports]
+    fence = exports[1].fence
+    asked = admin.get(links[1])
+    page = asked.content.decode()
+    assert "Do you want to force-release this permit?" in page
+    assert '<li aria-current="page">Force-release the permit</li>' in page
+    assert f"fence {fence}" in page
+    assert "of 0" not in page
+    assert exports[1].owned()  # a GET asks
+    assert told(admin.post(links[1], {**YES, **asked.context["fences"]}, follow=True)) == ONE_PERMIT
+    eventually(lambda: exports[1].lost)
+    assert [permit.owned() for permit in exports] == [True, False, True]
+    assert [facts["by"] for which, facts in heard if which == "force"] == ["jo in the admin"]
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.action_flag) == ("semaphore:export", DELETION)
+    assert entry.change_message.endswith(f", fence {fence}.")
+    assert len(permit_links(content(admin, "semaphore:export"))) == 2
+
+
+def test_whoever_has_a_permit_by_the_time_of_the_confirmation_is_spared(
+    exports: list[Semaphore], admin: Client
+) -> None:
+    link = permit_links(content(admin, "semaphore:export"))[0]
+    exports[0].release()
+    assert Semaphore("export", limit=3).acquire()
+    for response in (admin.get(link, follow=True), admin.post(link, YES, follow=True)):
+        assert told(response) == NO_PERMIT
+    assert get_lock("semaphore:export").permits_held == 3  # type: ignore[union-attr]
+    assert logged() == []
+
+
+@pytest.mark.parametrize("permit", ["", "x", "-1", "²", "0", "9" * 30])
+def test_what_is_no_permit_force_releases_nothing(permit: str, exports: list[Semaphore], admin: Client) -> None:
+    Lock("a").acquire()
+    for name in ("semaphore:export", "a"):
+        path = f"{url('delete', name)}?permit={permit}"
+        for response in (admin.get(path, follow=True), admin.post(path, YES, follow=True)):
+            assert told(response) == NO_PERMIT
+    assert all(permit.owned() for permit in exports)
+    assert get_lock("a")
+    assert told(admin.post(f"{url('delete', 'b')}?permit=1", YES, follow=True)) == NO_PERMIT
 
 
 def logged() -> list[str]:

@@ -19,7 +19,7 @@ from django.test import Client, override_settings
 from django.utils.html import strip_tags
 
 import django_redislock
-from django_redislock import Lock, force_release, get_lock
+from django_redislock import Lock, Semaphore, force_release, get_lock
 from django_redislock.admin import LockAdmin
 from django_redislock.models import HeldLock
 from tests.admin.pages import LIST, NOWHERE, listed, names, select, told, url
@@ -63,6 +63,27 @@ def test_staff_who_may_only_view_cannot_force_release_and_see_no_way_to(staff: S
     assert user.post(url("delete", "a"), YES).status_code == 403
     user.post(LIST, SET_A_FREE)
     assert holder(client, "a")
+
+
+def test_a_permit_of_a_semaphore_takes_the_permission_as_well(
+    staff: Staff, admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    permit = Semaphore("export", limit=2)
+    assert permit.acquire()
+    path = f"{url('delete', 'semaphore:export')}?permit={permit.fence}"
+    viewer = staff("view_heldlock")
+    assert "permit=" not in viewer.get(url("change", "semaphore:export")).content.decode()
+    assert {viewer.get(path).status_code, viewer.post(path, YES).status_code} == {403}
+    careful = Client(enforce_csrf_checks=True)
+    careful.force_login(User.objects.get(username="jo"))
+    assert careful.post(path, YES).status_code == 403
+    own = admin.get(url("change", "semaphore:export", "own")).content.decode()
+    assert f"{url('delete', 'semaphore:export', 'own')}?permit=" in own
+    # of this very semaphore, too
+    monkeypatch.setattr(LockAdmin, "has_delete_permission", lambda self, request, obj=None: obj is None)
+    assert "permit=" not in admin.get(url("change", "semaphore:export")).content.decode()
+    assert {admin.get(path).status_code, admin.post(path, YES).status_code} == {403}
+    assert permit.owned()
 
 
 def test_the_permission_for_each_lock_counts_for_many(admin: Client, client: redis.Redis, monkeypatch: Any) -> None:
