@@ -108,7 +108,7 @@ def fail_over(world: World, _: int) -> bool:
         asking = [attempt for attempt, client in enumerate(world.clients) if client.at == "asks"]
         world.node(asleep=world.queue, unread=tuple(asking))
     if replica:
-        world.lock, world.queue, world.mark, world.suspects, world.last, world.others = replica
+        world.read(replica)
         if (world.lock and world.lock.fence) != (lock and lock.fence):
             rob(world, lock)
             world.lock = world.lock and world.lock._replace(restored=True)

@@ -22,7 +22,11 @@ def begin(world: World, attempt: Attempt) -> bool:
             return False
         # identical attempts begin in a fixed order, which merges symmetric states
         crew = homes.count(homes[other]) == homes.count(homes[attempt])
-        alike = same or (crew and tokens.count(tokens[other]) == tokens.count(tokens[attempt]) == 1)
+        alike = same or (
+            world.scene.limit_of(other) == world.scene.limit_of(attempt)
+            and crew
+            and tokens.count(tokens[other]) == tokens.count(tokens[attempt]) == 1
+        )
         if other < attempt and alike and client.at == "new":
             return False
     return _ask(world, attempt)

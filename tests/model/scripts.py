@@ -19,7 +19,7 @@ def acquire(world: World, attempt: Attempt) -> Answer:
 
 def _acquire(world: World, attempt: Attempt) -> Answer:
     client, channel, id = world.clients[attempt], world.scene.homes[attempt], world.scene.id(attempt)
-    held = world.held_by(id) or (() if world.free() else world.lock)
+    held = world.held_by(id) or (() if world.free(world.scene.limit_of(attempt)) else world.lock)
     if held and held.id == id:
         if world.scene.acknowledged and not world.without("C6-repeat"):
             confirm(world, attempt)
@@ -34,6 +34,9 @@ def _acquire(world: World, attempt: Attempt) -> Answer:
         world.lock = written(world, Lock(id, attempt, fence, "a"))
         _drop(world, id)
         return Answer("already", Grant(fence, adopted=True))
+    before = world.limit
+    if world.scene.limits:
+        world.limit = world.asked = world.scene.limit_of(attempt)  # what was asked for last counts
     if not held and (not world.queue or grant_next(world, channel, None if world.without("R9") else id)):
         _drop(world, id)
         grant = _grant(world, channel, attempt, "c")
@@ -54,6 +57,8 @@ def _acquire(world: World, attempt: Attempt) -> Answer:
         world.suspects = tuple(suspect for suspect in world.suspects if suspect != channel)
     if (world.free() or world.held_by(id)) and not set(world.queue) - {id}:
         raise Violation("refused: nobody else has the lock or stands before, and the answer says busy")
+    if world.without("limit"):
+        world.limit = before
     return Answer(state)
 
 
@@ -78,8 +83,10 @@ def release(world: World, id: Id, channel: int) -> None:
         _drop(world, id)
         if not world.free():
             return
-    if world.queue or not held or held.flag != "c":
+    if (world.queue or not held or held.flag != "c") and (world.free() or world.without("lowered")):
         grant_next(world, channel, given_back=bool(held))
+    if held and not world.permits():
+        world.limit = world.asked = 0  # the keys go with the last permit
 
 
 def confirm(world: World, attempt: Attempt) -> bool:

@@ -37,7 +37,10 @@ WITH_A_FAILOVER = [
     "010 abc 0 lost=0 story=moved wakes=1",
     "011 abc 1 lost=0 story=moved only=stop wakes=1",
 ]
+# limits that differ: no more than the larger one are inside, and none is granted above the one that was asked for last
+MIXED = ["012 abc 0 limits=212", "001 abc 0 limits=212", "012 abc 0 limits=121", "012 abc 0 limits=321"]
 SEMAPHORES = ["001 abc 1 limit=2", "012 abc 1 limit=2", "0011 abcd 0 limit=2", "0012 abcd 0 limit=2"]
+SEMAPHORES += ["012 abc 1 limits=212", "001 abc 1 limits=212"]
 
 
 @pytest.mark.timeout(0 if FAULTS > 1 else 600)  # they compute all the time, on a machine that may be busy
@@ -47,6 +50,7 @@ SEMAPHORES = ["001 abc 1 limit=2", "012 abc 1 limit=2", "0011 abcd 0 limit=2", "
         *(f"{words} 0" for words in ATTEMPTS),
         *(pytest.param(f"{words} {FAULTS}", marks=pytest.mark.complete) for words in ATTEMPTS),
         "001 abc 0 limit=2",
+        *MIXED,
         *(pytest.param(words, marks=pytest.mark.complete) for words in (*WITH_A_FAILOVER, *SEMAPHORES)),
     ],
 )
@@ -70,6 +74,9 @@ def test_no_order_of_events_breaks_a_promise(scene: str) -> None:
         # of semaphores: a release hands on more permits than it gives back
         ("0012 abcd 0 free limit=2", "too many: ", "leave"),
         ("0011 abcd 1 R6 limit=2", "forgotten: ", "subscribe"),
+        # of limits that differ: after it was lowered, a release frees none; whoever does not get one lowers it as well
+        ("012 abc 0 lowered limits=212", "too many: ", "leave"),
+        ("012 abc 0 limit limits=212", "forgotten: the lock is free", "serve"),
         ("001 abc 1 R7 limit=2", "orphan: ", "leave_unheard"),
         # a handoff by the old master is judged by the new one's clock; one by the new master by the old one's
         ("011 abc 1 C2 lost=0 story=left only=stop clock=behind", "two holders: ", "go_on"),

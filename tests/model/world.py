@@ -20,6 +20,7 @@ class Scene(NamedTuple):
     faults: int = 1  # how many stops, kills, broken connections and lost requests there may be
     without: str = ""  # the rule that is left out
     limit: int = 1  # how many may hold it at once; more than one: it is a semaphore, without failovers
+    limits: str = ""  # of each attempt, a digit, where they differ: ``limit`` is the largest
     lost: int | None = None  # how many writes the replica may lack when it is promoted; None: there is no failover
     clock: str = ""  # of the promoted replica: "ahead" of the old master's, or "behind"
     acknowledged: bool = False  # a grant counts only once the replica has acknowledged it
@@ -27,6 +28,9 @@ class Scene(NamedTuple):
     together: bool = False  # attempts with the same token may run at the same time
     only: str = ""  # the only kind of fault that may happen
     story: str = ""  # how the scene begins: "begin 0, serve 0"; everything that can happen after that is tried
+
+    def limit_of(self, attempt: Attempt) -> int:
+        return int(self.limits[attempt]) if self.limits else self.limit
 
     def id(self, attempt: Attempt) -> Id:
         return self.tokens.index(self.tokens[attempt]) if self.without == "R16" else attempt
@@ -52,7 +56,10 @@ def read_scene(words: list[str]) -> Scene:
     homes, tokens, faults, *rest = words
     given: dict[str, Any] = dict((word if "=" in word else f"without={word}").split("=") for word in rest)
     story = given.pop("story", "")
+    limits = given.pop("limits", "")
     given = {field: int(value) if value.isdigit() else value for field, value in given.items()}
+    if limits:
+        given |= {"limits": limits, "limit": max(map(int, limits))}
     return Scene(tuple(map(int, homes)), tokens, int(faults), story=STORIES.get(story, story), **given)
 
 
@@ -128,6 +135,8 @@ class Stored(NamedTuple):
     suspects: tuple[int, ...]  # field '?'
     last: Number = 0  # the key ``fence``; only if time does not make fences grow
     others: tuple[Lock, ...] = ()  # of a semaphore, the permits behind the first one, which is ``lock``
+    limit: int = 0  # field ':', if it is there; only if limits differ
+    asked: int = 0  # what it should be: the limit that an attempt has asked for last
 
 
 class Nodes(NamedTuple):
@@ -156,8 +165,12 @@ class World:
             processes = (Process(),) * (max(scene.homes) + 1)
             state = Stored((), (), NOBODY, ()), (Client(),) * len(scene.homes), processes, 0, scene.faults, Nodes()
         stored, clients, processes, self.entered, self.faults, self.nodes = state
-        self.lock, self.queue, self.mark, self.suspects, self.last, self.others = stored
+        self.read(stored)
         self.clients, self.processes = list(clients), list(processes)
+
+    def read(self, stored: Stored) -> None:
+        """These are the data of the master now."""
+        self.lock, self.queue, self.mark, self.suspects, self.last, self.others, self.limit, self.asked = stored
 
     def without(self, rule: str) -> bool:
         return self.scene.without == rule
@@ -182,23 +195,26 @@ class World:
         return [attempt for attempt in range(len(self.clients)) if self.scene.id(attempt) == id]
 
     def stored(self) -> Stored:
-        return Stored(self.lock, self.queue, self.mark, self.suspects, self.last, self.others)
+        return Stored(self.lock, self.queue, self.mark, self.suspects, self.last, self.others, self.limit, self.asked)
 
     def permits(self) -> tuple[Lock, ...]:
         """What is held, by fence; of a lock, at most one."""
         return (self.lock, *self.others) if self.lock else ()
 
-    def free(self) -> int:
-        return self.scene.limit - len(self.permits())
+    def free(self, limit: int = 0) -> int:
+        """How many are to be had, by this limit or the one that is stored; 1 where nobody has said it."""
+        limit = limit or (self.limit or 1 if self.scene.limits else self.scene.limit)
+        return max(0, limit - len(self.permits()))
 
     def held_by(self, id: Id) -> Lock | tuple[()]:
         return next((lock for lock in self.permits() if lock.id == id), ())
 
     def put(self, lock: Lock) -> None:
         """Write what this id holds."""
+        granted = not self.held_by(lock.id)
         self.take(lock.id)
         self._keep(sorted((*self.permits(), lock), key=lambda one: one.fence))
-        if self.free() < 0:
+        if granted and len(self.permits()) > (self.asked or self.scene.limit):
             raise Violation(f"too many: {lock.attempt} is granted what nobody has left")
 
     def take(self, id: Id) -> None:
