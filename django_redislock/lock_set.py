@@ -16,7 +16,7 @@ from . import engine
 from .base.display import refuse_arguments, shown, takes_by_name
 from .base.log import is_ours
 from .base.name_templates import warn_of_fields
-from .base.names import check_name
+from .base.names import check_name, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.times import Seconds
 from .engine import Acquisition, Several, WithBlock, in_order, twin
@@ -73,7 +73,8 @@ class LockSet:
     def __init__(self, *names: str, **options: Unpack[SetOptions]) -> None:
         for name in names:
             if not isinstance(name, str):
-                raise TypeError(f"LockSet() takes names, LockSet(*names) if they are in a list, not {shown(name)}.")
+                hint = ", LockSet(*names) if they are in a list" if isinstance(name, (list, tuple)) else ""
+                raise TypeError(f"LockSet() takes the names of locks{hint}, not {shown(name)}.")
             if "{" in check_name(name) and not is_ours(sys._getframe(1)):
                 warn_of_fields(name)
         self._make(dict.fromkeys(names, options.get("template", "")), options)
@@ -90,6 +91,8 @@ class LockSet:
             raise ValueError("LockSet() takes the name of at least one lock.")
         self._options = read_options(options, "LockSet()", SetOptions)
         self._templates = templates
+        for name in templates:
+            refuse_semaphore(name, in_set=True)
         self._locks = {name: Lock(name, **options) for name in in_order(templates)}
 
     def __repr__(self) -> str:

@@ -31,11 +31,13 @@ _ANY_MEMBER = re.compile(rf"{_POOL}[^:]+:")
 SEMAPHORE = "semaphore:"  # before the name of one, among those of locks
 
 
-def refuse_semaphore(name: str) -> None:
-    """Raise ValueError where a lock is wanted, and this is the name of a semaphore."""
+def refuse_semaphore(name: str, *, in_set: bool = False) -> None:
+    """Raise ValueError where a lock is wanted, and this is the name of a semaphore. ``in_set``: one of several."""
     if name.startswith(SEMAPHORE):
-        known = name.removeprefix(SEMAPHORE)
-        raise ValueError(f"{name!r} is a semaphore, not a lock: use Semaphore({known!r}, limit=...).")
+        known = f"Semaphore({name.removeprefix(SEMAPHORE)!r}, limit=...)"
+        if in_set:
+            raise ValueError(f"{name!r} is a semaphore, and a set has locks alone: acquire {known} around the set.")
+        raise ValueError(f"{name!r} is a semaphore, not a lock: use {known}.")
 
 
 def check_name(name: str, noun: str = "lock") -> str:

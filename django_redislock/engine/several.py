@@ -15,6 +15,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..base.display import shown
+from ..base.names import refuse_semaphore
 from ..base.steps import DrivingLoop, Step, Steps
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
@@ -63,6 +64,8 @@ class Several(Ending):
 
         A template is what its name was made of, where the options do not say so for all.
         """
+        for name in templates:
+            refuse_semaphore(name, in_set=True)
         on_lost = _Once(options.on_lost) if callable(options.on_lost) else options.on_lost
         made = cls(
             Acquisition(name, _like(options, templates[name], on_lost), through=through.get(name), purpose=purpose)

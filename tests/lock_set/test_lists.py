@@ -22,6 +22,7 @@ from django_redislock import (
     LockNotAcquired,
     LockSet,
     LockUnavailable,
+    Semaphore,
     force_release,
     limited_view,
     list_locks,
@@ -259,12 +260,15 @@ def test_bad_lists_are_errors_when_they_are_given() -> None:
             (TypeError, "must be a str or a callable, not 5", lambda: what([A, 5])(lambda request: None)),  # noqa: B023
             (ValueError, "has no argument 'c'", lambda: what([A, "{c}"])(lambda request: None)),  # noqa: B023
             (ValueError, "must not be empty", lambda: what([A, ""])(lambda request: None)),  # noqa: B023
+            (TypeError, "not <Semaphore", lambda: what([A, Semaphore("x", limit=2)])(lambda request: None)),  # noqa: B023
         ]
         for error, text, act in wrong:
             with pytest.raises(error, match=text):
                 act()
-    with pytest.raises(TypeError, match="takes no option 'limit'"):
+    with pytest.raises(TypeError, match="takes a limit with one name, not with a list"):
         locked([A, B], limit=2)
+    with pytest.raises(ValueError, match="'semaphore:5' is a semaphore, and a set has locks alone"):
+        locked([A, "semaphore:{a}"])(lambda a: None)(5)
     with pytest.raises(TypeError, match="limited_view takes one name, not a list"):
         limited_view([A, B], limit=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no arguments to fill 'account:\{a\}' with"):

@@ -19,6 +19,7 @@ from django_redislock import (
     LockNotOwned,
     LockSet,
     LockUnavailable,
+    Semaphore,
     force_release,
     list_locks,
     lock_not_acquired,
@@ -405,7 +406,14 @@ def test_bad_input_is_an_error_before_redis_is_asked() -> None:
     wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
         (ValueError, "at least one lock", lambda: LockSet()),
         (TypeError, r"LockSet\(\*names\) if they are in a list, not \['a', 'b'\]", lambda: LockSet(["a", "b"])),  # type: ignore[arg-type]
-        (TypeError, "takes names", lambda: LockSet("a", 5)),  # type: ignore[arg-type]
+        (TypeError, "takes the names of locks, not 5", lambda: LockSet("a", 5)),  # type: ignore[arg-type]
+        (TypeError, "names of locks, not <Semaphore", lambda: LockSet("a", Semaphore("x", limit=2))),  # type: ignore[arg-type]
+        (
+            ValueError,
+            r"^'semaphore:x' is a semaphore, .*: acquire Semaphore\('x', .* around",
+            lambda: LockSet("a", "semaphore:x"),
+        ),
+        (TypeError, "no option 'limit'", lambda: LockSet("a", limit=2)),  # type: ignore[call-arg]
         (ValueError, "must not be empty", lambda: LockSet("a", "")),
         (TypeError, "no option 'token'.* The options are: ", lambda: LockSet("a", token="t" * 43)),  # type: ignore[call-arg]
         (TypeError, "no option 'adopt'", lambda: LockSet("a", adopt=True)),  # type: ignore[call-arg]
