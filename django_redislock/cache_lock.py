@@ -203,7 +203,7 @@ class CacheLock:
             raise
         except BaseException:  # interrupted: it has to end all the same
             if held is not None:
-                held.undo()
+                held.abandon()
             raise
         warn_of_release(self.name)
 
@@ -272,7 +272,7 @@ class CacheLock:
                 self.local.token = section.held.token.encode() if given is None else bytes(given)
                 return None
             except BaseException:
-                section.undo()
+                section.abandon()
                 raise
 
     def _renew(self, verb: str, how: str, left: float | None) -> Literal[True]:

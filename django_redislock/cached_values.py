@@ -93,7 +93,7 @@ class _Computations:
             if known is not None and known.goes_on:
                 return known, False
             made = Computation(Acquisition(name, options), frame)
-            made.section.undo_after(frame)
+            made.section.abandon_after(frame)
             self._under_way[options.using, name] = made
             return made, True
 

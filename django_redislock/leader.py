@@ -104,6 +104,6 @@ class leader(Lock):  # noqa: N801 (reads as ``locked`` does)
     def _end(self, section: Acquisition | None, error: BaseException | None) -> Steps[None]:
         """The block has ended. Whoever was told that the term is over needs no error, nor to wait for Redis."""
         if section is not None and self._over:
-            section.undo()
+            section.abandon()
         elif section is not None:
             yield from super()._end(section, error)

@@ -58,7 +58,7 @@ def _leave_block(
     except BaseException:  # interrupted; what an ExitStack has entered, nobody else gives back
         section = section or engine.section_of(block)
         if section is not None:
-            section.undo()
+            section.abandon()
         raise
 
 
@@ -210,7 +210,7 @@ class Lock:
         try:
             return section.acquire(section.terms.deadline(blocking, check_timeout(blocking_timeout))) is None
         except BaseException:
-            section.undo()
+            section.abandon()
             raise
 
     @twin
@@ -236,7 +236,7 @@ class Lock:
         try:
             return await section.aacquire(section.terms.deadline(blocking, check_timeout(blocking_timeout))) is None
         except BaseException as error:
-            section.undo_cancelled(error)
+            section.abandon_cancelled(error)
             raise
 
     def __enter__(self) -> Self:
@@ -252,7 +252,7 @@ class Lock:
                 raise refusal
             return self
         except BaseException:
-            section.undo()
+            section.abandon()
             raise
 
     def __aenter__(self) -> Any:
@@ -269,7 +269,7 @@ class Lock:
                 raise refusal
             return self
         except BaseException as error:
-            section.undo_cancelled(error)
+            section.abandon_cancelled(error)
             raise
 
     # -- releasing --------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class Lock:
         except LockError:
             raise
         except BaseException:
-            section.undo()
+            section.abandon()
             raise
 
     @twin

@@ -126,7 +126,7 @@ class LockSet:
         try:
             return run(self._obtain(several, blocking, blocking_timeout))
         except BaseException:
-            several.undo()
+            several.abandon()
             raise
 
     @twin
@@ -147,7 +147,7 @@ class LockSet:
         try:
             return await arun(self._obtain(several, blocking, blocking_timeout))
         except BaseException as error:
-            several.undo_cancelled(error)
+            several.abandon_cancelled(error)
             raise
 
     def __enter__(self) -> Self:
@@ -159,7 +159,7 @@ class LockSet:
             run(self._begin(several, block))
             return self
         except BaseException:
-            several.undo()
+            several.abandon()
             raise
 
     def __aenter__(self) -> Any:
@@ -172,7 +172,7 @@ class LockSet:
             await arun(self._begin(several, block))
             return self
         except BaseException as error:
-            several.undo_cancelled(error)
+            several.abandon_cancelled(error)
             raise
 
     # -- releasing --------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class LockSet:
         except (LockError, SynchronousOnlyOperation):
             raise
         except BaseException:  # interrupted
-            several.undo()
+            several.abandon()
             raise
 
     def _end(self, several: Several, error: BaseException | None) -> Steps[None]:

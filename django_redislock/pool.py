@@ -260,7 +260,7 @@ class LockPool:
             member = run_blocking(self._obtain(section, options), "Await aacquire() instead")
             return member  # noqa: RET504
         except BaseException:
-            section.undo()
+            section.abandon()
             raise
 
     @twin
@@ -274,7 +274,7 @@ class LockPool:
         try:
             return await arun(self._obtain(section, options))
         except BaseException as error:
-            section.undo_cancelled(error)
+            section.abandon_cancelled(error)
             raise
 
     # -- for sync and async alike ------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ from django_redislock.store import scripts as _scripts
 from django_redislock.store.cluster import Cluster, Question, tag_of
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.node import Node
-from django_redislock.store.retry import Execute, call, try_once
+from django_redislock.store.retry import Roundtrip, call, try_once
 from django_redislock.store.stores import get_partition, get_store, make_store
 from django_redislock.store.thread_connections import ThreadConnections
 from django_redislock.store.thread_connections import surplus as _surplus
@@ -332,15 +332,15 @@ def shown_here() -> int:
 
 
 def undo_interrupted() -> None:
-    runtime().watchdog.interruptions.undo_all()
+    runtime().watchdog.interruptions.abandon_all()
 
 
 def undo_late(patch: pytest.MonkeyPatch) -> None:
     """The threads of the package undo what was interrupted when somebody who wants the lock again has done so."""
     interruptions, asked = runtime().watchdog.interruptions, list[object]()
-    undo_all = interruptions.undo_all
-    _around(patch, interruptions, "undo_under", after=asked.append)
-    patch.setattr(interruptions, "undo_all", lambda: undo_all() if asked else [])
+    undo_all = interruptions.abandon_all
+    _around(patch, interruptions, "abandon_under", after=asked.append)
+    patch.setattr(interruptions, "abandon_all", lambda: undo_all() if asked else [])
 
 
 def renew_all(using: str | None = None) -> None:
@@ -553,7 +553,7 @@ def unused_here(using: str | None = None) -> int:
 
 def connection_class(using: str | None = None, *, asynchronous: bool) -> type:
     node = get_partition(using).node
-    return type(node.for_loops.connection(1.0)) if asynchronous else node.origin.kind
+    return type(node.for_loops.connection(1.0)) if asynchronous else node.config.kind
 
 
 def listening_connection_class(using: str | None = None) -> type:
@@ -578,7 +578,7 @@ def unused_by_turns(bound: int, *aliases: str) -> int:
     """How many connections there are after each of these was used once, as the nodes of one cluster, where there may
     be ``bound`` in all."""
     stores = [get_store(using) for using in aliases]
-    connections = ThreadConnections(bound, stores[0].origin)
+    connections = ThreadConnections(bound, stores[0].config)
     for node in [store.node_of(0) for store in stores]:
         connections.exchange(node, [("PING",)])
     return len(connections.idle)
@@ -603,7 +603,7 @@ class AskedOnce:
 
 def distrust(using: str | None = None) -> None:
     partition = get_partition(using)
-    partition.store.doubt(partition.node)
+    partition.store.suspect(partition.node)
 
 
 def surplus(stocks: Sequence[Any], bound: int, in_use: int) -> list[Any]:
@@ -638,7 +638,7 @@ def drop_idle_here() -> None:
 
 # what awaits something, by its owner and its name: wherever a coroutine of the package may be cancelled
 AWAITING: list[tuple[Any, str]] = [
-    *((step, "arun") for step in (Call, CallOut, Execute, Park, Pause)),
+    *((step, "arun") for step in (Call, CallOut, Roundtrip, Park, Pause)),
     (acquisition, "atry_once"),
     (engine_section, "atry_once"),
 ]
@@ -757,10 +757,10 @@ def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = Fals
 
 def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
     """A section is interrupted whose lock is given back by ``undo``; returns whether that is over."""
-    block, section = Frame(), SimpleNamespace(undo=undo)
+    block, section = Frame(), SimpleNamespace(abandon=undo)
     runtime().watchdog.wake_up()
-    witness = runtime().watchdog.interruptions.watch(block, cast("Any", section))
-    return lambda: not (witness() or runtime().watchdog.interruptions)
+    finalizer = runtime().watchdog.interruptions.watch(block, cast("Any", section))
+    return lambda: not (finalizer() or runtime().watchdog.interruptions)
 
 
 TROUBLES = ("cut", "cut, as ssl tells", "nonsense", "interrupted")
@@ -816,13 +816,13 @@ def mistrust(patch: pytest.MonkeyPatch, *, node: str | None = None, doubted: boo
     """Set what is known of the server: its id, whether it may have been replaced, and what time it has."""
     known = get_partition().node
     patch.setattr(known, "id", known.id if node is None else node)
-    patch.setattr(known, "doubted_at", monotonic() if doubted else known.doubted_at)
+    patch.setattr(known, "suspected_at", monotonic() if doubted else known.suspected_at)
     patch.setattr(known, "anchor", known.anchor if clock else None)
 
 
 def subscribe_elsewhere(patch: pytest.MonkeyPatch, using: str) -> None:
     partition = get_partition(using)
-    patch.setattr(partition, "subscribed_at", Node(partition.node.origin))
+    patch.setattr(partition, "subscribed_at", Node(partition.node.config))
 
 
 def confirmed_amid_messages() -> bool:
@@ -894,7 +894,7 @@ def note_round_trips(patch: pytest.MonkeyPatch, before: Any = None, after: Any =
 
 
 def _port_of(node: Any) -> int:
-    return int(node.origin.keywords.get("port", 0))
+    return int(node.config.keywords.get("port", 0))
 
 
 def nodes_known() -> set[int]:
@@ -910,7 +910,7 @@ def believe_at(name: str, port: int) -> None:
 def suspect(name: str | None) -> None:
     """It has had trouble with the node of this lock, if one is named, and asks where all slots are before it uses
     another lock."""
-    get_store().doubt(None if name is None else get_partition(None, name).node)
+    get_store().suspect(None if name is None else get_partition(None, name).node)
 
 
 def ask_cluster() -> None:
@@ -926,7 +926,7 @@ class HeldUpQuestion:
         self._store, self._gate = get_store(), threading.Event()
         self.let_go = self._gate.set
         _around(patch, Cluster, "_ask_nodes", before=self._ask)
-        _around(patch, Cluster, "doubts", after=self._hear)
+        _around(patch, Cluster, "is_suspect", after=self._hear)
 
     def _ask(self, cluster: Cluster) -> None:
         self.asked += cluster is self._store

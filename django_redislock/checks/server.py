@@ -81,8 +81,8 @@ def _ask(partition: Partition) -> tuple[Any, list[Any], int]:
     # subscribing comes last: after it, the connection is for messages
     verb = "SSUBSCRIBE" if partition.store.clustered else "SUBSCRIBE"
     commands: list[Command] = [probe_command(partition), (verb, partition.channel)]
-    origin = partition.node.origin
-    connection = origin.connection(min(PATIENCE, origin.timeout))
+    config = partition.node.config
+    connection = config.connection(min(PATIENCE, config.timeout))
     try:
         connection.connect()
         (info,), cluster = exchange(connection, [("INFO",)]), {}

@@ -173,7 +173,7 @@ def _unusable(alias: str, error: Exception) -> CheckMessage:
 
 def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
     try:
-        for_loops(store.origin)
+        for_loops(store.config)
     except ImproperlyConfigured as error:
         yield Warning(
             str(error),

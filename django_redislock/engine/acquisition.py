@@ -16,7 +16,7 @@ from ..base.names import capped_name, known_as, refuse_semaphore, semaphore_name
 from ..base.steps import Call, Steps, arun, run
 from ..base.times import NEVER, Deadline, monotonic
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
-from ..options import Options, Terms, terms_of
+from ..options import Options, terms_of
 from ..signals import lock_acquired
 from ..store import calls
 from ..store.calls import LockRequest
@@ -43,7 +43,7 @@ _URLSAFE = bytes.maketrans(b"+/", b"-_")
 
 
 class Frame:
-    """Made and kept by a function in a local variable, this lives as long as the function runs; see undo_after()."""
+    """Made and kept by a function in a local variable, this lives as long as the function runs; see abandon_after()."""
 
     __slots__ = ("__weakref__",)
 
@@ -65,7 +65,7 @@ class Place:
 class Acquisition(Section):
     """One attempt to acquire a lock for whoever makes this object, and then the lock, until it is released.
 
-    It exists before anything is sent, and always knows what there is to give back: :meth:`undo` does so, wherever an
+    It exists before anything is sent, and always knows what there is to give back: :meth:`abandon` does so, wherever an
     exception was raised. From the beginning, the context shows it.
 
     ``name`` is that of a lock, of a semaphore (if the options have a limit), or of a pool, any member of which will do.
@@ -106,7 +106,7 @@ class Acquisition(Section):
         self._caller = None if runner is None else weakref.ref(runner)
         self._through = None if through is None else weakref.ref(through)
         self._keeper = self._through
-        self.lease = self._ground = self._witness = self._request = None
+        self.lease = self._ground = self._finalizer = self._request = None
         self.over, self._generation = False, 0
         above = show(self, self.keys[0])
         self._above = above if options.limit is None else ()  # whoever holds a permit may want another one
@@ -239,7 +239,7 @@ class Acquisition(Section):
         try:
             yield from (attempt.withdraw() if granted is None else self._give_up(lease))
         except LockUnavailable:
-            self.undo()
+            self.abandon()
         attempt.leave()
         self._end()
         refusal = attempt.refusal(adopting=self.options.adopt, own=above.id if above is not None and own else None)
@@ -261,7 +261,7 @@ class Acquisition(Section):
         if runner is not None and not runs(runner):
             runner = caller()  # whoever awaits what that has called for
         found = leases_on(self.name, self._above, runner)
-        if found and self._runtime.watchdog.interruptions.undo_under(found[0][0]):
+        if found and self._runtime.watchdog.interruptions.abandon_under(found[0][0]):
             found = leases_on(self.name, self._above, runner)  # another section may use it as well
         return found[0] if found else (None, False)
 
@@ -339,22 +339,22 @@ class Acquisition(Section):
         if through is not None:
             through.entered(self)
 
-    def undo_cancelled(self, error: BaseException) -> None:
+    def abandon_cancelled(self, error: BaseException) -> None:
         """Give back all that there may be: ``error`` was raised in a coroutine that was to get the lock.
 
         Raises LockLost where that is the cancellation which a loss has sent.
         """
         lease = self.lease
         lost = lease is not None and lease.cancelled_by(error)
-        self.undo()
+        self.abandon()
         if lost:
             raise self.held.lost_error() from None
 
-    def undo(self) -> None:
+    def abandon(self) -> None:
         """Give back all that there may be, in the background: this was interrupted, or Redis could not be told."""
         if self.here:
             self._withdraw()
-        super().undo()
+        super().abandon()
 
     def _withdraw(self) -> None:
         attempt, request, watchdog = self._attempt, self._request, self._runtime.watchdog

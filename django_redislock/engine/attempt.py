@@ -350,7 +350,7 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
                     return (yield from attempt.confirm(grant.fence)), False
                 return Granted(grant.fence, grant.ends, True), False
             # woken too late: it may be somebody else's by now, and others here may have been dropped for that
-            listener.doubt(attempt.request.name)
+            listener.recheck(attempt.request.name)
             return None, False
         if waiter.look:
             waiter.look = False

@@ -81,7 +81,7 @@ class Dispatch:
         # C5: each node for itself, with a time limit of its own
         for node, batch in batches.items():
             patience = min(getattr(parcel.task, "ttl", math.inf) / 6 for parcel in batch)  # of leases
-            self._send(node, batch, max(0.05, min(node.origin.timeout, patience)))
+            self._send(node, batch, max(0.05, min(node.config.timeout, patience)))
 
     def _send(self, node: Node, parcels: list[Parcel], timeout: float) -> None:
         """Send ``parcels`` in one write. Neither connecting nor any answer takes longer than ``timeout`` seconds."""
@@ -125,7 +125,7 @@ class Dispatch:
                     elif spare is not None:
                         spare.disconnect()
             try:
-                connection = connection or node.origin.connection(trip.timeout)
+                connection = connection or node.config.connection(trip.timeout)
                 answers, sent = send_now(connection, parcels)
                 if any(map(is_demoted, answers)):
                     connection.disconnect()
@@ -152,12 +152,12 @@ class Dispatch:
             # each node gets its share of the time left, for connecting and for the answers
             patience = max(0.02, (end - monotonic()) / nodes)
             by = monotonic() + patience
-            connection = node.origin.connection(min(node.origin.timeout, patience / 2))
+            connection = node.config.connection(min(node.config.timeout, patience / 2))
             try:
                 send_now(connection, batch, by)
             except Exception as error:
                 if any(parcel.task.matters for parcel in batch):
-                    log_event(WARNING, "releases-not-sent", alias=node.origin.alias, error=error)
+                    log_event(WARNING, "releases-not-sent", alias=node.config.alias, error=error)
             finally:
                 connection.disconnect()
 
@@ -183,21 +183,21 @@ class Dispatch:
             return
         over = self._outages.pop(node, None)
         if over is not None:
-            if over.end_is_due() and not over.is_stale(node.origin.timeout):
-                self._notifier.log(WARNING, "renewal-recovered", alias=node.origin.alias, outage=over.lasted)
+            if over.end_is_due() and not over.is_stale(node.config.timeout):
+                self._notifier.log(WARNING, "renewal-recovered", alias=node.config.alias, outage=over.lasted)
             for partition in {parcel.task.partition for parcel in parcels}:
                 self._on_recovery(partition)
 
     def _failed(self, node: Node, parcels: list[Parcel], error: Exception) -> None:
         outage = self._outages.get(node)
-        if outage is None or outage.is_stale(node.origin.timeout):
+        if outage is None or outage.is_stale(node.config.timeout):
             outage = self._outages[node] = Outage()
         self._again(parcels, outage.fail())
         if any(parcel.task.matters for parcel in parcels) and outage.log_is_due():
             self._notifier.log(
                 WARNING,
                 "renewal-failed",
-                alias=node.origin.alias,
+                alias=node.config.alias,
                 tasks=len(parcels),
                 outage=outage.lasted,
                 error=wording(error),

@@ -43,8 +43,9 @@ class Held:
 
     # with the dict, which few need: for what has a default in this class, or in those that follow
     __slots__ = (
-        "__dict__", "__weakref__", "_caller", "_ground", "_keeper", "_pid", "keys", "lease", "name", "over", "partition",
-    )  # fmt: skip
+        *("__dict__", "__weakref__", "_caller", "_ground", "_keeper", "_pid"),
+        *("keys", "lease", "name", "over", "partition"),
+    )
 
     name: str
     partition: Partition
@@ -86,9 +87,9 @@ class Held:
             return False
         return self._keeper is None or self._keeper() is not None
 
-    def undo(self) -> None: ...
+    def abandon(self) -> None: ...
 
-    def undo_after(self, block: object) -> None: ...
+    def abandon_after(self, block: object) -> None: ...
 
 
 References = tuple[weakref.ref[Held], ...]

@@ -222,7 +222,7 @@ class Lease:
     # -- who may release it -----------------------------------------------------------------------------------------
 
     def is_last(self, section: object) -> bool:
-        """Return whether no other section uses it; this one may have been undone in the background meanwhile."""
+        """Return whether no other section uses it; this one may have been abandoned meanwhile."""
         return self.shares in ([section], [])
 
     def leave(self, section: object) -> None:

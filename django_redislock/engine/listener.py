@@ -26,7 +26,7 @@ RECONNECTING = 1.0  # the same while there is no subscription
 WATCHING = 0.1  # the same for a free lock that is reserved for a waiter who polls
 JITTER = 0.05
 SIT_OUT = 10.0  # seconds without a connection after which waiters try for themselves, and fail
-DOUBT_EVERY = 5.0  # seconds between looks of all waiters because of late messages, which anybody may have forged
+RECHECK_EVERY = 5.0  # seconds between looks of all waiters because of late messages, which anybody may have forged
 
 # A grant has three numbers, and on a cluster the id of the node that made it. The probe (R3) does not match.
 _GRANT = r"(\d{1,16}) (\d{1,17}) (\d{1,12})(|@[0-9a-f]{40}|@\?) "
@@ -96,15 +96,15 @@ class Listener:
         for waiter in self.waiters.of(name):
             waiter.tell()
 
-    def doubt(self, name: str) -> None:
+    def recheck(self, name: str) -> None:
         """A handoff of the lock ``name`` came after its lease: others may have dropped the waiters of this process.
 
-        All who wait for the name look, at most once in DOUBT_EVERY seconds.
+        All who wait for the name look, at most once in RECHECK_EVERY seconds.
         """
         now = monotonic()
         for group in self.waiters.groups(name):
-            if now >= group.doubts_from:
-                group.doubts_from = now + DOUBT_EVERY
+            if now >= group.recheck_from:
+                group.recheck_from = now + RECHECK_EVERY
                 for waiter in list(group.waiters.values()):
                     waiter.tell()
 
@@ -163,13 +163,13 @@ class Listener:
         granted, told, id, fence, us, lease_ms, by, name = found.groups()
         kind = granted or told
         # C3, C7: otherwise a former master may have sent it, so the waiter looks
-        trusted = granted and by == node.id != "@?" and not node.doubted_at
+        trusted = granted and by == node.id != "@?" and not node.suspected_at
         waiter = self.waiters.get(id) if kind in "gw" else None
         grant = None
         if trusted:
             grant = Grant(int(fence), int(us), _end_of(node, int(us), int(lease_ms) / 1000), name)
             if monotonic() >= grant.ends:
-                self.doubt(name if waiter is None else waiter.group.name)
+                self.recheck(name if waiter is None else waiter.group.name)
         if waiter is not None:
             waiter.tell(grant)
         elif can_be_asked_for(name):

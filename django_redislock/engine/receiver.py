@@ -43,14 +43,14 @@ class Receiver:
     ) -> None:
         self.node: Node = node
         self.listeners: tuple[Listener, ...] = tuple(listeners)
-        self.connection: Connection = node.origin.listening(MESSAGE_WITHIN)
+        self.connection: Connection = node.config.listening(MESSAGE_WITHIN)
         self.trouble: Exception | None = None  # what has ended it, if anything
         self.since: float = 0.0  # monotonic
         self._channels = {listener.partition.channel.encode(): listener for listener in listeners}
         self._ended = ended
         self._retired = threading.Event()
         self._sharded = listeners[0].partition.store.clustered
-        self._memory = node.origin.memory
+        self._memory = node.config.memory
         self._mutex = threading.RLock()
         self._own = ThreadWaiter("", "")  # our thread, which rests while another one reads
         self._own.registered = True
@@ -79,7 +79,7 @@ class Receiver:
     def _probe(self, asked: Sequence[Listener]) -> dict[Listener, int | ResponseError]:
         found: dict[Listener, int | ResponseError] = {}
         # on a connection of its own: in a process of coroutines, the pool would keep one that nobody else needs
-        connection = self.node.origin.connection(self.node.origin.timeout)
+        connection = self.node.config.connection(self.node.config.timeout)
         try:
             connection.connect()
             for listener in asked:

@@ -22,7 +22,7 @@ from .extension import detach
 from .held import Held, hide, show
 from .lease import OLD_KEY, VANISHED, Lease
 from .runtime import Runtime, runtime
-from .with_block import Witness
+from .with_block import Finalizer
 
 
 class Ending:
@@ -55,12 +55,12 @@ class Ending:
 class Section(Ending, Held):
     """What an Acquisition is, once it has the lock."""
 
-    __slots__ = ("_above", "_runtime", "_through", "_witness")
+    __slots__ = ("_above", "_finalizer", "_runtime", "_through")
 
     _above: tuple[Held, ...]  # what the context had shown before
     _through: Any  # weak: the object by which users hold the lock
     _runtime: Runtime
-    _witness: Witness | None
+    _finalizer: Finalizer | None
     at_least: float = 0.0  # seconds for which it stays held, though by nobody, if it ends sooner and well
     _tried: Tried | None = None  # a release that was not enough
 
@@ -88,35 +88,35 @@ class Section(Ending, Held):
         self.keys = (*self.keys, key)
         show(self, key)
 
-    def keep_for(self, keeper: object, *, undo: bool = False) -> None:
+    def keep_for(self, keeper: object, *, abandon: bool = False) -> None:
         """Renew it as long as ``keeper`` lives, whatever has become of the thread or task that acquired it.
 
         It is no longer theirs, but belongs to whoever runs under it.
 
-        ``undo``: give it back when that has died.
+        ``abandon``: give it back when that has died.
         """
-        self._keeper, self._ground, self._witness, self._caller = weakref.ref(keeper), None, None, None
-        if undo:
-            self.undo_after(keeper)
+        self._keeper, self._ground, self._finalizer, self._caller = weakref.ref(keeper), None, None, None
+        if abandon:
+            self.abandon_after(keeper)
 
     def disown(self) -> None:
         """It is for somebody else to release: the context does not show it any more."""
         hide(self)
-        self._witness = None
+        self._finalizer = None
 
-    def undo_after(self, block: object) -> None:
+    def abandon_after(self, block: object) -> None:
         """Give all back in the background if ``block`` dies before this was given back by other means."""
         watchdog = self._runtime.watchdog
         if not watchdog.runs:
             watchdog.wake_up()
-        self._witness = watchdog.interruptions.watch(block, self)
+        self._finalizer = watchdog.interruptions.watch(block, self)
 
     # -- giving it back, in one command ------------------------------------------------------------------------------
 
     def release_at_once(self, how: str = calls.HOLDER) -> bool:
         """Release the lock in this thread; return False where that takes more than one command: give_back() goes on.
 
-        ``how``: HOLDER or BEARER, by right of the token. Where this is interrupted, it is for the caller to undo it.
+        ``how``: HOLDER or BEARER, by right of the token. Where this is interrupted, the caller abandons it.
         """
         command = self._release_command(how)
         if command is None or not self._let_go(try_once(self.partition, command, None)):
@@ -135,7 +135,7 @@ class Section(Ending, Held):
             if not self._let_go(tried):
                 return False
         except BaseException:
-            self.undo()
+            self.abandon()
             raise
         if lock_released.receivers or logger.isEnabledFor(DEBUG):
             await arun(tell_released(self.held))
@@ -189,14 +189,14 @@ class Section(Ending, Held):
         except (LockNotOwned, LockUnavailable):
             raise
         except BaseException:  # cancelled or interrupted: the lock has to be released all the same
-            self.undo()
+            self.abandon()
             raise
 
     def release(self, *, bearer: bool = False) -> Steps[None]:
         """give_back() for the last section that uses the lease, from any thread, task or context.
 
         ``bearer``: by right of the token, also if it was detached. Where this is interrupted, it is for the caller to
-        undo it.
+        abandon it.
         """
         lease, watchdog = self.held, self._runtime.watchdog
         tried, self._tried = self._tried, None
@@ -230,11 +230,11 @@ class Section(Ending, Held):
         """
         lease = self.held
         if lease.cancelled_by(error):
-            self.undo()
+            self.abandon()
             raise lease.lost_error()
         # nothing may be awaited any more; or it is, on purpose, for the bearer of the token to release
         if isinstance(error, GeneratorExit) or lease.detached:
-            self.undo()
+            self.abandon()
             return False
         try:
             left = lease.since + self.at_least - monotonic()
@@ -246,7 +246,7 @@ class Section(Ending, Held):
             if error is None:
                 raise
         except LockUnavailable as trouble:
-            self.undo()  # hardly anybody would try again
+            self.abandon()  # hardly anybody would try again
             if error is None:
                 raise
             log_event(WARNING, "not-released", name=lease.name, error=trouble, lease_left=trouble.lease_left)
@@ -255,11 +255,11 @@ class Section(Ending, Held):
     def fail(self, error: BaseException) -> Steps[None]:
         """Give back what there is: ``error`` was raised, while the lock was held or before or after."""
         if self.lease is None or self.lease.closed:
-            self.undo()
+            self.abandon()
         else:
             yield from self.exit(error)
 
-    def undo(self) -> None:
+    def abandon(self) -> None:
         """Give the lock back in the background: this was interrupted, or Redis could not be told."""
         lease = self.lease
         if lease is None:
@@ -280,7 +280,7 @@ class Section(Ending, Held):
 
     def _end(self) -> None:
         """There is nothing to give back any more."""
-        self.over, self._witness, self._above = True, None, ()
+        self.over, self._finalizer, self._above = True, None, ()
         hide(self)
         through = None if self._through is None else self._through()
         if through is not None:

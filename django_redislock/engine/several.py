@@ -23,7 +23,7 @@ from ..options import OnLost, Options
 from ..store.calls import HOLDER, released_at_once
 from ..store.lock_store import Partition
 from ..store.loop_connections import ENTERING, LEAVING
-from ..store.retry import Execute, Tried
+from ..store.retry import Roundtrip, Tried
 from ..store.wire import CONNECTION_ERRORS, Command
 from .acquisition import Acquisition, Frame
 from .announcements import tell_acquired, tell_released
@@ -89,7 +89,7 @@ class Several(Ending):
         """Get all locks, one after the other; return the error where one was not acquired in time: none is held then.
 
         ``deadline``: for all of them. Raises as obtain() of one does, and LockLost where one was lost while this waited
-        for the next: then it is for the caller to undo it.
+        for the next: then it is for the caller to abandon it.
         """
         begun, deadline = monotonic(), deadline or self.sections[0].terms.deadline()
         got, tried = yield from self._try_together(deadline, begun)
@@ -150,14 +150,14 @@ class Several(Ending):
         try:
             for section in (yield from self._release_together(error)):
                 if section.lease is None or section.lease.closed or LockUnavailable in map(type, errors):
-                    section.undo()  # not to wait for Redis once more
+                    section.abandon()  # not to wait for Redis once more
                     continue
                 try:
                     free = (yield from section.exit(error)) and free
                 except LockError as found:
                     errors.append(found)
         except BaseException:
-            self.undo()
+            self.abandon()
             raise
         if errors:
             raise min(errors, key=lambda error: not isinstance(error, LockLost))
@@ -187,20 +187,20 @@ class Several(Ending):
         """See Section.fail()."""
         yield from self.exit(error)
 
-    def undo(self) -> None:
+    def abandon(self) -> None:
         for section in self.sections:
-            section.undo()
+            section.abandon()
 
-    def undo_cancelled(self, error: BaseException) -> None:
-        """See Acquisition.undo_cancelled()."""
+    def abandon_cancelled(self, error: BaseException) -> None:
+        """See Acquisition.abandon_cancelled()."""
         lost = [lease for lease in self.leases if lease.cancelled_by(error)]
-        self.undo()
+        self.abandon()
         if lost:
             raise lost[0].lost_error() from None
 
-    def undo_after(self, block: object) -> None:
+    def abandon_after(self, block: object) -> None:
         for section in self.sections:
-            section.undo_after(block)
+            section.abandon_after(block)
 
 
 def _only_ends(section: Any, error: BaseException | None) -> bool:
@@ -215,7 +215,7 @@ def _send(
     """Send these commands in one round trip; return what has come of each."""
     sent = monotonic()
     try:
-        answers, node = yield Execute(partition, commands, by, urgency)
+        answers, node = yield Roundtrip(partition, commands, by, urgency)
     except (*CONNECTION_ERRORS, ResponseError) as error:
         return [(sent, error, None)] * len(commands)
     return [(sent, [answer], node) for answer in answers]
@@ -251,7 +251,7 @@ def around(section: Acquisition | Several, step: Step) -> Steps[Any]:
     Raises LockNotAcquired, and what obtain() and exit() raise.
     """
     frame = Frame()
-    section.undo_after(frame)
+    section.abandon_after(frame)
     try:
         refusal = yield from section.obtain()
         if refusal is not None:

@@ -136,7 +136,7 @@ class Subscriber:
             try:
                 self._subscribe_at(node, listeners)
             except Exception as error:
-                self.store.doubt(node)
+                self.store.suspect(node)
                 self._failed(listeners, error)
 
     def _subscribe_at(self, node: Node, listeners: Sequence[Listener]) -> None:
@@ -213,7 +213,7 @@ class Subscriber:
         self._forget(receiver)
         if error is not None and not self.store.closed:
             if not isinstance(error, Interrupted):
-                self.store.doubt(receiver.node)
+                self.store.suspect(receiver.node)
             if monotonic() - receiver.since >= STANDS:
                 self._outage = None
             self._failed(concerned, error)

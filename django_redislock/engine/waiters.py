@@ -152,7 +152,7 @@ class Group:
     The oldest looks for all when ``due`` (monotonic). Each loop looks for itself: another one may hang or have ended.
     """
 
-    __slots__ = ("doubts_from", "due", "loop", "name", "oldest", "seen", "waiters")
+    __slots__ = ("due", "loop", "name", "oldest", "recheck_from", "seen", "waiters")
 
     def __init__(self, name: str, loop: Loop | None) -> None:
         self.name: str = name
@@ -161,7 +161,7 @@ class Group:
         self.waiters: OrderedDict[str, Waiter] = OrderedDict()
         self.oldest: Waiter | None = None  # the first of them; waiters read it without the mutex
         self.due: float = math.inf  # until one of them has looked
-        self.doubts_from: float = 0.0  # monotonic; see Listener.doubt()
+        self.recheck_from: float = 0.0  # monotonic; see Listener.recheck()
         self.seen: bytes | None = None  # the value of the lock, as of the last look
 
 

@@ -146,7 +146,7 @@ class Watchdog:
         self._plan(due, pending)
 
     def wake_up(self) -> None:
-        """Be there to undo what is interrupted from now on."""
+        """Be there to abandon what is interrupted from now on."""
         with self._mutex:
             self._start()
 
@@ -208,7 +208,7 @@ class Watchdog:
         try:
             while self._thread is me:  # else its start was interrupted, and there is another one
                 self.runs = True
-                for error in self.interruptions.undo_all():
+                for error in self.interruptions.abandon_all():
                     self._put_off((), error)
                 tasks = self._sleep(me)
                 try:

@@ -1,8 +1,9 @@
-"""Sections interrupted at a moment when nobody could release their locks (R18): noticed here, and undone.
+"""Sections interrupted at a moment when nobody could release their locks (R18): noticed here, and abandoned.
 
 A signal handler may raise in the very first instruction of ``__exit__``. But the ``with`` statement looks ``__exit__``
 up before it calls ``__enter__``, and keeps what it got until its block has ended. So each look-up returns a new object,
-and if that dies without having been called to its end, the section is undone.
+and if that dies without having been called to its end, the section is abandoned: its lock is released in the
+background.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .held import Held, twin
 from .lease import Lease
 
 
-class Witness(weakref.ref[Any]):
+class Finalizer(weakref.ref[Any]):
     """Notices the death of the object that a ``with`` statement keeps while its block runs (see with_block.py)."""
 
     __slots__ = ("section",)
@@ -28,38 +29,38 @@ class Witness(weakref.ref[Any]):
 
 
 class Interruptions:
-    """The sections that are still to be undone."""
+    """The sections that are still to be abandoned."""
 
     def __init__(self) -> None:
-        self._found: deque[Witness] = deque()
+        self._found: deque[Finalizer] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    def watch(self, block: object, section: Held) -> Witness:
-        """Undo the section once ``block`` has died, unless the returned witness has died first."""
+    def watch(self, block: object, section: Held) -> Finalizer:
+        """Undo the section once ``block`` has died, unless the returned finalizer has died first."""
         # the callback is C code, so no signal handler can raise inside it
-        witness = Witness(block, self._found.append)
-        witness.section = section
-        return witness
+        finalizer = Finalizer(block, self._found.append)
+        finalizer.section = section
+        return finalizer
 
-    def undo_under(self, lease: Lease) -> bool:
-        """Undo at once the section under this lease, if it was interrupted and is still to be undone."""
-        found = [witness for witness in self._found.copy() if witness.section.lease is lease]
-        for witness in found:
-            witness.section.undo()  # undo_all() will do so again, which is harmless, in case this is interrupted
+    def abandon_under(self, lease: Lease) -> bool:
+        """Abandon at once the section under this lease, if it was interrupted and still has to be."""
+        found = [finalizer for finalizer in self._found.copy() if finalizer.section.lease is lease]
+        for finalizer in found:
+            finalizer.section.abandon()  # abandon_all() does so again, without harm, in case this is interrupted
         return bool(found)
 
-    def undo_all(self) -> list[Exception]:
+    def abandon_all(self) -> list[Exception]:
         """Undo each of them once; return the errors. Only for our own threads, which nothing interrupts."""
         failures: list[Exception] = []
-        for witness in self._found.copy():
+        for finalizer in self._found.copy():
             try:
-                witness.section.undo()
+                finalizer.section.abandon()
             except Exception as error:
                 failures.append(error)
             with suppress(ValueError):  # another thread was faster
-                self._found.remove(witness)  # only now: see undo_under()
+                self._found.remove(finalizer)  # only now: see abandon_under()
         return failures
 
 
@@ -84,7 +85,7 @@ class WithBlock:
         self.section = section
         exit = self._exit()
         if exit is not None:  # it is dead if __exit__ was called by hand before; a traceback may keep the block
-            section.undo_after(exit)
+            section.abandon_after(exit)
 
 
 class ExitMethod:

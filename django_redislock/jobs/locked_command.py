@@ -198,7 +198,7 @@ def _give_back(lock: Lock, at_least: float) -> None:
     except LockLost:
         raise
     except BaseException:  # interrupted
-        section.undo()
+        section.abandon()
         raise
     warn_of_release(lock.name, unclaimed=section.held.unclaimed)
 

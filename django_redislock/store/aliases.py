@@ -94,7 +94,7 @@ Address = tuple[str, int]  # host and port
 
 
 @dataclass(frozen=True)
-class Origin:
+class RedisConfig:
     """How to reach the Redis of a cache alias."""
 
     alias: str
@@ -125,8 +125,8 @@ class Origin:
         """Host and port of a node of a cluster."""
         return f"{self.keywords.get('host')}:{self.keywords.get('port')}"
 
-    def at(self, host: str, port: int) -> Origin:
-        """The origin for one node of the cluster."""
+    def at(self, host: str, port: int) -> RedisConfig:
+        """The configuration for one node of the cluster."""
         return replace(self, keywords={**self.keywords, "host": host, "port": port})
 
     @property
@@ -168,10 +168,10 @@ def has_locks(alias: str) -> bool:
     return hasattr(kind, "lock_alias")
 
 
-def find_origin(alias: str) -> Origin:
+def find_config(alias: str) -> RedisConfig:
     """Return how to reach the Redis of ``alias``; ImproperlyConfigured if locks cannot use it."""
     try:
-        return _find_origin(alias)
+        return _find_config(alias)
     except LockUnavailable:
         raise
     except (ImproperlyConfigured, *_UNUSABLE) as error:
@@ -184,7 +184,7 @@ def find_origin(alias: str) -> Origin:
         raise ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {trouble}") from error
 
 
-def _find_origin(alias: str) -> Origin:
+def _find_config(alias: str) -> RedisConfig:
     cache = _create_cache(alias)
     client = _redis_client(cache, alias)
     memory = client is None or _is_fake(client)
@@ -202,19 +202,21 @@ def _find_origin(alias: str) -> Origin:
     except ValueError as error:
         raise ImproperlyConfigured(str(error)) from None
     remap = keywords.pop("address_remap", None) if manager is None else manager.address_remap
-    origin = Origin(alias, prefix, memory, pool.connection_class, keywords, pool, (cache, client), remap=remap)
+    config = RedisConfig(alias, prefix, memory, pool.connection_class, keywords, pool, (cache, client), remap=remap)
     if issubclass(pool.connection_class, SentinelManagedConnection):
         watching = [client.connection_pool for client in pool.sentinel_manager.sentinels]
-        ways = [Origin(alias, "", False, each.connection_class, _keywords_of(each), each, None) for each in watching]
-        origin = replace(origin, sentinels=Sentinels(pool.service_name, pool.sentinel_manager, ways))
+        ways = [
+            RedisConfig(alias, "", False, each.connection_class, _keywords_of(each), each, None) for each in watching
+        ]
+        config = replace(config, sentinels=Sentinels(pool.service_name, pool.sentinel_manager, ways))
     if manager is not None:
-        return replace(origin, startup=tuple((node.host, int(node.port)) for node in manager.startup_nodes.values()))
+        return replace(config, startup=tuple((node.host, int(node.port)) for node in manager.startup_nodes.values()))
     # find keywords that no connection accepts now, rather than at the first lock; nothing here connects
-    _ = origin.connection(), origin.timeout, origin.database
+    _ = config.connection(), config.timeout, config.database
     if not memory and conf().is_cluster(alias):
-        _check_clusterable(origin)
-        return replace(origin, startup=_startup_nodes(cache, pool))
-    return origin
+        _check_clusterable(config)
+        return replace(config, startup=_startup_nodes(cache, pool))
+    return config
 
 
 def _keywords_of(pool: Any) -> dict[str, Any]:
@@ -241,15 +243,15 @@ def _is_fake(client: Any) -> bool:
     return str(getattr(kind, "__module__", "")).startswith("fakeredis.")
 
 
-def _check_clusterable(origin: Origin) -> None:
+def _check_clusterable(config: RedisConfig) -> None:
     trouble = ""
-    if issubclass(origin.kind, (UnixDomainSocketConnection, SentinelManagedConnection)):
-        trouble = f"is reached by {origin.kind.__name__}, and a cluster by the host and port of its nodes"
-    elif int(origin.keywords.get("db") or 0) != 0:
-        trouble = f"names database {origin.keywords['db']}, and a cluster has only database 0"
+    if issubclass(config.kind, (UnixDomainSocketConnection, SentinelManagedConnection)):
+        trouble = f"is reached by {config.kind.__name__}, and a cluster by the host and port of its nodes"
+    elif int(config.keywords.get("db") or 0) != 0:
+        trouble = f"names database {config.keywords['db']}, and a cluster has only database 0"
     if trouble:
         raise ImproperlyConfigured(
-            f"REDISLOCK['CLUSTER'] says that the cache alias {origin.alias!r} is a cluster, but it {trouble}."
+            f"REDISLOCK['CLUSTER'] says that the cache alias {config.alias!r} is a cluster, but it {trouble}."
         )
 
 
@@ -262,7 +264,7 @@ def _startup_nodes(cache: Any, pool: Any) -> tuple[Address, ...]:
 
 
 def database(alias: str) -> tuple[object, ...] | None:
-    """See Origin.database; None for an alias that has no Redis, or cannot be used."""
+    """See RedisConfig.database; None for an alias that has no Redis, or cannot be used."""
     try:
         return _database(_pool_of(_redis_client(_create_cache(alias), alias)))
     except Exception:  # any backend may be configured here, and any error mean that it is not Redis

@@ -29,7 +29,7 @@ from redis.exceptions import (
 
 from ..base.processes import try_start
 from ..base.times import Alarm, monotonic
-from .aliases import Address, Origin
+from .aliases import Address, RedisConfig
 from .lock_store import LockStore, Partition
 from .loop_connections import ENTERING
 from .node import Node
@@ -113,8 +113,8 @@ class Cluster(LockStore):
     tags = TAGS
     clustered = True
 
-    def __init__(self, origin: Origin, key_prefix: str) -> None:
-        super().__init__(origin, key_prefix)
+    def __init__(self, config: RedisConfig, key_prefix: str) -> None:
+        super().__init__(config, key_prefix)
         self._nodes: dict[str, Node] = {}  # by address
         self._met: list[Address] = []  # of all nodes, replicas among them
         self._slots = {tag: key_slot(str(tag).encode()) for tag in range(TAGS)}
@@ -167,8 +167,8 @@ class Cluster(LockStore):
                 with self._known:
                     self._node_by_tag |= self._read_nodes_by_tag(manager)
                     for owner in self._node_by_tag.values():
-                        if owner.doubted_at < owner.answered_at < now:
-                            owner.doubted_at = 0.0  # C7: it had not been replaced when it answered
+                        if owner.suspected_at < owner.answered_at < now:
+                            owner.suspected_at = 0.0  # C7: it had not been replaced when it answered
                 self._read_at = now
                 self._forget_the_gone()
             finally:
@@ -176,11 +176,11 @@ class Cluster(LockStore):
                     self._question = None
 
     def _ask_nodes(self) -> NodesManager:
-        """Ask the nodes in doubt last: they may hang, or not know of a failover yet."""
-        doubted = {address for address, node in list(self._nodes.items()) if node.doubted_at}
+        """Ask the suspected nodes last: they may hang, or not know of a failover yet."""
+        suspected = {address for address, node in list(self._nodes.items()) if node.suspected_at}
         # those in the settings, too: all that were met may have got new addresses since
-        known = dict.fromkeys([*self._met, *self.origin.startup])
-        sure = [(host, port) for host, port in known if f"{host}:{port}" not in doubted]
+        known = dict.fromkeys([*self._met, *self.config.startup])
+        sure = [(host, port) for host, port in known if f"{host}:{port}" not in suspected]
         for met in (True, False):
             with suppress(RedisClusterException):
                 return self._ask_any([each for each in sure if (each in self._met) is met])
@@ -188,14 +188,14 @@ class Cluster(LockStore):
 
     def _ask_any(self, addresses: Collection[Address]) -> NodesManager:
         patience = min(self.timeout, ASKING_TAKES)
-        keywords = {key: value for key, value in self.origin.keywords.items() if key not in ("host", "port")}
+        keywords = {key: value for key, value in self.config.keywords.items() if key not in ("host", "port")}
         keywords |= {"socket_timeout": patience, "socket_connect_timeout": patience}
         return NodesManager(
             startup_nodes=[ClusterNode(host, port) for host, port in addresses],
             from_url=True,  # makes it accept any class of connections
             connection_pool_class=ConnectionPool,
-            connection_class=self.origin.kind,
-            address_remap=self.origin.remap,
+            connection_class=self.config.kind,
+            address_remap=self.config.remap,
             **keywords,
         )
 
@@ -215,51 +215,51 @@ class Cluster(LockStore):
     def _forget_the_gone(self) -> None:
         """Forget the nodes that serve no tag: as nodes come and go, each would keep a connection or two."""
         with self._known:
-            owners = {node.origin.address for node in self._node_by_tag.values()}
+            owners = {node.config.address for node in self._node_by_tag.values()}
             gone = [self._nodes.pop(address) for address in self._nodes.keys() - owners]
         for node in gone:
             node.close()
-            super().doubt(node)  # closes the unused connections to it
+            super().suspect(node)  # closes the unused connections to it
 
     def _node_at(self, host: str, port: int) -> Node:
         address = f"{host}:{port}"
-        return self._nodes.get(address) or self._nodes.setdefault(address, Node(self.origin.at(host, port)))
+        return self._nodes.get(address) or self._nodes.setdefault(address, Node(self.config.at(host, port)))
 
-    def doubt(self, node: Node | None) -> None:
-        """As in LockStore; here, the slots may have moved as well. See doubts()."""
-        super().doubt(node)
-        self._doubt(node)
+    def suspect(self, node: Node | None) -> None:
+        """As in LockStore; here, the slots may have moved as well. See is_suspect()."""
+        super().suspect(node)
+        self._suspect(node)
 
-    def _doubt(self, node: Node | None) -> None:
+    def _suspect(self, node: Node | None) -> None:
         with self._known:
             self._since = monotonic()
             if node is not None:
-                node.doubted_at = self._since
+                node.suspected_at = self._since
 
-    def doubts(self, node: Node, sent: float) -> bool:
+    def is_suspect(self, node: Node, sent: float) -> bool:
         """C7: whether another node may have replaced this one, which has just answered what was ``sent`` then."""
         now = monotonic()
         late = now - sent > NO_FAILOVER_WITHIN
-        if not (late or node.doubted_at):
+        if not (late or node.suspected_at):
             return False
         with self._known:
-            node.doubted_at = node.doubted_at or (sent if late else 0.0)
-            if late or node.answered_at < node.doubted_at:
+            node.suspected_at = node.suspected_at or (sent if late else 0.0)
+            if late or node.answered_at < node.suspected_at:
                 node.answered_at = now
-        return bool(node.doubted_at)
+        return bool(node.suspected_at)
 
     def look_around(self, node: Node) -> None:
-        self.doubt(node)
+        self.suspect(node)
         self._ask()
 
     def redirect(self, partition: Partition, error: ResponseError, node: Node) -> bool:
         # ASK needs no reaction: a script has several keys, and has to wait until all of them have moved
         if isinstance(error, ClusterDownError):
-            self._doubt(node)
+            self._suspect(node)
         if not isinstance(error, MovedError):
             return False
-        host = error.host or str(node.origin.keywords["host"])  # "" means the host that was asked
-        remap = self.origin.remap
+        host = error.host or str(node.config.keywords["host"])  # "" means the host that was asked
+        remap = self.config.remap
         address = (host, int(error.port)) if remap is None else remap((host, int(error.port)))
         with self._known:
             self._node_by_tag[partition.tag] = self._node_at(*address)
@@ -276,7 +276,7 @@ class ClusterPartition(Partition):
         store = self.store
         node = store.node_of(self.tag, by)
         answers, sent = store.threads.exchange(node, commands, by)
-        if store.doubts(node, sent):
+        if store.is_suspect(node, sent):
             _believe(node, store.node_of(self.tag, _confirmed_by(by), node.answered_at))
         self.heard_from(node)
         return answers, node
@@ -287,7 +287,7 @@ class ClusterPartition(Partition):
         store = self.store
         node = await store.anode_of(self.tag, by)
         answers, sent = await store.aexchange(node, commands, by, urgency=urgency)
-        if store.doubts(node, sent):
+        if store.is_suspect(node, sent):
             _believe(node, await store.anode_of(self.tag, _confirmed_by(by), node.answered_at))
         self.heard_from(node)
         return answers, node
@@ -301,4 +301,4 @@ def _confirmed_by(by: float | None) -> float | None:
 def _believe(node: Node, owner: Node) -> None:
     """C7: ``node`` has answered after a silence; ``owner`` is the one whose answer counts."""
     if owner is not node:
-        raise Replaced(f"{node.origin.address} was silent, and {owner.origin.address} has replaced it")
+        raise Replaced(f"{node.config.address} was silent, and {owner.config.address} has replaced it")

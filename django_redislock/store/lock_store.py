@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..conf import conf
-from .aliases import Origin
+from .aliases import RedisConfig
 from .loop_connections import ENTERING, LoopConnections
 from .node import Node
 from .thread_connections import ThreadConnections
@@ -33,22 +33,22 @@ class LockStore:
     tags: int = 1
     clustered: bool = False
 
-    def __init__(self, origin: Origin, key_prefix: str) -> None:
-        self.origin: Origin = origin
-        self.alias: str = origin.alias
-        self.memory: bool = origin.memory
-        self.timeout: float = origin.timeout
-        own = f"{origin.key_prefix}:" if origin.key_prefix else ""
+    def __init__(self, config: RedisConfig, key_prefix: str) -> None:
+        self.config: RedisConfig = config
+        self.alias: str = config.alias
+        self.memory: bool = config.memory
+        self.timeout: float = config.timeout
+        own = f"{config.key_prefix}:" if config.key_prefix else ""
         self.prefix: str = f"{own}{key_prefix}"
         # locks in the same store exclude each other
-        self.identity: tuple[object, ...] = (origin.database, self.prefix)
+        self.identity: tuple[object, ...] = (config.database, self.prefix)
         self.closed: bool = False
         self._on_close: list[Callable[[], object]] = []
         self.on_loop_end: list[Callable[[asyncio.AbstractEventLoop], object]] = []
         self.partitions: dict[int, Partition] = {}  # by tag; those that were needed so far
-        self.bound: int = min(int(origin.pool.max_connections), conf().MAX_CONNECTIONS)
-        self._node_by_tag: dict[int, Node] = {} if self.clustered else {0: Node(origin)}  # as far as it is known
-        self.threads: ThreadConnections = ThreadConnections(self.bound, origin)
+        self.bound: int = min(int(config.pool.max_connections), conf().MAX_CONNECTIONS)
+        self._node_by_tag: dict[int, Node] = {} if self.clustered else {0: Node(config)}  # as far as it is known
+        self.threads: ThreadConnections = ThreadConnections(self.bound, config)
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
 
     # -- its locks --------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class LockStore:
         """See node_of()."""
         return self._node_by_tag[tag]
 
-    def doubt(self, node: Node | None) -> None:
+    def suspect(self, node: Node | None) -> None:
         """Make the next command connect anew (and ask Sentinel): the node was unreachable, or is no longer a master."""
         if node is not None:
             self.threads.drop_idle(node)
@@ -211,11 +211,8 @@ class Partition:
         self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], Node]:
         """See exchange(). ``urgency``: see LockStore.aexchange()."""
-        store, node = self.store, self.store._node_by_tag[0]
-        connections = store._loops.get(asyncio.get_running_loop())
-        if connections is None:
-            return (await store.aexchange(node, commands, by, urgency=urgency))[0], node
-        return (await connections.exchange(node, commands, by, urgency=urgency))[0], node
+        node = self.store._node_by_tag[0]
+        return (await self.store.aexchange(node, commands, by, urgency=urgency))[0], node
 
     def execute(self, command: Command) -> Any:
         """One command, one answer, in this thread."""

@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.times import Alarm, monotonic
-from .node import HangsUp, Node
+from .node import AbortableConnection, Node
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Idle, Slot, find, surplus, taken
 from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
 
@@ -39,7 +39,7 @@ class _Limit:
 
     __slots__ = ("_alarm", "_connection", "_loop", "_rings", "_until", "struck")
 
-    def __init__(self, connection: HangsUp) -> None:
+    def __init__(self, connection: AbortableConnection) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._alarm: Any = None
@@ -59,7 +59,7 @@ class _Limit:
         if self.struck:
             self._silence()
         if error is not None:
-            self._connection.hang_up()
+            self._connection.abort()
             if self.struck and isinstance(error, Exception):
                 raise TimeoutError("no answer in time") from None
 
@@ -84,17 +84,17 @@ class _Limit:
     def _strike(self) -> None:
         if self._until <= monotonic():
             self.struck = True
-            self._connection.hang_up()
+            self._connection.abort()
             self._rings = monotonic() + 0.1
             self._alarm = Alarm(self._loop, 0.1, self._strike)  # it may just have been connected
 
 
-class LoopSlot(Slot[HangsUp]):
+class LoopSlot(Slot[AbortableConnection]):
     """A connection of coroutines, with its limit."""
 
     __slots__ = ("limit",)
 
-    def __init__(self, node: Node, connection: HangsUp) -> None:
+    def __init__(self, node: Node, connection: AbortableConnection) -> None:
         super().__init__(node, connection)
         self.limit = _Limit(connection)
 
@@ -104,7 +104,7 @@ class LoopConnections:
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
-        self.idle: Idle[HangsUp] = deque()
+        self.idle: Idle[AbortableConnection] = deque()
         self._loans: set[weakref.ref[Loan]] = set()
         # coroutines that wait for a connection, by urgency
         self._queues: tuple[deque[Loan], ...] = (deque(), deque(), deque())
@@ -140,8 +140,8 @@ class LoopConnections:
             sent = monotonic()
             slot = self._take(node)
             if slot is None or sent - slot.used > IDLE or _was_reset(slot.connection):
-                slot = await self._connected(slot, node, _left(node.origin.timeout, by))
-            until, connection, limit = sent + node.origin.timeout, slot.connection, slot.limit
+                slot = await self._connected(slot, node, _left(node.config.timeout, by))
+            until, connection, limit = sent + node.config.timeout, slot.connection, slot.limit
             read: list[Any] = []
             limit.begin(until if by is None or by > until else by)
             try:
@@ -156,7 +156,7 @@ class LoopConnections:
                 raise
             limit.end()
             if self.closed or node.closed or limit.struck:
-                connection.hang_up()
+                connection.abort()
             else:
                 slot.used = monotonic()
                 self.idle.append(slot)
@@ -180,12 +180,12 @@ class LoopConnections:
                 stale = _was_reset(slot.connection) or await _is_stale(slot.connection)
             finally:
                 if stale:  # or the check was cancelled
-                    slot.connection.hang_up()
+                    slot.connection.abort()
             if not stale:
                 return slot
             self.drop_idle(node)  # nor are those in order that were unused for longer
         for oldest in surplus(self.idle, self._bound, self._loans):  # make room for the new one
-            oldest.hang_up()
+            oldest.abort()
         slot = LoopSlot(node, node.for_loops.connection(seconds, socket_timeout=None))
         slot.limit.begin(monotonic() + seconds)
         try:
@@ -235,24 +235,24 @@ class LoopConnections:
     def drop_idle(self, node: Node | None = None) -> None:
         """Close the unused connections to ``node`` (None: to all nodes). Call it in their event loop."""
         for connection in taken(self.idle, node):
-            connection.hang_up()
+            connection.abort()
 
     def trim(self) -> None:
         """Close all but one of those that nobody has needed for a while. Call it in their event loop."""
         for oldest in surplus(self.idle, 1, (), monotonic() - IDLE_FOR):
-            oldest.hang_up()
+            oldest.abort()
 
 
 def _left(seconds: float, by: float | None) -> float:
     return seconds if by is None else min(seconds, max(0.0, by - monotonic()))
 
 
-def _was_reset(connection: HangsUp) -> bool:
+def _was_reset(connection: AbortableConnection) -> bool:
     """Return whether its transport has ended: writing to it can raise AttributeError (python/cpython#136234)."""
     return connection._writer is None or connection._writer.transport.is_closing()
 
 
-async def _is_stale(connection: HangsUp) -> bool:
+async def _is_stale(connection: AbortableConnection) -> bool:
     """Return whether the server has closed the connection, or has sent what nobody asked for."""
     look = connection.can_read() if hasattr(connection, "can_read") else connection.can_read_destructive()
     if sys.version_info < (3, 11):  # pragma: no cover

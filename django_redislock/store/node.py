@@ -14,34 +14,36 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from redis.asyncio.connection import AbstractConnection
 
-from .aliases import Origin
+from .aliases import RedisConfig
 from .sentinels import LoopSentinels
 
 # what is only for a pool of connections, or would have to be awaitable here
 _LEFT_BEHIND = {"connection_pool", "parser_class", "redis_connect_func"}
 
 
-def for_loops(origin: Origin) -> Origin:
+def for_loops(config: RedisConfig) -> RedisConfig:
     """The same, with connections for event loops."""
-    twin = _counterpart(origin)
+    twin = _counterpart(config)
     known = {name for base in twin.__mro__ for name in inspect.signature(base).parameters}
-    if unchecked := [key for key in origin.keywords if key.startswith("ssl_") and key not in known]:
+    if unchecked := [key for key in config.keywords if key.startswith("ssl_") and key not in known]:
         raise ImproperlyConfigured(
             f"{twin.__module__}.{twin.__qualname__} does not know {', '.join(unchecked)} of the cache alias "
-            f"{origin.alias!r}: coroutines cannot use its locks, since their TLS would be checked less."
+            f"{config.alias!r}: coroutines cannot use its locks, since their TLS would be checked less."
         )
-    keywords = {key: value for key, value in origin.keywords.items() if key in known - _LEFT_BEHIND}
-    by = origin.sentinels
+    keywords = {key: value for key, value in config.keywords.items() if key in known - _LEFT_BEHIND}
+    by = config.sentinels
     sentinels = by and LoopSentinels(by.service_name, by.manager, [*map(for_loops, by.ways)])
-    return replace(origin, kind=type(twin.__name__, (HangsUp, twin), {}), keywords=keywords, sentinels=sentinels)
+    return replace(
+        config, kind=type(twin.__name__, (AbortableConnection, twin), {}), keywords=keywords, sentinels=sentinels
+    )
 
 
-def _counterpart(origin: Origin) -> type[AbstractConnection]:
+def _counterpart(config: RedisConfig) -> type[AbstractConnection]:
     """The class in redis.asyncio for a connection class of redis-py; for a site's own class, its ``async_class``.
 
     Never the counterpart of a base class: what the site's class adds, such as a certificate check, must not be lost.
     """
-    kind = origin.kind
+    kind = config.kind
     found = vars(kind).get("async_class")
     if found is None and kind.__module__ in ("redis.connection", "redis.sentinel"):
         found = getattr(import_module(kind.__module__.replace(".", ".asyncio.")), kind.__name__, None)
@@ -49,17 +51,17 @@ def _counterpart(origin: Origin) -> type[AbstractConnection]:
         return found
     raise ImproperlyConfigured(
         f"The connection class {kind.__module__}.{kind.__qualname__} has no counterpart in redis.asyncio: coroutines "
-        f"cannot use the locks of the cache alias {origin.alias!r}. Name one in its attribute async_class."
+        f"cannot use the locks of the cache alias {config.alias!r}. Name one in its attribute async_class."
     )
 
 
-class HangsUp(AbstractConnection):
+class AbortableConnection(AbstractConnection):
     """A connection that closes in one step, even in the last turn of an event loop, or after it.
 
     TLS would send its goodbye and wait for the peer's, and be left open there.
     """
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         writer, self._writer, self._reader = self._writer, None, None
         self._parser.on_disconnect()
         if writer is not None:
@@ -69,7 +71,7 @@ class HangsUp(AbstractConnection):
                 pass  # its loop was closed
 
     async def disconnect(self, *more: Any, **named: Any) -> None:
-        self.hang_up()
+        self.abort()
 
 
 class Node:
@@ -77,23 +79,23 @@ class Node:
 
     ``anchor`` is a pair: the server's time (microseconds), and the local monotonic time at which the request for it was
     sent, which is never later than that moment. Each node has its own clock. ``id`` is what a cluster node signs its
-    handoffs with (C3). ``doubted_at`` is the monotonic time since which another node may have replaced it unawares, and
-    ``answered_at`` that of its first answer afterwards (C7); 0 means never, or no longer.
+    handoffs with (C3). ``suspected_at`` is the monotonic time since which another node may have replaced it unawares,
+    and ``answered_at`` that of its first answer afterwards (C7); 0 means never, or no longer.
     """
 
-    def __init__(self, origin: Origin) -> None:
-        self.origin: Origin = origin
+    def __init__(self, config: RedisConfig) -> None:
+        self.config: RedisConfig = config
         self.anchor: tuple[int, float] | None = None
         self.id: str = ""
-        self.doubted_at: float = 0.0
+        self.suspected_at: float = 0.0
         self.answered_at: float = 0.0
         self.closed: bool = False
         self.on_close: list[Callable[[], object]] = []
 
     @cached_property
-    def for_loops(self) -> Origin:
+    def for_loops(self) -> RedisConfig:
         """How event loops reach it."""
-        return for_loops(self.origin)
+        return for_loops(self.config)
 
     def close(self) -> None:
         """Keep no connections to it from now on."""

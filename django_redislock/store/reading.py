@@ -11,7 +11,7 @@ from ..base.steps import Call, Pause, Step, Steps
 from .lock_store import LockStore, Partition
 from .node import Node
 from .records import Keys
-from .retry import Execute, call_many, refusal
+from .retry import Roundtrip, call_many, refusal
 from .wire import CONNECTION_ERRORS, Command
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
 
 def _perform(requests: dict[int, Step]) -> Steps[dict[int, Any]]:
     """The outcomes: answers and node, or a connection error; None of the pauses that follow trouble."""
-    asking = {i: request for i, request in requests.items() if isinstance(request, Execute)}
+    asking = {i: request for i, request in requests.items() if isinstance(request, Roundtrip)}
     outcomes: dict[int, Any] = dict.fromkeys(requests.keys() - asking.keys())
     if outcomes:
         yield Pause(max(request.seconds for request in requests.values() if isinstance(request, Pause)))

@@ -29,7 +29,7 @@ BACKOFF = EqualJitterBackoff(cap=0.25, base=0.02)
 
 
 @dataclass(slots=True)
-class Execute:
+class Roundtrip:
     """Sends commands in one write; its result is the list of answers (an error may be one of them) and the node."""
 
     partition: Partition
@@ -96,7 +96,7 @@ def call(
     was one. Raises LockUnavailable.
     """
     commands = [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)] if replicas else [command]
-    reply = yield from _persist(Execute(partition, commands, by, urgency), name, noun, until, tried=tried)
+    reply = yield from _persist(Roundtrip(partition, commands, by, urgency), name, noun, until, tried=tried)
     if isinstance(reply.acknowledged, ResponseError):
         trouble = f"{reply.acknowledged}. Without WAIT, no replicas can be asked for: set REPLICAS to 0."
         raise _unavailable("refuses to serve", partition, name, trouble) from reply.acknowledged
@@ -105,12 +105,12 @@ def call(
 
 def call_many(partition: Partition, commands: Sequence[Command]) -> Steps[list[Any]]:
     """The same for several commands in one write; an error may be among the answers."""
-    reply = yield from _persist(Execute(partition, commands), None, several=True)
+    reply = yield from _persist(Roundtrip(partition, commands), None, several=True)
     return reply.answer  # type: ignore[no-any-return]
 
 
 def _persist(
-    request: Execute,
+    request: Roundtrip,
     name: str | None,
     noun: str = "lock",
     until: float = math.inf,
@@ -148,7 +148,7 @@ def _persist(
             continue
         except CONNECTION_ERRORS as error:
             if not isinstance(error, (NotAsked, Replaced) if partition.store.clustered else TimeoutError):
-                partition.store.doubt(partition.node_if_known)  # its other connections are probably stale, too
+                partition.store.suspect(partition.node_if_known)  # its other connections are probably stale, too
             trouble: Exception = error
             repeated = True
         except ResponseError as error:
@@ -158,7 +158,7 @@ def _persist(
             if not demoted and not (partition.store.clustered and isinstance(error, PASSING)):
                 raise (yield from refusal(partition, request.commands, name, error, noun)) from error
             if demoted:
-                partition.store.doubt(node)
+                partition.store.suspect(node)
             trouble = error
         now = monotonic()
         if not failures:

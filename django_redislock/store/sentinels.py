@@ -21,7 +21,7 @@ from .wire import CONNECTION_ERRORS
 class Sentinels:
     """The sentinels of an alias, in the order in which they are asked: what a connection takes for its pool.
 
-    ``ways``: an Origin for each. ``manager`` is redis-py's.
+    ``ways``: an RedisConfig for each. ``manager`` is redis-py's.
     """
 
     is_master = True
@@ -82,4 +82,4 @@ async def _aask(way: Any, seconds: float) -> Any:
         await connection.send_command("SENTINEL", "MASTERS")
         return await connection.read_response()
     finally:
-        connection.hang_up()
+        connection.abort()

@@ -9,7 +9,7 @@ from django.core.signals import setting_changed
 from ..base.names import slot_text
 from ..base.processes import PerProcess
 from ..conf import Conf, conf
-from .aliases import check_allowed, find_origin, forget_servers, lock_aliases
+from .aliases import check_allowed, find_config, forget_servers, lock_aliases
 from .cluster import Cluster, tag_of
 from .lock_store import LockStore, Partition
 
@@ -28,8 +28,8 @@ _stores = PerProcess(_Stores)
 
 def make_store(alias: str, key_prefix: str) -> LockStore:
     """Make a lock store; ImproperlyConfigured if locks cannot use the alias."""
-    origin = find_origin(alias)
-    return (Cluster if origin.clustered else LockStore)(origin, key_prefix)
+    config = find_config(alias)
+    return (Cluster if config.clustered else LockStore)(config, key_prefix)
 
 
 def get_store(using: str | None = None) -> LockStore:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from redis.connection import Connection
 
 from ..base.times import monotonic
-from .aliases import Origin
+from .aliases import RedisConfig
 from .node import Node
 from .wire import CONNECTION_ERRORS, Command, NotAsked, exchange
 
@@ -47,10 +47,10 @@ class ThreadConnections:
     a connection for good when a thread is interrupted inside it, as by the time limit of a task queue.
     """
 
-    def __init__(self, bound: int, origin: Origin) -> None:
+    def __init__(self, bound: int, config: RedisConfig) -> None:
         self._bound = bound
-        self._memory = origin.memory
-        self._timeout = origin.timeout
+        self._memory = config.memory
+        self._timeout = config.timeout
         self.idle: Idle[Connection] = deque()
         # if an exception strikes anywhere, a slot that is in nobody's hands dies and leaves this set, in C code alone
         self._slots: set[weakref.ref[Slot[Connection]]] = set()
@@ -155,7 +155,7 @@ class ThreadConnections:
 
     def _connect(self, node: Node, by: float | None) -> Connection:
         """Connect before ``by`` (monotonic). The connection then has the alias's own timeouts, for its next user."""
-        connection: Any = node.origin.connection(None if by is None else max(0.001, by - monotonic()))
+        connection: Any = node.config.connection(None if by is None else max(0.001, by - monotonic()))
         # explicitly, as only connect() makes a Sentinel connection ask for its master
         connection.connect()
         if by is not None:

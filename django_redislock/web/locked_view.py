@@ -251,12 +251,12 @@ class _LockedView:
         except LockUnavailable as error:  # a cluster that was never reached has not said where this lock is
             return (yield from unavailable(request, min(names), purpose, error))
         frame = Frame()
-        section.undo_after(frame)
+        section.abandon_after(frame)
         try:
             try:
                 refusal = yield from section.obtain()
             except LockUnavailable as error:
-                section.undo()
+                section.abandon()
                 return (yield from unavailable(request, error.name or min(names), purpose, error))
             if refusal is not None:
                 busy = next((one for one in section.sections if one.name == refusal.name), section.sections[0])

@@ -94,7 +94,7 @@ class LateRelease:
                 hide(one)
         for one in section.sections:
             if atomic == begun:
-                one.keep_for(keeper, undo=True)
+                one.keep_for(keeper, abandon=True)
             else:
                 one.keep_for(request)
         _after_close(request, self.release)
@@ -110,7 +110,7 @@ class LateRelease:
         if asyncio._get_running_loop() is None:
             run(self._release())
         elif self._once.acquire(blocking=False):
-            self._section.undo()
+            self._section.abandon()
 
     def _release(self) -> Steps[None]:
         # the first to come releases, even what is being released in the background

@@ -140,7 +140,7 @@ def listen(partitions: Iterable[Partition]) -> list[Connection]:
     """Subscribe, or the scripts would consider the waiters dead."""
     ears = []
     for partition in dict.fromkeys(partitions):
-        ear = partition.node.origin.connection(LIMIT)
+        ear = partition.node.config.connection(LIMIT)
         ear.connect()
         ear.send_command("SSUBSCRIBE" if partition.store.clustered else "SUBSCRIBE", partition.channel)
         ear.read_response()
