@@ -183,7 +183,8 @@ class Trial(Crew):
     def moved(self, server: RedisServer) -> None:
         self.server = server
         # a restart or CLIENT KILL may have closed its connection
-        self.client = server.client(retry=Retry(NoBackoff(), 1))
+        # (and on a busy machine a command may take longer than the five seconds that redis-py gives it)
+        self.client = server.client(retry=Retry(NoBackoff(), 1), socket_timeout=GENEROUS)
 
     @contextmanager
     def trouble(self, process: Process | None = None, *, forgets: bool = False, after: float = AFTER) -> Iterator[None]:
