@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from django_redislock import Lock, LockUnavailable, get_lock, list_locks
+from django_redislock import Lock, LockUnavailable, force_release, get_lock, list_locks
 from rediscluster import HOST
 from tests.helpers.actors import GENEROUS
-from tests.helpers.cluster import Cluster
+from tests.helpers.cluster import Cluster, Node
 from tests.helpers.state import count
 from tests.helpers.ways import DJANGO_REDIS, alias, kill
 from tests.inside import Ears, HeldUpQuestion, ask_cluster, limit, nodes_known, suspect
@@ -283,6 +283,43 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     end = monotonic() + max(lock.remaining() for lock in others)
     eventually(lambda: monotonic() + min(lock.remaining() for lock in others) > end)
     assert not any(lock.lost for lock in others)
+
+
+def leave_behind(cluster: Cluster, slot: int, target: Node) -> None:
+    """Let this node keep a copy of the slot's keys, as one that was promoted before it heard that they had moved."""
+    source = cluster.owner_of(slot)
+    target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+    with source.client() as origin, target.client(single_connection_client=True) as copies:
+        for key in source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            copies.execute_command("ASKING")
+            copies.restore(key, max(0, origin.pttl(key)), origin.dump(key))
+    target.ask("CLUSTER", "SETSLOT", slot, "STABLE")
+
+
+def test_what_the_node_that_gets_a_slot_still_has_of_it_harms_nobody(
+    own_cluster: Cluster, contended: Any, queue: Queue
+) -> None:
+    """In what it has, the first one holds the lock, another one waits, and a lock that is free by now is held."""
+    name, former, waiting = contended
+    slot, target = slot_of(name), own_cluster.masters()[1]
+    gone = next(Lock(f"n:{i}", ttl=3, auto_renew=False) for i in range(100_000) if slot_of(f"n:{i}") == slot)
+    gone.acquire()
+    fence_of_gone = gone.fence or 0
+    leave_behind(own_cluster, slot, target)
+    gone.release()
+    former.release()
+    assert waiting.result(30)
+    force_release(name)
+    held = Lock(name, ttl=GENEROUS)
+    held.acquire()
+    waiting, fence = queue(Lock(name)), held.fence
+    own_cluster.move(slot, to=target)
+    held.extend(1)
+    assert (held.fence, waiting.done()) == (fence, False)
+    held.release()
+    assert waiting.result(30)
+    with Lock(gone.name, blocking_timeout=GENEROUS) as again:  # when the lease that came back has ended
+        assert (again.fence or 0) > fence_of_gone
 
 
 @pytest.mark.parametrize("led", [False, True], ids=["the listener's thread reads", "the waiting thread reads"])

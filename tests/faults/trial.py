@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -235,7 +236,10 @@ class Trial(Crew):
         for client in clients:
             for key in client.scan_iter(f"redislock*:{where}*", count=1000):
                 name = key.decode().partition(":")[2]
-                ends = client.pttl(key) != -1  # or has ended just now
+                try:
+                    ends = client.pttl(key) != -1  # or has ended just now
+                except redis.exceptions.MovedError:
+                    continue  # of a slot that this node has no more, see migrate_keys()
                 content = client.hkeys(key) if name.startswith("waiters:") else ""
                 # a process that let a handoff run out is remembered for a minute
                 suspects = content and {*content} <= {b"!", b"?"} and self.history.troubles

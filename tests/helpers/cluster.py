@@ -144,8 +144,8 @@ class Cluster:
         return self.owners()[slot]
 
     def is_ok(self) -> bool:
-        """Whether all reachable nodes agree, see each other, and see a reachable owner for every slot; and no
-        replica lags behind."""
+        """Whether all reachable nodes agree, see each other, and see a reachable owner for every slot; and all
+        replicas are linked to their masters."""
         nodes = self.reachable()
         ids = {node.id for node in nodes}
         try:
@@ -228,10 +228,13 @@ class Cluster:
         source.ask_all([("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id) for slot in slots])
 
     def migrate_keys(self, *slots: int) -> None:
+        """Keys that the target has already are replaced. After a full sync, a replica may be sent nothing for a second,
+        though its link is up. One that did not hear that slots have moved away, and is promoted then, still has their
+        keys. Nobody is served them there: a slot has one owner, and what that has is what counts."""
         for slot in slots:
             source, target = self._moves[slot]
             while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
-                source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, "KEYS", *keys)
+                source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, "REPLACE", "KEYS", *keys)
 
     def finish_move(self, *slots: int) -> None:
         ((source, target),) = {self._moves.pop(slot) for slot in slots}
