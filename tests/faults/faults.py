@@ -146,7 +146,8 @@ def restart_slowly(run: Trial) -> None:
         # while loading, Redis answers others every two megabytes; only newer versions can be set to do so more often
         run.redis("EVAL", "for i = 1, 100 do redis.call('SET', 'page:' .. i, string.rep('x', 400000)) end", 0)
         run.redis("CONFIG", "SET", "rdbcompression", "no")
-        delay = 1_000_000 // run.client.dbsize()  # microseconds for each key: under load, thousands are left for a minute
+        # microseconds for each key, of which some thousands may be left from the last minute
+        delay = 1_000_000 // run.client.dbsize()
         run.client.shutdown(save=True)
         run.server.stop()
         run.server.options["key-load-delay"] = str(delay)
