@@ -89,10 +89,11 @@ def table(launcher: Worker, times: int, only: str) -> None:
 Sample = dict[str, float]
 Watch = defaultdict[tuple[str, str], list[float]]  # of what, by whom
 
-# How much each may vary. Of the memory of connections that were cut, malloc keeps up to 7 MB; what Python itself has
-# allocated tells better whether something is kept: one block of each section would be 100,000 and more. Keys that end
-# stand for a minute at most (gone:<token>, for requests with an unknown outcome); one for each section would be ten
-# times as many.
+# How much each may vary. Memory is without what malloc keeps for later: it has up to eight arenas for each processor,
+# and where threads come and go, as those do that ask a cluster for its slots, what one frees in one arena is allocated
+# again in another. On two processors that grew to 20 MB in five minutes, while what was in use stayed the same. One
+# block of Python of each section would be 100,000 and more. Keys that end stand for a minute at most (gone:<token>, for
+# requests with an unknown outcome); one for each section would be ten times as many.
 BOUNDS: Sample = {
     "blocks of Python, 1000": 40,
     "own memory, MB": 5,
@@ -135,11 +136,12 @@ def of_process(process: Process) -> Sample:
     proc = Path(f"/proc/{process.pid}")
     sizes = re.findall(r"(\w+): +(\d+) kB", (proc / "smaps_rollup").read_text())
     memory = {name: int(size) / 1024 for name, size in sizes}
+    blocks, kept = map(int, Path(f"{process.log}.memory").read_text().split())
     return {
-        "blocks of Python, 1000": int(Path(f"{process.log}.blocks").read_text()) / 1000,
+        "blocks of Python, 1000": blocks / 1000,
         # not what is private: pages of the launcher become that as others who share them end
-        "own memory, MB": memory["Anonymous"],
-        "resident memory, MB": memory["Rss"],
+        "own memory, MB": memory["Anonymous"] - kept / 2**20,
+        "resident memory, MB": memory["Rss"] - kept / 2**20,
         "threads": len(list((proc / "task").iterdir())),
         "open files": len(list((proc / "fd").iterdir())),
     }

@@ -7,6 +7,7 @@ then still waits for its lock.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import faulthandler
 import itertools
 import logging
@@ -199,6 +200,21 @@ def work(order: dict[str, Any]) -> None:
     sys.exit()
 
 
+class MallInfo(ctypes.Structure):
+    """``struct mallinfo2`` of the GNU C library. The ninth number is ``fordblks``, see mallinfo(3)."""
+
+    _fields_ = [("numbers", ctypes.c_size_t * 10)]
+
+
+mallinfo: Any = getattr(ctypes.CDLL(None), "mallinfo2", MallInfo)  # else nothing counts as kept
+mallinfo.restype = MallInfo
+
+
+def kept_by_malloc() -> int:
+    """Bytes that are free, and that malloc has not given back to the system."""
+    return int(mallinfo().numbers[8])
+
+
 def compete(log: Log, order: dict[str, Any]) -> None:
     users = [User(log, order, f"thread {index}", awaits=False) for index in range(THREADS)]
     threads = [threading.Thread(target=use_alone, args=(user,)) for user in users]
@@ -207,9 +223,11 @@ def compete(log: Log, order: dict[str, Any]) -> None:
     for thread in threads:
         thread.start()
     last, launcher = monotonic(), os.getppid()
-    blocks = os.open(f"{order['log']}.blocks", os.O_CREAT | os.O_WRONLY)
+    memory, due = os.open(f"{order['log']}.memory", os.O_CREAT | os.O_WRONLY), 0.0
     while any(thread.is_alive() for thread in threads):
-        os.pwrite(blocks, f"{sys.getallocatedblocks():10}".encode(), 0)
+        if last >= due:  # not more often: it goes through all that is free
+            os.pwrite(memory, f"{sys.getallocatedblocks():12} {kept_by_malloc():12}".encode(), 0)
+            due = last + 0.5
         sleep(BEAT)
         if os.getppid() != launcher:
             os._exit(1)  # the tests were killed
