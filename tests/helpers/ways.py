@@ -196,7 +196,8 @@ class Sentinels:
         return int(address[1])
 
     def master_server(self) -> RedisServer:
-        return next(server for server in self.servers if server.port == self.master())
+        port = self.master()  # asked once: it may change
+        return next(server for server in self.servers if server.port == port)
 
     def is_ok(self) -> bool:
         """Whether the sentinels agree on the master, it knows that it is one, and they find all servers that run well,
