@@ -1,11 +1,12 @@
 """``python -m tests.faults table``: measures the table "What happens when" of the documentation.
 
 ``python -m tests.faults soak``: measures the documentation's table of what ten minutes of faults leave behind. Exits
-with 1 if anything was wrong or has grown. ``--cluster``: on a cluster, with the faults of a cluster. ``--semaphores``:
-semaphores with limits of 1 to 4 that change, not locks. ``--leader``: leaders of short terms, and no fault by which
-Redis forgets: never two at once. ``--also-lock redis-py`` (or ``django-redis``, or ``python-redis-lock``): something
-else, a move. Four processes have old code and four have ours with ``ALSO_LOCK``, and one of the eight is killed after
-each ``--every`` sections; exits with 1 if two were inside together, or anything is left behind.
+with 1 if anything was wrong or has grown. ``--cluster``: on a cluster, with the faults of a cluster. ``--sentinel``: on
+a master that sentinels watch, which dies. ``--semaphores``: semaphores with limits of 1 to 4 that change, not locks.
+``--leader``: leaders of short terms, and (on one server) no fault by which Redis forgets: never two at once.
+``--also-lock redis-py`` (or ``django-redis``, or ``python-redis-lock``): something else, a move. Four processes have
+old code and four have ours with ``ALSO_LOCK``, and one of the eight is killed after each ``--every`` sections; exits
+with 1 if two were inside together, or anything is left behind.
 
 ``python -m tests.faults replicas``: how many grants are lost with a master, without and with ``REPLICAS``.
 
@@ -30,6 +31,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import monotonic
+from typing import Any
 
 import django
 import redis
@@ -42,15 +44,23 @@ from redisserver import redis_server  # noqa: E402
 from tests.helpers.actors import until  # noqa: E402
 from tests.helpers.processes import Worker  # noqa: E402
 
-from .faults import ANEW, FAULTS, LANES, PROCESSES, ROWS, strike  # noqa: E402
+from .faults import ANEW, FAULTS, LANES, PROCESSES, ROWS, Fault, strike  # noqa: E402
 from .fencing import compare  # noqa: E402
 from .moving import OLD, Move, read  # noqa: E402
-from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses, partitionable  # noqa: E402
+from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses, on_sentinels, partitionable  # noqa: E402
 from .trial import LIMITS, Process, Trial, start_launcher, trial  # noqa: E402
 
 # long holds, so that a fault hits a holder; short ones, so that it hits a handoff
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
-CLUSTER_TTL = 6.0  # seconds: some leases outlast a failover, and some do not
+TTL_OF_SEVERAL = 6.0  # seconds: some leases outlast a failover, and some do not
+# what the sentinels see happen to their master, and what else goes well with a failover
+WATCHED = [fault for fault in ON_SENTINELS if fault.server is on_sentinels]
+WATCHED += [fault for fault in FAULTS if fault.name in ("kill_connections", "kill_subscriptions", "flush_scripts")]
+PLACES: dict[str, tuple[Any, list[list[Fault]], float]] = {  # each lane has a fault every so many seconds
+    "server": (redis_server, LANES, len(LANES)),
+    "sentinel": (on_sentinels, [PROCESSES, WATCHED], 6),
+    "cluster": (partitionable, [PROCESSES, ON_CLUSTER], 6),
+}
 LOCKS = [f"lock{number}" for number in range(50)]
 SEMAPHORES = LOCKS[:6]  # fewer, so that all permits are often held
 LEADERS = LOCKS[:12]  # so that each has standbys
@@ -163,24 +173,24 @@ def of_server(client: redis.Redis) -> Sample:
     }
 
 
-def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool, semaphores: bool, leaders: bool) -> bool:
+def soak(launcher: Worker, seed: int, minutes: float, *, place: str, semaphores: bool, leaders: bool) -> bool:
     """Return whether all was well."""
     print(f"seed {seed}", flush=True)
+    (make_server, lanes, every), several = PLACES[place], place != "server"
     half, names = minutes * 60 / 2, SEMAPHORES if semaphores else LEADERS if leaders else LOCKS
-    holds = None if semaphores else TERMS if leaders else [0.0] * 999 + [0.3, 4.0][: 1 + cluster]
-    lanes, every = ([PROCESSES, ON_CLUSTER], 6) if cluster else (LANES, len(LANES))
-    if leaders and not cluster:
+    holds = None if semaphores else TERMS if leaders else [0.0] * 999 + [0.3, 4.0][: 1 + several]
+    if leaders and not several:
         lanes = [[fault for fault in lane if fault.name not in ANEW] for lane in lanes]
-    with (partitionable if cluster else redis_server)() as server, trial(
-        launcher, server, workers=8, proxied=[] if cluster else [0, 4], spared=range(4), seed=seed, names=names,
-        ttl=CLUSTER_TTL if cluster else None, holds=holds,
+    with make_server() as server, trial(
+        launcher, server, workers=8, proxied=[] if several else [0, 4], spared=range(4), seed=seed, names=names,
+        ttl=TTL_OF_SEVERAL if several else None, holds=holds,
         limits=LIMITS if semaphores else None, leaders=leaders,
     ) as run, ThreadPoolExecutor() as threads:  # fmt: skip
         watch, over = Watch(list), threading.Event()
-        looking = threads.submit(keep_looking, run, watch, inf if cluster else monotonic() + half, over)
+        looking = threads.submit(keep_looking, run, watch, inf if several else monotonic() + half, over)
         try:
             faults = strike(run, lanes, every, half)
-            if not cluster:  # from now on, the server keeps what it has
+            if not several:  # from now on, the server keeps what it has
                 lanes = [[fault for fault in lane if fault.name not in ANEW] for lane in lanes]
             faults += strike(run, lanes, every, half)
         finally:
@@ -202,7 +212,7 @@ def soak(launcher: Worker, seed: int, minutes: float, *, cluster: bool, semaphor
     show(["", "early", "late", "may grow by"], *lines)
     leaks = [what for what, early, late in grown if late - early > BOUNDS[what]]
     print("grows: " + ", ".join(leaks) if leaks else "nothing grows", flush=True)
-    return not (violations or leaks or (leaders and not cluster and history.longest_overlap()))
+    return not (violations or leaks or (leaders and not several and history.longest_overlap()))
 
 
 def move(kind: str, sections: int, every: int, seed: int) -> bool:
@@ -256,7 +266,8 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="runs of each fault, of which the worst counts")
     parser.add_argument("--failovers", type=int, default=200, help="of ``replicas``, without and with one")
     parser.add_argument("--only", default="", help="names of faults (a regular expression), or of databases")
-    parser.add_argument("--cluster", action="store_true", help="soak a cluster")
+    parser.add_argument("--cluster", action="store_const", const="cluster", dest="place", help="soak a cluster")
+    parser.add_argument("--sentinel", action="store_const", const="sentinel", dest="place", help="soak failovers")
     parser.add_argument("--semaphores", action="store_true", help="soak semaphores")
     parser.add_argument("--leader", action="store_true", help="soak leaders")
     parser.add_argument("--also-lock", choices=[*OLD], help="soak a move from this old code")
@@ -273,7 +284,7 @@ def main() -> None:
             table(launcher, given.times, given.only)
         elif given.what == "soak":
             kinds = {"semaphores": given.semaphores, "leaders": given.leader}
-            well = soak(launcher, given.seed, given.minutes, cluster=given.cluster, **kinds)
+            well = soak(launcher, given.seed, given.minutes, place=given.place or "server", **kinds)
         elif given.what == "replicas":
             replicas(given.failovers)
         else:

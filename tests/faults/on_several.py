@@ -47,10 +47,15 @@ class OnSentinels(RedisServer):
     """The current master, and the ``group``. ``settings`` are those of the workers."""
 
     def __init__(self, group: Group, **settings: Any) -> None:
-        self.__dict__ = {**group.servers[0].__dict__}
         self.group = group
         self.settings = settings
         self.cache = group.alias()
+        self.follow()
+
+    def follow(self) -> OnSentinels:
+        """Become the server that is the master now."""
+        self.__dict__ |= vars(self.group.master_server())
+        return self
 
 
 @contextmanager
@@ -70,7 +75,7 @@ def kill_watched(run: Trial, meanwhile: Callable[[], object] | None = None) -> N
     group = run.server.group
     with run.trouble(forgets=True):
         old = replace_master(group, meanwhile)
-    run.moved(group.master_server())
+    run.moved(run.server.follow())
     with run.trouble():
         old.start()
         group.wait_until_ok()
