@@ -170,7 +170,12 @@ class Cluster:
             until(condition, BY_ITSELF)
         except pytest.fail.Exception:
             self._fix()
-            until(condition)
+            try:
+                until(condition)
+            except pytest.fail.Exception:
+                for node in self.reachable():
+                    print(f"{node.port}: {node.replication()}", node.ask("CLUSTER", "NODES").decode(), sep="\n")
+                raise
 
     def _fix(self) -> None:
         """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner, as
