@@ -47,7 +47,14 @@ from tests.helpers.processes import Worker  # noqa: E402
 from .faults import ANEW, FAULTS, LANES, PROCESSES, ROWS, Fault, strike  # noqa: E402
 from .fencing import compare  # noqa: E402
 from .moving import OLD, Move, read  # noqa: E402
-from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses, on_sentinels, partitionable  # noqa: E402
+from .on_several import (  # noqa: E402
+    ON_CLUSTER,
+    ON_SENTINELS,
+    count_losses,
+    on_patient_sentinels,
+    on_sentinels,
+    partitionable,
+)
 from .trial import LIMITS, Process, Trial, start_launcher, trial  # noqa: E402
 
 # long holds, so that a fault hits a holder; short ones, so that it hits a handoff
@@ -58,7 +65,7 @@ WATCHED = [fault for fault in ON_SENTINELS if fault.server is on_sentinels]
 WATCHED += [fault for fault in FAULTS if fault.name in ("kill_connections", "kill_subscriptions", "flush_scripts")]
 PLACES: dict[str, tuple[Any, list[list[Fault]], float]] = {  # each lane has a fault every so many seconds
     "server": (redis_server, LANES, len(LANES)),
-    "sentinel": (on_sentinels, [PROCESSES, WATCHED], 6),
+    "sentinel": (on_patient_sentinels, [PROCESSES, WATCHED], 6),
     "cluster": (partitionable, [PROCESSES, ON_CLUSTER], 6),
 }
 LOCKS = [f"lock{number}" for number in range(50)]

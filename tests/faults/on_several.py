@@ -36,6 +36,7 @@ SEEDS = 3  # nodes that the workers know from the start and that stay in the clu
 # seconds: a process learns that a tag has moved when it next uses one of its locks. Until it is subscribed there,
 # its waiters count as gone, and others overtake them
 SETTLED = 5.0
+PATIENCE = 3.0  # seconds after which patient sentinels take a silent master for dead
 
 
 class Group(Sentinels):
@@ -62,6 +63,16 @@ class OnSentinels(RedisServer):
 def on_sentinels(**settings: Any) -> Iterator[RedisServer]:
     with closing(require(Group)) as group:
         yield OnSentinels(group, **settings)
+
+
+@contextmanager
+def on_patient_sentinels() -> Iterator[RedisServer]:
+    """They do not take a master for dead that a busy machine delays. Such a one would go on granting for seconds beside
+    the new one, unannounced."""
+    with on_sentinels() as server:
+        assert isinstance(server, OnSentinels)
+        server.group.wait_for_it(PATIENCE)
+        yield server
 
 
 with_replicas = partial(on_sentinels, REPLICAS=1)
