@@ -40,7 +40,7 @@ def make_keys(prefix: str, name: str) -> Keys:
 
     ``prefix`` ends with the hash tag and a colon, so all of them are in one slot.
     """
-    shared = (f"{prefix}index", f"{prefix}fence")
+    shared = (f"{prefix}index", f"{prefix}never", f"{prefix}fence")
     if name.endswith(":") and split_member(f"{name}any"):
         pool = pool_keys(prefix, name)
         return Keys((*pool, *shared), pool[3], members=pool[0], busy=pool[4], line=pool[7], any=True, stored="member")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_redislock import Lock, LockUnavailable, force_release, get_lock, list_locks
+from django_redislock import Lock, LockPool, LockUnavailable, Semaphore, force_release, get_lock, list_locks
 from rediscluster import HOST
 from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster, Node
@@ -374,6 +374,34 @@ def test_a_single_try_is_not_refused_while_a_slot_is_being_moved(
         own_cluster.migrate_keys(slot_of(name))
     own_cluster.finish_move(slot_of(name))
     assert trying.result(30)
+
+
+@pytest.mark.parametrize("kind", ["a lock", "a semaphore", "a member"])
+def test_no_release_breaks_off_while_its_slot_is_being_moved(
+    kind: str, own_cluster: Cluster, crowd: Any, queue: Queue, eventually: Eventually
+) -> None:
+    """C4: all its keys are still there, and it deletes some of them before it hands the lock over."""
+    me, first = crowd(), own_cluster.masters()[0]
+    (name,) = names_on(own_cluster, first)
+    LockPool("accounts").assign(["a"])
+    make: Any = {
+        "a lock": lambda: Lock(name, ttl=GENEROUS),
+        "a semaphore": lambda: Semaphore(name, limit=1, ttl=GENEROUS),
+        "a member": lambda: Lock("pool:accounts:a", ttl=GENEROUS),
+    }[kind]
+    held = make()
+    me(held, "acquire")
+    waiting = queue(make())
+    slot = slot_of(held.name)
+    source = own_cluster.owner_of(slot)
+    (target, *_) = (node for node in own_cluster.masters() if node is not source)
+    own_cluster.begin_move(slot, to=target)
+    releasing = me.start(held, "release")
+    eventually(lambda: "errorstat_TRYAGAIN" in source.client().info("errorstats") or releasing.done())
+    own_cluster.migrate_keys(slot)
+    own_cluster.finish_move(slot)
+    releasing.result(GENEROUS)
+    assert waiting.result(GENEROUS)
 
 
 def test_a_node_that_joins_and_one_that_leaves(

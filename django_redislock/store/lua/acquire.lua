@@ -1,5 +1,5 @@
 -- acquire: takes the lock, or queues for it; also every later look of a waiter. Idempotent per attempt.
--- KEYS     @lock queue waiters index fence gone
+-- KEYS     @lock queue waiters index never fence gone
 -- ARGV     name id channel known ttl wait ticket token own most limit owner
 --            known: the highest fence that the caller knows; ttl: ms
 --            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, a: only adopt

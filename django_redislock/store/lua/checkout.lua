@@ -1,6 +1,6 @@
 -- checkout: takes any free member of a pool, or stands in line for one; also every later look of a waiter. Idempotent
 --            per attempt.
--- KEYS     @pool index fence gone
+-- KEYS     @pool index never fence gone
 -- ARGV     name id channel known ttl wait ticket token owner
 --            as for acquire; name: that of the pool
 -- returns  {state, server us, fence or ticket, ms of lease (or until one may end), the member granted,

@@ -1,5 +1,5 @@
 -- leave: out of the line of a pool, with whatever member may have been granted at this moment.
--- KEYS     @pool index fence gone
+-- KEYS     @pool index never fence gone
 --            gone is only named while a checkout of this attempt may still arrive
 -- ARGV     name id channel known
 -- returns  {1 = it held a member, 0 = not; 1 = waiters may remain to be served: call again; the member, if somebody

@@ -1,6 +1,6 @@
 -- release: gives the lock back, or leaves its queue (withdraws), and passes the lock on when it is free. One script for
 -- both, since who leaves the queue may have been granted the lock at this moment.
--- KEYS     @lock queue waiters index fence gone
+-- KEYS     @lock queue waiters index never fence gone
 --            gone is only named while an acquire of this attempt may still arrive
 -- ARGV     name id channel known how
 --            how: holder = what this process holds: a detached lock goes on without it; bearer = whoever has the token
