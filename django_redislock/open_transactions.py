@@ -40,7 +40,7 @@ connection_created.connect(_on_connection, dispatch_uid="django_redislock.open_t
 
 def open_aliases() -> list[str]:
     """The aliases on which this thread has a transaction open. Does not connect."""
-    opened = connections.all(initialized_only=True) if _connected else []
+    opened = connections.all(initialized_only=True)
     return [connection.alias for connection in opened if in_atomic_block(connection) or is_manual(connection)]
 
 
@@ -65,7 +65,7 @@ def warn_of_release(name: str, *, unclaimed: bool = False, claimed: Collection[s
     reaction = conf().RELEASE_IN_TRANSACTION
     if reaction == "ignore" or asyncio._get_running_loop() is not None:
         return
-    aliases = open_aliases()
+    aliases = open_aliases() if _connected else []
     if aliases and claimed:
         aliases = [alias for alias in aliases if alias not in claimed]
     if not aliases:

@@ -47,6 +47,7 @@ from django_redislock.engine.owner import _describe_process
 from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.waiters import Park, TaskWaiter
+from django_redislock.engine.with_block import Finalizer
 from django_redislock.inspection.lists import list_everywhere
 from django_redislock.jobs.job_lock import JobLock, Running, running_job
 from django_redislock.options import Options
@@ -759,7 +760,8 @@ def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
     """A section is interrupted whose lock is given back by ``undo``; returns whether that is over."""
     block, section = Frame(), SimpleNamespace(abandon=undo)
     runtime().watchdog.wake_up()
-    finalizer = runtime().watchdog.interruptions.watch(block, cast("Any", section))
+    finalizer = Finalizer(block, runtime().watchdog.interruptions.note)
+    finalizer.section = cast("Any", section)
     return lambda: not (finalizer() or runtime().watchdog.interruptions)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .acquisition import Acquisition, Frame
 from .extension import detach, draw_new_fence, release_by_token, renew, renew_by_token, start_listening
-from .held import find, hide, holds, twin, under
+from .held import caller, find, hide, holds, twin, under
 from .lease import Lease
 from .owner import describe_owner
 from .several import Several, around, in_order, make_section
@@ -19,6 +19,7 @@ __all__ = [
     "WithBlock",
     "around",
     "block_of",
+    "caller",
     "describe_owner",
     "detach",
     "draw_new_fence",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
+from asyncio import _get_running_loop
 from binascii import b2a_base64
 from collections.abc import Sequence
 from logging import DEBUG
@@ -119,7 +120,7 @@ class Acquisition(Section):
         ``deadline``: None: that of the options. Raises LockUnavailable, and LockError for a caller that would wait for
         itself.
         """
-        begun, deadline = monotonic(), deadline or self.terms.deadline()
+        begun, deadline = monotonic(), deadline or self.terms.endless or self.terms.deadline()
         command, tried = self.first_try(deadline, None), None
         if command is not None:
             tried = try_once(self.partition, command, None if deadline is NEVER else give_up_at(deadline))
@@ -131,7 +132,7 @@ class Acquisition(Section):
 
     async def aacquire(self, deadline: Deadline | None = None) -> LockNotAcquired | None:
         """See acquire()."""
-        begun, deadline = monotonic(), deadline or self.terms.deadline()
+        begun, deadline = monotonic(), deadline or self.terms.endless or self.terms.deadline()
         command, tried = self.first_try(deadline, asyncio.get_running_loop()), None
         if command is not None:
             by = None if deadline is NEVER else give_up_at(deadline)
@@ -303,7 +304,7 @@ class Acquisition(Section):
         terms, options, name, partition = self.terms, self.options, self.name, self.partition
         if options.adopt and self.token is None:
             raise ValueError(f"Cannot adopt the lock {name!r} without its token: pass the one that detach() returned.")
-        owner = describe_owner(self.purpose or options.purpose, self._pid)
+        owner = describe_owner(self.purpose or options.purpose, self.caller, self._pid)
         # as secrets.token_urlsafe(16)
         id = b2a_base64(os.urandom(16), newline=False).translate(_URLSAFE, b"=").decode()
         if options.note:
@@ -331,7 +332,9 @@ class Acquisition(Section):
         return Canceller(task)
 
     def _enter(self, lease: Lease) -> None:
-        self._ground, self._above = ground(), ()
+        # the thread that has called for it is where this runs, unless a loop or asgiref runs it
+        sync = self._caller if _get_running_loop() is None else None
+        self._ground, self._above = sync or ground(), ()
         self.lease = lease
         if self not in lease.shares:
             lease.shares.append(self)

@@ -189,11 +189,6 @@ def under(*acquisitions: Held) -> Iterator[None]:
             hide(one)
 
 
-def running_task() -> Task | None:
-    """The task that runs in this thread, if any."""
-    return None if asyncio._get_running_loop() is None else asyncio.current_task()
-
-
 def caller() -> Runner | None:
     """The running task or thread. None in sync code that a thread runs for a task: it runs that of other tasks, too."""
     if asyncio._get_running_loop() is not None:

@@ -206,12 +206,6 @@ class Lease:
     def stop_renewing(self, reason: str) -> None:
         self.renewing, self.unrenewed = False, reason
 
-    def unwatch(self) -> None:
-        """Ignore what the watchdog still learns of it."""
-        self.watched = False
-        if self.canceller is not None:
-            self.canceller.end()
-
     def fence_as_well(self, fenced: bool | tuple[str, ...] | None) -> None:
         """It was entered again with this ``fenced``, which can add to the claims asked for, not take any away."""
         if fenced is True or self.fenced is True:

@@ -16,7 +16,7 @@ from typing import Any
 from django.dispatch import Signal
 
 from ..base.names import quote
-from .held import running_task
+from .held import Runner
 
 # the results of Django's running tasks, the innermost first: only signals tell which task runs
 _django_tasks: ContextVar[tuple[Any, Any] | None] = ContextVar("django_redislock.django_tasks", default=None)
@@ -82,14 +82,17 @@ def _describe_process(pid: int) -> tuple[str, str]:
     return f"{socket.gethostname()}:{pid}:", command
 
 
-def describe_owner(purpose: str, pid: int | None = None) -> str:
+def describe_owner(purpose: str, runner: Runner | None, pid: int | None = None) -> str:
     """``host:pid:thread`` (with the task, if any), then ``purpose``, or without one the management command that runs.
 
-    In a task queue's job, the job's name and id take the place of the thread.
+    In a task queue's job, the job's name and id take the place of the thread. ``runner``: see caller().
     """
-    (where, command), task = _describe_process(pid or os.getpid()), running_task()
-    who = running_job() or threading.current_thread().name
-    text = f"{where}{who if task is None else f'{who}/{task.get_name()}'} {purpose or command}".rstrip()
+    where, command = _describe_process(pid or os.getpid())
+    if runner is None or isinstance(runner, threading.Thread):
+        who = running_job() or (runner or threading.current_thread()).name
+    else:
+        who = f"{running_job() or threading.current_thread().name}/{runner.get_name()}"
+    text = f"{where}{who} {purpose or command}".rstrip()
     if not text.isascii() or not text.isprintable() or len(text) > MAX_BYTES:
         text = "".join(char if char.isprintable() else "?" for char in text)
         text = text.encode(errors="replace")[:MAX_BYTES].decode(errors="ignore")

@@ -109,7 +109,8 @@ class Section(Ending, Held):
         watchdog = self._runtime.watchdog
         if not watchdog.runs:
             watchdog.wake_up()
-        self._finalizer = watchdog.interruptions.watch(block, self)
+        self._finalizer = Finalizer(block, watchdog.interruptions.note)
+        self._finalizer.section = self
 
     # -- giving it back, in one command ------------------------------------------------------------------------------
 
@@ -158,9 +159,11 @@ class Section(Ending, Held):
         if not calls.released_at_once(tried):
             self._tried = tried
             return False
-        assert self.lease is not None
-        self._runtime.watchdog.end(self.lease)
-        self.leave()
+        lease = self.lease
+        assert lease is not None
+        self._runtime.watchdog.end(lease)
+        lease.leave(self)
+        self._end()
         return True
 
     # -- giving it back, whatever it takes ---------------------------------------------------------------------------

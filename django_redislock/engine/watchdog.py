@@ -93,7 +93,9 @@ class Watchdog:
     def unwatch(self, lease: Lease) -> None:
         """Whatever is in flight for this lease no longer counts. It is known until :meth:`forget`."""
         with self._mutex:
-            lease.unwatch()
+            lease.watched = False
+            if lease.canceller is not None:
+                lease.canceller.end()
 
     def forget(self, lease: Lease) -> None:
         """Forget this lease."""

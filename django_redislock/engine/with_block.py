@@ -33,16 +33,11 @@ class Interruptions:
 
     def __init__(self) -> None:
         self._found: deque[Finalizer] = deque()
+        # the callback of finalizers is C code, so no signal handler can raise inside it
+        self.note: Callable[[Any], None] = self._found.append
 
     def __bool__(self) -> bool:
         return bool(self._found)
-
-    def watch(self, block: object, section: Held) -> Finalizer:
-        """Undo the section once ``block`` has died, unless the returned finalizer has died first."""
-        # the callback is C code, so no signal handler can raise inside it
-        finalizer = Finalizer(block, self._found.append)
-        finalizer.section = section
-        return finalizer
 
     def abandon_under(self, lease: Lease) -> bool:
         """Abandon at once the section under this lease, if it was interrupted and still has to be."""

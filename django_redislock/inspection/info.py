@@ -15,7 +15,7 @@ from ..base.names import SEMAPHORE, check_name
 from ..base.steps import Steps, arun, run_blocking
 from ..base.times import LONGEST, Seconds, seconds
 from ..conf import check_count
-from ..engine import describe_owner
+from ..engine import caller, describe_owner
 from ..options import check_note
 from ..signals import lock_force_released, sending
 from ..store import calls
@@ -344,7 +344,7 @@ def _force_permits(
 def suspend(partition: Partition, name: str, period: Seconds, note: str) -> Steps[None]:
     """See Lock.suspend()."""
     length, note = seconds(period, "seconds"), check_note(note)
-    by = describe_owner("")
+    by = describe_owner("", caller())
     owner = f"{by}\n{note}" if note else by
     yield from calls.suspend(partition, make_keys(partition.prefix, name), name, length, owner)
     log_event(INFO, "suspended", name=name, seconds=length, by=by, note=note)
@@ -357,5 +357,5 @@ def resume(partition: Partition, name: str) -> Steps[bool]:
     value = yield from calls.force(partition, make_keys(partition.prefix, name), name, what=calls.SUSPENSION)
     if value is None:
         return False
-    log_event(INFO, "resumed", name=name, by=describe_owner(""))
+    log_event(INFO, "resumed", name=name, by=describe_owner("", caller()))
     return True

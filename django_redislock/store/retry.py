@@ -58,9 +58,13 @@ Tried = tuple[float, list[Any] | Exception, Node | None]
 
 def try_once(partition: Partition, command: Command, by: float | None) -> Tried:
     """Send ``command`` in this thread, where a plain call has to be enough; call() goes on if it was not."""
-    sent = monotonic()
+    sent, store = monotonic(), partition.store
     try:
-        answers, node = partition.exchange((command,), by)
+        if store.clustered:
+            answers, node = partition.exchange((command,), by)
+        else:  # spelled out: each lock comes here
+            node = store._node_by_tag[0]
+            answers, _ = store.threads.exchange(node, (command,), by)
     except (*CONNECTION_ERRORS, ResponseError) as error:
         return sent, error, None
     return sent, answers, node
