@@ -65,7 +65,8 @@ channel = inside.own_channel()
 if not os.fork():
     say("child", os.getpid(), channel)
 threading.Event().wait()
-"""
+""",
+        fresh=True,
     )
     child, channel = parent.expect("child")
     try:
@@ -180,7 +181,7 @@ def test_a_lock_is_held_where_the_interpreter_ends(
     where: str, warm: bool, start: Callable[..., Worker], client: redis.Redis
 ) -> None:
     renewed = warm or sys.version_info < (3, 12)
-    worker = start(AT_THE_END, name=NAME, where=where, warm=warm, renewed=renewed)
+    worker = start(AT_THE_END, fresh=True, name=NAME, where=where, warm=warm, renewed=renewed)
     worker.expect("acquired")
     if where in ("atexit", "thread"):
         worker.expect("released")

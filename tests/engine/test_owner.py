@@ -70,7 +70,8 @@ for purpose in "", "/orders/42":
     with Lock("a", purpose=purpose) as lock:
         say("owner", lock.info().owner.rpartition(":")[2])
 say("imported", *{"celery", "rq", "dramatiq", "django_tasks"} & set(sys.modules))
-"""
+""",
+        fresh=True,
     )
     assert worker.expect("owner") == ["MainThread", "rebuild"]
     assert worker.expect("owner") == ["MainThread", "/orders/42"]
@@ -159,7 +160,7 @@ def test_a_job_stands_in_the_place_of_its_thread(
 
     require(find)
     first = "import tests.settings as s; s.INSTALLED_APPS.append('django_tasks')\n" if package == "django_tasks" else ""
-    worker = start(f"from {__name__} import aowner, owner\n{code}\nsay('outside', owner())", first=first)
+    worker = start(f"from {__name__} import aowner, owner\n{code}\nsay('outside', owner())", first=first, fresh=True)
     for _ in range(times):
         found, id = worker.expect("inside")
         assert found.split(":", 2)[2] == f"{name}[{id}]"

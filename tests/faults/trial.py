@@ -58,7 +58,7 @@ def alias(url: str | list[str]) -> dict[str, Any]:
 
 
 def start_launcher() -> Worker:
-    launcher = Worker(LAUNCHER)
+    launcher = Worker(LAUNCHER, fresh=True)
     launcher.expect("ready")
     return launcher
 

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from .forkserver import fork
+
 ROOT = Path(__file__).parent.parent.parent
 
 PRELUDE = """
@@ -38,14 +40,17 @@ def hear():
 
 class Worker:
     """A process that runs ``first``, the prelude and ``code``, in which ``values`` are global names. It says lines and
-    hears lines."""
+    hears lines.
 
-    def __init__(self, code: str, *, first: str = "", **values: Any) -> None:
-        source = first + PRELUDE + "".join(f"{key} = {value!r}\n" for key, value in values.items()) + code
+    It is forked from a process that has run the prelude already, unless ``first`` is given, or ``fresh``: for tests of
+    how processes begin, fork and end."""
+
+    def __init__(self, code: str, *, first: str = "", fresh: bool = False, **values: Any) -> None:
+        source = "".join(f"{key} = {value!r}\n" for key, value in values.items()) + code
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "testproject")])}
-        self.process: Any = subprocess.Popen(
-            [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=ROOT
-        )
+        forked = None if first or fresh else fork(PRELUDE, source, environment, ROOT)
+        command, pipe = [sys.executable, "-c", first + PRELUDE + source], subprocess.PIPE
+        self.process: Any = forked or subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, cwd=ROOT)
         self.buffer = b""
         self.pid = self.process.pid
         self.signal = self.process.send_signal

@@ -26,7 +26,7 @@ Start = Callable[..., Worker]
 def test_a_child_forked_in_an_event_loop_that_holds_a_lock_neither_renews_nor_releases_it(
     start: Start, client: Any, eventually: Eventually
 ) -> None:
-    parent = start("""
+    code = """
 import asyncio
 lock = Lock("seat", ttl=6)
 
@@ -50,7 +50,8 @@ async def main():
     await asyncio.to_thread(hear)
 
 asyncio.run(main())
-""")
+"""
+    parent = start(code, fresh=True)  # a child of this process, which waits for it
     (child,) = parent.expect("forked")
     try:
         assert parent.expect("refused") == ["0.0", "False"]
@@ -212,7 +213,7 @@ if not child:
 def test_a_child_that_leaves_the_section_it_was_forked_in_does_not_release_the_lock(
     how: str, fails: bool, error: str, start: Start, eventually: Eventually
 ) -> None:
-    parent = start(LEAVES, how=how, fails=fails)
+    parent = start(LEAVES, fresh=True, how=how, fails=fails)
     assert parent.expect("child-left") == error.split()
     assert parent.expect("child-ended") == ["0"]
     (held,) = list_locks()

@@ -168,7 +168,7 @@ with lock:
 
 @pytest.mark.complete
 def test_locks_work_where_gevent_patches_after_they_were_imported_and_used(start: Callable[..., Worker]) -> None:
-    start("""
+    code = """
 with Lock("before"):  # its background threads are no greenlets, and live on
     time.sleep(0.3)
 import warnings
@@ -189,4 +189,5 @@ def work(number):
 
 gevent.joinall([gevent.spawn(work, number) for number in range(20)], raise_error=True)
 say("through")
-""").expect("through", within=60)
+"""
+    start(code, fresh=True).expect("through", within=60)

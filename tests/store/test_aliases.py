@@ -296,7 +296,7 @@ with override_settings(CACHES={"default": {"BACKEND": backend}}):
 
 @in_memory
 def test_a_fork_starts_a_fresh_server_and_leaves_the_parent_alone(start: Callable[..., Worker]) -> None:
-    worker = start(FORKED, name=NAME, backend=LOCMEM)
+    worker = start(FORKED, fresh=True, name=NAME, backend=LOCMEM)
     assert worker.expect("child") == ["False", "None"]
     assert worker.expect("next") == ["False"]
     assert worker.expect("next") == ["False"]

@@ -108,7 +108,7 @@ else:
 def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
     start: Callable[..., Worker], client: redis.Redis, eventually: Eventually
 ) -> None:
-    lock, parent = Lock(state.NAME), start(FORK, name=state.NAME)
+    lock, parent = Lock(state.NAME), start(FORK, fresh=True, name=state.NAME)
     lock.acquire()
     (channel,) = parent.expect("parent")
     eventually(lambda: state.queued(client) == 1)

@@ -469,6 +469,6 @@ if not child:
     os._exit(0)
 say("done", os.waitpid(child, 0)[1])
 """
-    assert start(code).expect("done") == ["0"]
+    assert start(code, fresh=True).expect("done") == ["0"]
     assert client.get(COUNTER) == b"101"
     assert len(slots(client)) == 2
