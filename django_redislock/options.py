@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypedDict, get_type_hints
 
 from asgiref.sync import iscoroutinefunction
@@ -306,7 +306,23 @@ def read_options(
     """
     if wrong or not keywords.keys() <= _names(known):
         refuse_arguments(what, wrong, keywords.keys() - _names(known), sorted({*_names(known), *beside}), number)
-    return Options(**keywords) if keywords else DEFAULTS
+    if not keywords:
+        return DEFAULTS
+    if keywords.keys() <= _KEPT and all(type(value) in _PLAIN for value in keywords.values()):
+        return _kept(**keywords)
+    return Options(**keywords)
+
+
+# code makes a new lock each time, with the same options. Kept are those whose check depends on no setting
+_KEPT = frozenset(
+    ["ttl", "blocking", "blocking_timeout", "auto_renew", "max_hold", "max_waiters", "reentrant", "limit", "using"]
+)
+_PLAIN = (int, float, bool, str, type(None))
+
+
+@lru_cache(maxsize=256, typed=True)
+def _kept(**keywords: Any) -> Options:
+    return Options(**keywords)
 
 
 @cache

@@ -105,6 +105,7 @@ def counter_of(name: str) -> int:
 # limits that tests need shorter or longer, by their names here
 _LIMITS = {
     "look_every": "engine.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
+    "grace": "engine.attempt.GRACE",  # seconds past its deadline in which an answer still counts
     "listening_within": "engine.attempt.LISTENING_WITHIN",
     "leads_for": "engine.receiver.LEADS_FOR",  # seconds that a waiting thread reads the messages
     "confirm_after": "engine.agenda.CONFIRM_AFTER",
@@ -671,6 +672,12 @@ def finder_of_loss(lock: Lock) -> Callable[[], None]:
 def call_soon(job: Callable[[], object]) -> None:
     """Call what is the site's own, such as a receiver of a signal, in a thread of the background."""
     runtime().notifier.call(job)
+
+
+def begin_to_look(lock: Lock) -> Callable[[], None]:
+    """The renewer has found the lock among those that it has not looked at yet; what it does next, whenever it does."""
+    lease, watchdog = lease_of(lock), runtime().watchdog
+    return lambda: watchdog._settle(lease)
 
 
 def due_in(lock: Lock) -> float:

@@ -162,7 +162,7 @@ class Acquisition(Section):
         self._request = request = self._make_request()
         if listener.ready and deadline.waits and queues:
             self._waiter = waiter = make_waiter(loop, request.id, request.name, listener.bury)
-            listener.register(waiter)
+            listener.expect(waiter)
             wait = calls.QUEUED
         return calls.acquire_command(request, wait)
 

@@ -30,7 +30,7 @@ class CurrentHolder:
         """Keep what Redis has said of the lock. ``left``: seconds of the lease."""
         self._value = value
         self.busy_for = max(0.0, left)
-        if waiter is not None:
+        if waiter is not None and waiter.registered:
             waiter.group.seen = value
 
     def note_old(self, key: str) -> None:

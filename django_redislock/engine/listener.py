@@ -66,10 +66,14 @@ class Listener:
         if (receiver := self.receiver) is not None and receiver.rests_until:
             receiver.read_for(waiter)
 
+    def expect(self, waiter: Waiter) -> None:
+        """See register(), for a first request, which is answered at once: only if the lock is busy, it has to wait."""
+        self.waiters.expect(waiter)
+
     def bury(self, loop: Loop) -> None:
         """The loop has ended, and its waiters with it: pass on what they may have been granted."""
         for waiter in self.waiters.discard_loop(loop):
-            self._withdraw(waiter.id, waiter.group.name)
+            self._withdraw(waiter.id, waiter.name)
 
     def schedule(self, waiter: Waiter, left: float, delay: float) -> None:
         """A look found the lock busy for ``left`` more seconds, or free but reserved for somebody else.
@@ -169,7 +173,7 @@ class Listener:
         if trusted:
             grant = Grant(int(fence), int(us), _end_of(node, int(us), int(lease_ms) / 1000), name)
             if monotonic() >= grant.ends:
-                self.recheck(name if waiter is None else waiter.group.name)
+                self.recheck(name if waiter is None else waiter.name)
         if waiter is not None:
             waiter.tell(grant)
         elif can_be_asked_for(name):

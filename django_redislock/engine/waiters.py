@@ -27,11 +27,13 @@ class Grant(NamedTuple):
 class Waiter:
     """A waiter. The thread that reads messages tells it something; it is parked where it waits."""
 
-    __slots__ = ("due", "grant", "group", "id", "look", "registered")
+    __slots__ = ("due", "grant", "group", "id", "look", "loop", "name", "registered")
 
     def __init__(self, id: str, name: str, loop: Loop | None) -> None:
         self.id: str = id
-        self.group: Group = Group(name, loop)  # until it is registered
+        self.name: str = name  # of the lock that it wants
+        self.loop: Loop | None = loop
+        self.group: Group = NO_GROUP  # its own once it is registered
         self.registered: bool = False
         self.grant: Grant | None = None
         self.look: bool = False  # it has to ask Redis
@@ -77,11 +79,12 @@ class ThreadWaiter(Waiter):
 class TaskWaiter(Waiter):
     """A coroutine that waits in ``loop``. ``on_dead_loop`` is called if the loop turns out to have ended."""
 
-    __slots__ = ("_on_dead_loop", "_parked", "_told", "loop")
+    __slots__ = ("_on_dead_loop", "_parked", "_told")
+
+    loop: Loop
 
     def __init__(self, id: str, name: str, loop: Loop, on_dead_loop: Callable[[Loop], None]) -> None:
         super().__init__(id, name, loop)
-        self.loop: Loop = loop
         self._on_dead_loop = on_dead_loop
         self._parked: asyncio.Future[None] | None = None
         self._told: bool = False  # something, since it was parked
@@ -165,6 +168,9 @@ class Group:
         self.seen: bytes | None = None  # the value of the lock, as of the last look
 
 
+NO_GROUP = Group("", None)
+
+
 class Waiters:
     """All waiters of this process for the locks of one partition, by id and in groups. Thread-safe.
 
@@ -173,6 +179,8 @@ class Waiters:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Waiter] = {}
+        # those that have asked for the first time, and will wait only if the lock is busy
+        self._expected: dict[str, Waiter] = {}
         self._groups: dict[tuple[str, Loop | None], Group] = {}
         # reentrant: a finalizer that runs on this thread may close a coroutine that waits
         self._mutex = threading.RLock()
@@ -182,20 +190,26 @@ class Waiters:
         return len(self._by_id)
 
     def get(self, id: str) -> Waiter | None:
-        return self._by_id.get(id)
+        return self._by_id.get(id) or self._expected.get(id)
+
+    def expect(self, waiter: Waiter) -> None:
+        """Let a wake reach this waiter, which may turn out not to wait at all."""
+        self._expected[waiter.id] = waiter
 
     def add(self, waiter: Waiter) -> None:
         """Let messages reach this waiter from now on."""
-        key = (waiter.group.name, waiter.group.loop)
+        key = (waiter.name, waiter.loop)
         with self._mutex:
             waiter.registered = True
-            waiter.group = group = self._groups.setdefault(key, waiter.group)
+            waiter.group = group = self._groups.get(key) or self._groups.setdefault(key, Group(*key))
             self._by_id[waiter.id] = group.waiters[waiter.id] = waiter
             group.oldest = group.oldest or waiter
+            self._expected.pop(waiter.id, None)
 
     def discard(self, waiter: Waiter) -> None:
         """Forget this waiter, which has its lock or gave up; the next oldest of its group takes over the looks."""
         if not waiter.registered:
+            self._expected.pop(waiter.id, None)
             return
         group = waiter.group
         with self._mutex:
@@ -215,8 +229,10 @@ class Waiters:
         with self._mutex:
             for key in [key for key in self._groups if key[1] is loop]:
                 buried += self._groups.pop(key).waiters.values()
+            buried += [waiter for waiter in self._expected.values() if waiter.loop is loop]
             for waiter in buried:
                 self._by_id.pop(waiter.id, None)
+                self._expected.pop(waiter.id, None)
                 waiter.registered = False
         return buried
 

@@ -85,7 +85,7 @@ class Watchdog:
             return
         lease.due = due
         self._fresh[lease.id] = lease
-        self._used = True  # only now; and only then may this look at the other side: see _sleep()
+        self._used = True  # only now; and only then may this look how long the thread sleeps: see _sleep()
         if due < self._sleeps_until or not self.runs:
             with self._mutex:
                 self._wake_for(due)
@@ -99,16 +99,16 @@ class Watchdog:
 
     def forget(self, lease: Lease) -> None:
         """Forget this lease."""
-        if self._fresh.pop(lease.id, None) is None:
-            self._leases.pop(lease.id, None)
+        self._fresh.pop(lease.id, None)
+        self._leases.pop(lease.id, None)
 
     def end(self, lease: Lease) -> None:
         """The lease has ended here, and is for nobody to use."""
         lease.closed = True
         if lease.watched or lease.canceller is not None:
             self.unwatch(lease)
-        if self._fresh.pop(lease.id, None) is None:
-            self._leases.pop(lease.id, None)
+        self._fresh.pop(lease.id, None)  # as forget() does, which would be one call more for each lock
+        self._leases.pop(lease.id, None)
 
     def moved(self, lease: Lease, how: str, left: float, answer: Renewed) -> None:
         """The end of the lease was moved; see Lease.moved()."""
@@ -168,13 +168,12 @@ class Watchdog:
         self._used = True
         self._wake_for(due)
 
-    def _settle(self, lease: Lease) -> bool:
-        """It is fresh no more; return False where it has ended meanwhile. With the mutex."""
+    def _settle(self, lease: Lease) -> None:
+        """It is fresh no more. With the mutex; but it may be ending in this very moment."""
         self._leases[lease.id] = lease  # first: it must be known at any time
-        if self._fresh.pop(lease.id, None) is not None:
-            return True
-        self._leases.pop(lease.id, None)
-        return False
+        self._fresh.pop(lease.id, None)
+        if lease.closed:
+            self.forget(lease)
 
     def _wake_for(self, due: float) -> None:
         if (self.runs or not self._start()) and due < self._sleeps_until:
@@ -239,36 +238,28 @@ class Watchdog:
                 self._take_fresh(now, tasks)
                 if tasks:
                     return tasks
+                self._sleeps_until = math.inf  # before this looks: a lease that it has not seen wakes it
                 used, self._used = self._used, False
-                until = now + (LOOK_AROUND if self._leases or self._fresh else IDLE_LOOK)
+                until = min(self._agenda.next_due(), now + (LOOK_AROUND if self._leases else IDLE_LOOK))
                 # locks in quick succession must not wake this thread each time: none is due sooner than that
-                until = min(until, self._agenda.next_due(), now + agenda.CONFIRM_AFTER if used else math.inf)
-                self._sleeps_until = until = min(until, self._fresh_due())
-                if self._used:  # by watch(), which may not have seen how long this sleeps
-                    continue
+                if self._fresh:
+                    until = min(until, now + agenda.CONFIRM_AFTER / 2)
+                elif used:
+                    until = min(until, now + agenda.CONFIRM_AFTER)
+                self._sleeps_until = until
                 told = self._alarm.wait(until - now)
                 self._sleeps_until = -math.inf
                 if not told:
                     return []
             return []
 
-    def _fresh_due(self) -> float:
-        """When the first of the fresh leases is due; infinite: there is none."""
-        try:
-            return next(iter(self._fresh.values())).due
-        except StopIteration:
-            return math.inf
-        except RuntimeError:  # another thread has changed the dict in this very moment
-            return -math.inf
-
     def _take_fresh(self, now: float, tasks: list[Task]) -> None:
-        """Add the fresh leases that are due, and those that will be soon, to spare a wake for each."""
-        if self._fresh_due() > now:
-            return
+        """Add the fresh leases that are due."""
         for lease in list(self._fresh.values()):
-            if lease.due > now + agenda.CONFIRM_AFTER / 4:
+            if lease.due > now:
                 break
-            if self._settle(lease) and lease.watched:
+            self._settle(lease)
+            if lease.watched:
                 tasks.append(lease)
 
     def _trim(self) -> None:

@@ -108,38 +108,31 @@ class ThreadConnections:
 
     def _connected(self, slot: Slot[Connection], node: Node, by: float | None) -> Slot[Connection]:
         """Return a slot with a connection to ``node``: ``slot`` has none, or a stale one, or is another node's."""
-        if slot.node is node:
-            slot.connection.disconnect()
-            self.drop_idle(node)  # nor are those in order that were unused for longer
-        elif slot.node is not None:
+        if slot.node is not node and slot.node is not None:
             self.idle.append(slot)
-            with suppress(IndexError):
-                slot = find(self.idle, node)
-                if monotonic() - slot.used <= IDLE or not _is_stale(slot.connection):
-                    return slot
-                slot.connection.disconnect()
-                self.drop_idle(node)
-            if slot.node is not node:
-                slot = self._make_room(by)
+            slot = self._slot_for(node, by)
+        if slot.node is node:
+            if monotonic() - slot.used <= IDLE or not _is_stale(slot.connection):
+                return slot
+            self.drop_idle(node)  # nor are those in order that were unused for longer
         try:
-            connection = self._connect(node, by)
-            slot.node, slot.connection = node, connection
+            if slot.connection is not None:
+                slot.connection.disconnect()
+            slot.connection = self._connect(node, by)
+            slot.node = node
         except BaseException:
             self._break(slot)
             raise
         return slot
 
-    def _make_room(self, by: float | None) -> Slot[Connection]:
-        """Return a slot without a connection: a new one, or where the bound allows none, that of the oldest unused."""
-        if len(self._slots) < self._bound:
-            return self._await_slot(by)
-        try:
-            slot = self.idle.popleft()
-        except IndexError:  # another thread has just taken it
-            slot = self._await_slot(by)
-        if slot.connection is not None:
-            slot.connection.disconnect()
-        return slot
+    def _slot_for(self, node: Node, by: float | None) -> Slot[Connection]:
+        """Return an unused slot of this node; else a new one, or where the bound allows none, the oldest unused."""
+        with suppress(IndexError):
+            return find(self.idle, node)
+        if len(self._slots) >= self._bound:
+            with suppress(IndexError):
+                return self.idle.popleft()
+        return self._await_slot(by)
 
     def _break(self, slot: Slot[Connection]) -> None:
         """Close its connection, and give up the slot, even if the traceback of an error keeps it."""

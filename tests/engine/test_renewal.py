@@ -325,3 +325,12 @@ def test_a_refused_subscription_is_logged_once(
         inside.listen()
         eventually(lambda: inside.subscriptions() > 2)
     assert caplog.text.count("event=not-subscribed") == 1
+
+
+def test_a_lock_that_is_released_while_the_renewer_begins_to_look_at_it_is_forgotten() -> None:
+    lock = Lock(NAME)
+    lock.acquire()
+    look = inside.begin_to_look(lock)
+    lock.release()
+    look()
+    assert not inside.leases()

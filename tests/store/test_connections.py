@@ -305,3 +305,9 @@ def test_names_stand_for_positions_and_an_unknown_one_is_a_clear_error(monkeypat
     assert put_together(monkeypatch, f"{head}return {{KEYS.fence, ARGV.name}}\n") == "return {KEYS[2], ARGV[1]}\n"
     with pytest.raises(ValueError, match=r"The script made \(key\) uses a name that its header does not have"):
         put_together(monkeypatch, f"{head}return KEYS.queue\n")
+
+
+async def test_a_connection_whose_exchanges_all_ended_in_time_is_not_closed_when_the_first_would_be_late() -> None:
+    before = await WIRE.aexchange(("CLIENT", "ID"), within=0.05)
+    await asyncio.sleep(0.1)
+    assert await WIRE.aexchange(("CLIENT", "ID")) == before
