@@ -101,9 +101,7 @@ def _nothing_is_left() -> Iterator[None]:
     never existed; what it left open in a closed event loop would warn in whichever later test it is collected."""
     with pytest.MonkeyPatch.context() as patch:
         left_open = note_loops(patch)
-        limit(
-            patch, grace=5.0
-        )  # on a busy machine, an answer may take long: who tries once would have an error instead
+        limit(patch, grace=5.0)  # on a busy machine, an answer may take long: who tries once would get an error
         yield
     let_go()
     found, undocumented.found = undocumented.found, []
