@@ -650,7 +650,7 @@ def kept_by_callers() -> dict[str, Any]:
     """What the listener, the renewer and the running event loop still keep of callers that have left."""
     partition, watchdog, waiters = get_partition(), runtime().watchdog, Ears()._listener.waiters
     known: dict[str, Any] = {
-        "waiters": waiters.of(),
+        "waiters": [*waiters.of(), *waiters._expected.values()],
         "groups": dict(waiters._groups),
         "leases": leases(),
         "pending releases": set(watchdog._pending),
