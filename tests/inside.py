@@ -48,7 +48,7 @@ from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.waiters import Park, TaskWaiter
 from django_redislock.engine.with_block import Finalizer
-from django_redislock.inspection.lists import list_everywhere
+from django_redislock.inspection.lists import list_everywhere, read_matching
 from django_redislock.jobs.job_lock import JobLock, Running, running_job
 from django_redislock.options import Options
 from django_redislock.store import calls, calls_once
@@ -58,7 +58,7 @@ from django_redislock.store.cluster import Cluster, Question, tag_of
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.node import Node
 from django_redislock.store.retry import Roundtrip, call, try_once
-from django_redislock.store.stores import get_partition, get_store, make_store
+from django_redislock.store.stores import get_partition, get_store, get_stores, make_store
 from django_redislock.store.thread_connections import ThreadConnections
 from django_redislock.store.thread_connections import surplus as _surplus
 from django_redislock.store.wire import Command
@@ -959,6 +959,12 @@ def refuse_subscription(patch: pytest.MonkeyPatch, ears: Ears, when: Callable[[i
 
     patch.setattr(Receiver, "subscribe", elsewhere)
     return refused
+
+
+async def names_everywhere() -> list[str]:
+    """The locks of all aliases, read by a coroutine."""
+    partitions = [partition for store in get_stores() for partition in store.everywhere()]
+    return sorted(lock.name for lock in await arun(read_matching(partitions, lambda name: True)))
 
 
 def page(*order: str, words: str = "", using: str | None = None) -> Any:

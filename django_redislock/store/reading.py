@@ -128,7 +128,7 @@ def _perform(requests: dict[int, Step]) -> Steps[dict[int, Any]]:
         yield Pause(max(request.seconds for request in requests.values() if isinstance(request, Pause)))
     groups: dict[tuple[LockStore, Node], list[int]] = defaultdict(list)
     for i, request in asking.items():
-        store: Any = request.partition.store  # a cluster's
+        store = request.partition.store
         try:
             node = yield Call(store.node_of, (request.partition.tag,), twin=store.anode_of)
         except CONNECTION_ERRORS as error:

@@ -32,7 +32,7 @@ from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
 from tests.helpers.proxy import proxy
 from tests.helpers.state import INDEX, put
 from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias, caches
-from tests.inside import FORCE, PREFIX, limit, page
+from tests.inside import FORCE, PREFIX, limit, names_everywhere, page
 
 HOUR = 3600
 FOREIGN = [
@@ -495,6 +495,13 @@ def test_a_list_has_the_locks_of_every_alias_sorted_together(trips: list[int]) -
     trips.clear()
     assert names(page(using="default").locks) == ["order:1", "order:2"]
     assert len(trips) == 2
+
+
+@pytest.mark.usefixtures("two_aliases")
+async def test_so_has_one_that_a_coroutine_asks_for() -> None:
+    for using in ("locks", "default"):
+        assert await Lock(f"order:{using}", using=using).aacquire()
+    assert await names_everywhere() == ["order:default", "order:locks"]
 
 
 def summary(name: str, members: int, held: int = 0, waiters: int = 0) -> PoolSummary:
