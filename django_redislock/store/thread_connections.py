@@ -71,8 +71,10 @@ class ThreadConnections:
         sent = monotonic()  # C7: before connecting, as a node may be silent then already
         if by is not None and (self._memory or by - sent >= self._timeout):
             by = None
+        if slot.node is not node:
+            slot = self._slot_for(slot, node, by)
         if slot.node is not node or (sent - slot.used > IDLE and _is_stale(slot.connection)):
-            slot = self._connected(slot, node, by)
+            self._connect(slot, node, by)
         try:
             answers = exchange(slot.connection, commands, by)
         except BaseException:
@@ -106,33 +108,31 @@ class ThreadConnections:
             self._slots.add(weakref.ref(slot, self._slots.discard))
         return slot
 
-    def _connected(self, slot: Slot[Connection], node: Node, by: float | None) -> Slot[Connection]:
-        """Return a slot with a connection to ``node``: ``slot`` has none, or a stale one, or is another node's."""
-        if slot.node is not node and slot.node is not None:
-            self.idle.append(slot)
-            slot = self._slot_for(node, by)
-        if slot.node is node:
-            if monotonic() - slot.used <= IDLE or not _is_stale(slot.connection):
-                return slot
-            self.drop_idle(node)  # nor are those in order that were unused for longer
-        try:
-            if slot.connection is not None:
-                slot.connection.disconnect()
-            slot.connection = self._connect(node, by)
-            slot.node = node
-        except BaseException:
-            self._break(slot)
-            raise
-        return slot
-
-    def _slot_for(self, node: Node, by: float | None) -> Slot[Connection]:
-        """Return an unused slot of this node; else a new one, or where the bound allows none, the oldest unused."""
+    def _slot_for(self, slot: Slot[Connection], node: Node, by: float | None) -> Slot[Connection]:
+        """Return ``slot`` if it is new; else it is another node's, and an unused slot of this one takes its place, or a
+        new one, or where the bound allows none, that which was unused for longest."""
+        if slot.node is None:
+            return slot
+        self.idle.append(slot)
         with suppress(IndexError):
             return find(self.idle, node)
         if len(self._slots) >= self._bound:
             with suppress(IndexError):
                 return self.idle.popleft()
         return self._await_slot(by)
+
+    def _connect(self, slot: Slot[Connection], node: Node, by: float | None) -> None:
+        """Give it a new connection to ``node``, in place of a stale one, or another node's."""
+        if slot.node is node:
+            self.drop_idle(node)  # nor are those in order that were unused for longer
+        try:
+            if slot.connection is not None:
+                slot.connection.disconnect()
+            slot.connection = self._make_connection(node, by)
+            slot.node = node
+        except BaseException:
+            self._break(slot)
+            raise
 
     def _break(self, slot: Slot[Connection]) -> None:
         """Close its connection, and give up the slot, even if the traceback of an error keeps it."""
@@ -146,7 +146,7 @@ class ThreadConnections:
         with self._mutex:
             self._changed.notify()
 
-    def _connect(self, node: Node, by: float | None) -> Connection:
+    def _make_connection(self, node: Node, by: float | None) -> Connection:
         """Connect before ``by`` (monotonic). The connection then has the alias's own timeouts, for its next user."""
         connection: Any = node.config.connection(None if by is None else max(0.001, by - monotonic()))
         # explicitly, as only connect() makes a Sentinel connection ask for its master
