@@ -54,6 +54,7 @@ from django_redislock.options import Options
 from django_redislock.store import calls, calls_once
 from django_redislock.store import records as _keys
 from django_redislock.store import scripts as _scripts
+from django_redislock.store import stores as stores_module
 from django_redislock.store.cluster import Cluster, Question, tag_of
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.node import Node
@@ -601,6 +602,12 @@ class AskedOnce:
 
     async def aanswer(self, within: float | None) -> None:
         await self._question.aanswer(within and monotonic() + within)
+
+
+def change_caches_while_a_store_is_made(patch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """Whoever makes a lock store next is overtaken by this change of the settings."""
+    left = [change]
+    _around(patch, stores_module, "make_store", after=lambda *_: left and left.pop()())
 
 
 def distrust(using: str | None = None) -> None:

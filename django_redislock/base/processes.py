@@ -16,6 +16,9 @@ T = TypeVar("T")
 
 _all: list[PerProcess[object]] = []
 
+# another object in each process: a number is given again
+generation: object = object()
+
 
 class PerProcess(Generic[T]):
     """A value made on first use, one for each process. In a forked child, ``leave`` is called with the parent's."""
@@ -66,6 +69,8 @@ class PerProcess(Generic[T]):
 
 def leave_parent() -> None:
     """Called in a forked child."""
+    global generation
+    generation = object()
     for each in _all:
         each.leave_parent()
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from logging import DEBUG
 from typing import Any
 
+from ..base import processes
 from ..base.display import Secret
 from ..base.log import logger
 from ..base.names import capped_name, known_as, refuse_semaphore, semaphore_name
@@ -52,11 +53,12 @@ class Frame:
 class Place:
     """Where the acquisitions with these options are at home, in this process: kept, as looking it up takes its time."""
 
-    __slots__ = ("listener", "partition", "pid", "runtime", "store")
+    __slots__ = ("generation", "listener", "partition", "pid", "runtime", "store")
 
     def __init__(self, options: Options) -> None:
         self.pid: int = os.getpid()
         self.runtime: Runtime = runtime()
+        self.generation: object = processes.generation  # only now: runtime() notices a fork of which nobody has told
         self.store: LockStore = get_store(options.using)
         # of a cluster's, it depends on the name
         self.partition: Partition | None = None if self.store.clustered else self.store.partition(0)
@@ -97,7 +99,7 @@ class Acquisition(Section):
         self.terms = terms = terms_of(options, name)
         self._pid = pid = os.getpid()
         place: Any = terms.place
-        if place is None or place.pid != pid or place.store.closed:
+        if place is None or place.pid != pid or place.generation is not processes.generation or place.store.closed:
             place = terms.place = Place(options)
         self._runtime = place.runtime
         self.partition = partition = place.partition or get_partition(options.using, name)

@@ -88,10 +88,12 @@ def describe_owner(purpose: str, runner: Runner | None, pid: int | None = None) 
     In a task queue's job, the job's name and id take the place of the thread. ``runner``: see caller().
     """
     where, command = _describe_process(pid or os.getpid())
-    if runner is None or isinstance(runner, threading.Thread):
-        who = running_job() or (runner or threading.current_thread()).name
+    task_name: Any = getattr(runner, "get_name", None)  # a task's; gevent's threads have classes of their own
+    if task_name is None:
+        thread: Any = runner or threading.current_thread()
+        who = running_job() or thread.name
     else:
-        who = f"{running_job() or threading.current_thread().name}/{runner.get_name()}"
+        who = f"{running_job() or threading.current_thread().name}/{task_name()}"
     text = f"{where}{who} {purpose or command}".rstrip()
     if not text.isascii() or not text.isprintable() or len(text) > MAX_BYTES:
         text = "".join(char if char.isprintable() else "?" for char in text)

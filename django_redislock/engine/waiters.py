@@ -225,11 +225,10 @@ class Waiters:
 
     def discard_loop(self, loop: Loop) -> list[Waiter]:
         """The loop has ended: forget its waiters, and return them."""
-        buried: list[Waiter] = []
+        buried = [waiter for waiter in list(self._expected.values()) if waiter.loop is loop]
         with self._mutex:
             for key in [key for key in self._groups if key[1] is loop]:
                 buried += self._groups.pop(key).waiters.values()
-            buried += [waiter for waiter in self._expected.values() if waiter.loop is loop]
             for waiter in buried:
                 self._by_id.pop(waiter.id, None)
                 self._expected.pop(waiter.id, None)

@@ -49,8 +49,7 @@ class Watchdog:
         self._lock = threading.RLock()  # a finalizer may run on this thread and close a generator that holds a lock
         self._alarm = threading.Condition(self._lock)
         self._alone = False
-        # by id. Most locks are released before their first look: those are in no heap, and nothing locks for them.
-        # All that are fresh are due CONFIRM_AFTER after their grant, so in the order of this dict
+        # by id. Most locks are released before their first look: those are in no heap, and nothing locks for them
         self._fresh: dict[str, Lease] = {}
         self._leases: dict[str, Lease] = {}
         self._agenda = Agenda()
@@ -171,8 +170,7 @@ class Watchdog:
     def _settle(self, lease: Lease) -> None:
         """It is fresh no more. With the mutex; but it may be ending in this very moment."""
         self._leases[lease.id] = lease  # first: it must be known at any time
-        self._fresh.pop(lease.id, None)
-        if lease.closed:
+        if self._fresh.pop(lease.id, None) is None or lease.closed:
             self.forget(lease)
 
     def _wake_for(self, due: float) -> None:
@@ -256,11 +254,10 @@ class Watchdog:
     def _take_fresh(self, now: float, tasks: list[Task]) -> None:
         """Add the fresh leases that are due."""
         for lease in list(self._fresh.values()):
-            if lease.due > now:
-                break
-            self._settle(lease)
-            if lease.watched:
-                tasks.append(lease)
+            if lease.due <= now:  # not in order, where a thread was held up
+                self._settle(lease)
+                if lease.watched:
+                    tasks.append(lease)
 
     def _trim(self) -> None:
         """Close connections that nobody needs any more: a server has room for so many."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError, TimeoutError
 
-from ..base.times import Alarm, monotonic
+from ..base.times import Alarm, is_frozen, monotonic
 from .node import AbortableConnection, Node
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Idle, Slot, find, surplus, taken
 from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
@@ -49,7 +49,7 @@ class _Limit:
     def begin(self, until: float) -> None:
         """An exchange begins, which may last until then."""
         self._until, self.struck = until, False
-        if until < self._rings:
+        if until < self._rings or is_frozen():  # then the alarm may have been set before, and never ring
             self._set(until)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -123,9 +123,9 @@ class LoopConnections:
         try:
             yield
         finally:
-            forget()
             self.closed = True
             self.drop_idle()
+            forget()
 
     async def exchange(
         self, node: Node, commands: Sequence[Command], by: float | None, *, urgency: int
@@ -143,8 +143,8 @@ class LoopConnections:
                 slot = await self._connected(slot, node, _left(node.config.timeout, by))
             until, connection, limit = sent + node.config.timeout, slot.connection, slot.limit
             read: list[Any] = []
-            limit.begin(until if by is None or by > until else by)
             try:
+                limit.begin(until if by is None or by > until else by)
                 await connection.send_packed_command([pack(commands)], check_health=False)
                 for _ in commands:
                     try:
@@ -187,8 +187,8 @@ class LoopConnections:
         for oldest in surplus(self.idle, self._bound, self._loans):  # make room for the new one
             oldest.abort()
         slot = LoopSlot(node, node.for_loops.connection(seconds, socket_timeout=None))
-        slot.limit.begin(monotonic() + seconds)
         try:
+            slot.limit.begin(monotonic() + seconds)
             # explicitly, as only connect() makes a Sentinel connection ask for its master
             await slot.connection.connect()
         except BaseException as error:

@@ -49,6 +49,8 @@ def get_store(using: str | None = None) -> LockStore:
         made = make_store(alias, settings.KEY_PREFIX)
         found = stores.found.setdefault(key, made)  # another thread may have come first
         made.when_closed(lambda: _drop(key, made))
+        if _stores.peek() is not stores:  # CACHES has changed meanwhile, and whoever closed the others did not see it
+            found.close()
     elif found.memory:
         check_allowed(found.alias)  # the setting may have changed
     known[using] = found

@@ -64,26 +64,30 @@ class ThreadConnections:
 
         Times are monotonic. ``by``: when to give up, if that is sooner than the timeouts of the connection.
         """
+        slot: Slot[Connection] | None = None  # while it is for this thread to give back
         try:
-            slot = self.idle.pop()
-        except IndexError:
-            slot = self._await_slot(by)
-        sent = monotonic()  # C7: before connecting, as a node may be silent then already
-        if by is not None and (self._memory or by - sent >= self._timeout):
-            by = None
-        if slot.node is not node:
-            slot = self._slot_for(slot, node, by)
-        if slot.node is not node or (sent - slot.used > IDLE and _is_stale(slot.connection)):
-            self._connect(slot, node, by)
-        try:
+            try:
+                slot = self.idle.pop()
+            except IndexError:
+                slot = self._await_slot(by)
+            sent = monotonic()  # C7: before connecting, as a node may be silent then already
+            if by is not None and (self._memory or by - sent >= self._timeout):
+                by = None
+            if slot.node is not node:
+                other, slot = slot, None
+                slot = self._slot_for(other, node, by)
+            if slot.node is not node or (sent - slot.used > IDLE and _is_stale(slot.connection)):
+                self._connect(slot, node, by)
             answers = exchange(slot.connection, commands, by)
+            slot.used = monotonic()
+            used, slot = slot, None
+            self.idle.append(used)
         except BaseException:
-            self._break(slot)  # the answer may still come, and nobody else must read it
+            if slot is not None:
+                self._break(slot)  # the answer may still come, and nobody else must read it
             raise
-        slot.used = monotonic()
-        self.idle.append(slot)
         if self._closed or node.closed:  # asked only now: another thread may be closing it at this very moment
-            self.drop_idle(node)
+            self.drop_idle(None if self._closed else node)
         if self._waiting:
             self._tell_waiting()
         return answers, sent
@@ -125,14 +129,10 @@ class ThreadConnections:
         """Give it a new connection to ``node``, in place of a stale one, or another node's."""
         if slot.node is node:
             self.drop_idle(node)  # nor are those in order that were unused for longer
-        try:
-            if slot.connection is not None:
-                slot.connection.disconnect()
-            slot.connection = self._make_connection(node, by)
-            slot.node = node
-        except BaseException:
-            self._break(slot)
-            raise
+        if slot.connection is not None:
+            slot.connection.disconnect()
+        slot.connection = self._make_connection(node, by)
+        slot.node = node
 
     def _break(self, slot: Slot[Connection]) -> None:
         """Close its connection, and give up the slot, even if the traceback of an error keeps it."""

@@ -43,7 +43,7 @@ class Worker:
     hears lines.
 
     It is forked from a process that has run the prelude already, unless ``first`` is given, or ``fresh``: for tests of
-    how processes begin, fork and end."""
+    how processes begin, fork and end, or that wait for a child of their own."""
 
     def __init__(self, code: str, *, first: str = "", fresh: bool = False, **values: Any) -> None:
         source = "".join(f"{key} = {value!r}\n" for key, value in values.items()) + code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, closing, nullcontext
 from itertools import takewhile
@@ -15,7 +16,7 @@ import redis
 from asgiref.sync import async_to_sync, sync_to_async
 from django.test import RequestFactory
 
-from django_redislock import Lock, LockUnavailable, locked, locked_view
+from django_redislock import Lock, LockSet, LockUnavailable, lock_released, locked, locked_view
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, RUNS, Crowd
 from tests.helpers.docs import blocks, page
@@ -112,3 +113,20 @@ async def test_the_documented_view_waits_under_its_lock_for_the_thread_that_it_h
     with pytest.raises(asyncio.CancelledError):
         await task
     await aeventually(lambda: not holder(client, "import:7"))
+
+
+@pytest.mark.parametrize("lock", [Lock(NAME), LockSet("a", "b")], ids=["lock", "set"])
+def test_what_ends_a_block_lives_until_that_has_ended(lock: Any) -> None:
+    """From Python 3.14 on, ``with`` unpacks a bound method and drops it before its body begins, which would look as if
+    the block had been interrupted."""
+    ends, alive = [lock.__exit__], list[bool]()
+    end = weakref.ref(ends[0])
+
+    def note(**facts: Any) -> None:
+        alive.append(end() is not None)
+
+    lock.__enter__()
+    lock_released.connect(note)
+    ends.pop()(None, None, None)
+    assert alive
+    assert all(alive)

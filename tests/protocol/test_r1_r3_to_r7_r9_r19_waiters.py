@@ -253,7 +253,7 @@ def test_r4_the_waiters_of_a_process_that_was_stopped_come_back_with_their_ticke
     busy: bool, start: Start, join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
     """Dropped, but alive: when the process runs again, all its waiters are back at their places."""
-    lock, worker = Lock(NAME), start(WAITS, name=NAME)
+    lock, worker = Lock(NAME), start(WAITS, fresh=True, name=NAME)  # a child of this process, which waits for it
     lock.acquire()
     for number in range(4):
         worker.tell()

@@ -22,7 +22,14 @@ from tests.helpers import state
 from tests.helpers.actors import Crowd
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Sentinels, alias, caches, connections, kill, stopped
-from tests.inside import all_seen, distrust, hang_up_idle, loops_with_connections, watch_connections
+from tests.inside import (
+    all_seen,
+    change_caches_while_a_store_is_made,
+    distrust,
+    hang_up_idle,
+    loops_with_connections,
+    watch_connections,
+)
 
 from .conftest import Eventually, Exercise, ause
 
@@ -335,3 +342,17 @@ def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_ac
         with pytest.raises(LockUnavailable, match="0 of 1 replicas acknowledged it"):
             Lock("a", replicas=1).acquire()
         eventually(lambda: not sentinels.clients[0].exists("redislock{0}:lock:a"))
+
+
+def test_a_store_that_is_made_while_caches_change_is_not_used_for_good(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, server: RedisServer, client: redis.Redis
+) -> None:
+    with redis_server() as another:
+        elsewhere = {"default": alias(DJANGO_REDIS, another.url)}
+        change_caches_while_a_store_is_made(monkeypatch, lambda: setattr(settings, "CACHES", elsewhere))
+        settings.CACHES = {"default": alias(DJANGO_REDIS, server.url)}
+        assert Lock("a").acquire()  # by the settings of before
+        assert Lock("b").acquire()
+        with another.client() as there:
+            assert there.exists("redislock{0}:lock:b")
+        assert not client.exists("redislock{0}:lock:b")
