@@ -146,8 +146,8 @@ def test_a_copy_does_not_run_beside_its_task(site: Any, rows: Any, worker: Any, 
     eventually(lambda: held() == [])
     assert runs() == ["report 7"]
     again(rows, first.id)  # on purpose
-    work()
-    assert runs() == ["report 7"] * 2
+    work()  # unless the worker is faster
+    eventually(lambda: runs() == ["report 7"] * 2)
 
 
 @pytest.mark.complete
