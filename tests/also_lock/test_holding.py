@@ -22,6 +22,7 @@ GONE = r"the key of the old code \(REDISLOCK\['ALSO_LOCK'\]\) is gone, or somebo
 Losses = list[LockLost]
 
 
+@pytest.mark.complete
 def test_it_is_renewed_with_ours(crowd: Crowd, old: Old, eventually: Eventually) -> None:
     lock, me = Lock(NAME, ttl=3), crowd()
     me(lock, "acquire")

@@ -253,6 +253,7 @@ def test_without_thread_local_any_thread_may_extend_and_release_and_the_first_on
 
 
 @pytest.mark.parametrize("thread_local", [True, pytest.param(False, marks=pytest.mark.complete)])
+@pytest.mark.complete
 def test_without_a_timeout_it_is_renewed_and_ends_with_its_thread_or_with_its_object(
     thread_local: bool, ours: Make, settings: Any, client: redis.Redis, eventually: Any
 ) -> None:

@@ -290,6 +290,7 @@ async def test_a_cancelled_coroutine_lets_the_next_one_try(aeventually: Callable
 
 
 @pytest.mark.parametrize("how", ["released", "died"])
+@pytest.mark.complete
 def test_a_caller_waits_for_another_process_and_reads_the_cache_again(
     how: str, crowd: Crowd, eventually: Eventually
 ) -> None:
@@ -366,6 +367,7 @@ def test_a_caller_whose_timeout_has_passed_gets_an_error(
     assert raised.value.waited >= (setting or patience or 0)
 
 
+@pytest.mark.complete
 def test_an_outage_costs_nobody_a_value_that_is_there_and_a_missing_one_is_not_computed(
     crowd: Crowd, own: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -429,6 +431,7 @@ def test_sync_code_does_not_wait_for_a_coroutine_that_needs_its_thread(
     assert "event=computed-twice key=x" in caplog.text
 
 
+@pytest.mark.complete
 def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
     crowd: Crowd, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

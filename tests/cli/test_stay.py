@@ -98,6 +98,7 @@ def test_it_stands_by_while_redis_is_away(
 
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]], ids=["one", "two"])
+@pytest.mark.complete
 def test_a_signal_ends_a_standby_and_takes_it_out_of_the_queue(
     numbers: list[int], other: Callable[[], Other], eventually: Eventually, client: redis.Redis
 ) -> None:

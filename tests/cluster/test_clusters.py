@@ -98,6 +98,7 @@ def test_a_set_of_locks_may_be_on_several_nodes(cluster: Cluster, monkeypatch: p
     assert list_locks() == []
 
 
+@pytest.mark.complete
 def test_old_code_and_ours_exclude_each_other_whatever_the_slot_of_the_old_key(
     cluster: Cluster, eventually: Eventually
 ) -> None:

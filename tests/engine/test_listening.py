@@ -439,6 +439,7 @@ def test_the_number_of_attempts_is_the_number_of_calls_and_no_delay_follows_the_
     assert queued(client) == 0
 
 
+@pytest.mark.complete
 def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:

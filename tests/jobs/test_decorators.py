@@ -344,6 +344,7 @@ with start_worker(app, perform_ping_check=False, pool="solo", loglevel="CRITICAL
 """
 
 
+@pytest.mark.complete
 def test_a_retried_job_of_the_documentation_goes_on_under_its_lock(start: Callable[..., Worker]) -> None:
     (block,) = (block for block in blocks(page("functions")) if "self.retry" in block)
     assert "retry_backoff=True" in block

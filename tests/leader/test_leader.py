@@ -156,6 +156,7 @@ def test_a_copy_and_a_forked_child_do_not_lead() -> None:
         assert term.lead()
 
 
+@pytest.mark.complete
 def test_a_lost_leader_is_told_a_third_of_the_ttl_before_anybody_else_can_lead(
     network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_grant_that_comes_late_is_no_term_but_the_next_one_is(network: Proxy, 
         me(term, "exit", None, None, None)
 
 
+@pytest.mark.complete
 def test_it_is_renewed_and_a_term_may_have_an_end(eventually: Eventually) -> None:
     def end() -> float:
         return time.monotonic() + term.remaining()
@@ -272,6 +274,7 @@ hear()
 """
 
 
+@pytest.mark.complete
 def test_processes_take_over_from_one_that_ends_and_from_one_that_is_killed(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:

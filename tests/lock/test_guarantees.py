@@ -58,6 +58,7 @@ def test_acquire_asks_a_redis_that_is_away_no_longer_than_its_blocking_timeout(
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize("how", ["with", "ExitStack", "acquire"])
+@pytest.mark.complete
 async def test_sync_code_whose_task_was_cancelled_keeps_its_lock(how: str, run: Any, aeventually: AEventually) -> None:
     lock, inside, go_on, found = Lock(NAME, ttl=TTL), threading.Event(), threading.Event(), list[Any]()
 

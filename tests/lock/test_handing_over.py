@@ -29,6 +29,7 @@ def left(me: Any, using: str | None = None, ttl: float | None = None) -> str:
     return str(me(lock, "detach", ttl))
 
 
+@pytest.mark.complete
 def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here_and_busy_for_everybody(
     crowd: Crowd, using: str, eventually: Eventually
 ) -> None:

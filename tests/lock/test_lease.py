@@ -111,6 +111,7 @@ def test_a_lease_that_redis_may_have_shortened_is_lost_before_anybody_else_gets_
     eventually(lambda: losses)
 
 
+@pytest.mark.complete
 def test_remaining_lost_and_check_follow_the_local_clock_which_is_never_behind_that_of_redis(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -179,6 +180,7 @@ def noticed(heard: Heard) -> bool:
 
 
 @pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
+@pytest.mark.complete
 def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
     take: Callable[[Any], Any], crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
 ) -> None:
@@ -197,6 +199,7 @@ def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
 
 
 @pytest.mark.parametrize("kind", ["not renewed", "cache.lock", "cache.lock, extended"])
+@pytest.mark.complete
 def test_the_loss_of_a_lock_that_is_not_renewed_is_noticed_before_its_end(
     kind: str, crowd: Crowd, cache_lock: Callable[..., Any], client: redis.Redis, eventually: Eventually, heard: Heard
 ) -> None:

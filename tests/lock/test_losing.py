@@ -179,6 +179,7 @@ def test_the_holder_of_a_force_released_lock_is_told_by_a_message(
     assert sorted(which for which, _ in heard) == ["acquired", "force", "lost"]
 
 
+@pytest.mark.complete
 def test_the_end_of_a_lease_is_reported_when_redis_refuses_the_renewal(
     crowd: Crowd, own: RedisServer, settings: Any, eventually: Eventually
 ) -> None:
@@ -243,6 +244,7 @@ ENDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings and opti
 
 
 @pytest.mark.parametrize("kind", ENDED)
+@pytest.mark.complete
 def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired_and_one_that_runs_into_max_hold_is_lost(
     kind: str, crowd: Crowd, settings: Any, cache_lock: Callable[..., Any], events: Events, heard: Heard,
     eventually: Eventually,
@@ -270,6 +272,7 @@ def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired_and_one_that
 
 
 @pytest.mark.parametrize("ends", ["thread", "event loop"])
+@pytest.mark.complete
 def test_one_whose_thread_or_event_loop_has_ended_is_warned_of_once_and_expires(
     ends: str, using: str, events: Events, heard: Heard, eventually: Eventually, other: Callable[[], Other]
 ) -> None:

@@ -292,6 +292,7 @@ hear()
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
+@pytest.mark.complete
 def test_the_lock_of_a_killed_process_goes_to_the_next_one(
     crowd: Crowd, start: Callable[..., Any], client: redis.Redis, eventually: Eventually
 ) -> None:

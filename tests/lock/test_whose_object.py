@@ -142,6 +142,7 @@ async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects:
 
 
 @in_a_task
+@pytest.mark.complete
 async def test_a_lock_whose_task_has_ended_is_renewed_while_its_object_and_its_event_loop_live(kin: Kin) -> None:
     """The event loop may still give it back: in a tear-down, say."""
     lock = Lock(NAME, ttl=TTL)
@@ -151,6 +152,7 @@ async def test_a_lock_whose_task_has_ended_is_renewed_while_its_object_and_its_e
 
 
 @both
+@pytest.mark.complete
 async def test_a_lock_whose_object_is_dropped_ends_with_its_ttl_and_is_not_released(
     kin: Kin, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,6 +169,7 @@ async def test_a_lock_whose_object_is_dropped_ends_with_its_ttl_and_is_not_relea
 
 
 @both
+@pytest.mark.complete
 async def test_a_lock_whose_thread_or_event_loop_has_ended_ends_with_its_ttl(kin: Kin) -> None:
     lock, other = Lock(NAME, ttl=TTL), Kin(tasks=kin.tasks)
 
@@ -179,6 +182,7 @@ async def test_a_lock_whose_thread_or_event_loop_has_ended_ends_with_its_ttl(kin
     assert await kin.info() is None
 
 
+@pytest.mark.complete
 def test_a_lock_is_renewed_after_the_sync_code_of_a_task_or_the_coroutine_of_sync_code_that_acquired_it() -> None:
     async def task() -> None:
         for how in ("one thread", "any thread"):

@@ -93,6 +93,7 @@ def never() -> None:
     raise AssertionError("not reached")
 
 
+@pytest.mark.complete
 def test_the_timeout_is_for_all_of_them(crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture) -> None:
     me, you, refusals = crowd(), crowd(), list[dict[str, Any]]()
     you(LockSet(A, B), "acquire")
@@ -190,6 +191,7 @@ locks.acquire()
 """
 
 
+@pytest.mark.complete
 def test_of_a_process_killed_while_it_waits_for_the_second_the_first_is_free_after_its_ttl(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:

@@ -275,6 +275,7 @@ def test_a_waiter_for_one_member_comes_before_waiters_for_any_and_blocks_no_othe
 
 
 @pytest.mark.parametrize(("end", "options"), [("release", {"poll": True}), ("lapse", {})], ids=["polls", "lapse"])
+@pytest.mark.complete
 def test_a_waiter_for_one_member_comes_before_newcomers_for_any(
     end: str, options: dict[str, Any], accounts: LockPool, me: Any, crowd: Crowd, want: Any
 ) -> None:

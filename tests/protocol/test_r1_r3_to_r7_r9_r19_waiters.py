@@ -69,6 +69,7 @@ def test_r1_answers_that_come_after_the_end_of_their_lease_grant_nothing(
 
 @nobody_looks
 @pytest.mark.parametrize("at_work", [True, False], ids=["others hold it", "it is free"])
+@pytest.mark.complete
 def test_r1_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
     at_work: bool, held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -120,6 +121,7 @@ def test_r7_a_message_to_a_waiter_that_has_left_reaches_the_next_at_once(
     assert listed(client, name) == []
 
 
+@pytest.mark.complete
 def test_r7_a_withdrawal_that_could_not_be_sent_is_sent_later(
     held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -185,6 +187,7 @@ def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Calla
         yield add_alias(server.url)
 
 
+@pytest.mark.complete
 def test_r3_waiters_that_get_no_messages_poll_and_keep_their_places(
     polled: str, join: Join, client: redis.Redis, listening: Listening, eventually: Eventually, caplog: Any
 ) -> None:
@@ -285,6 +288,7 @@ def test_r5_waiters_look_when_the_lease_ends_of_whoever_holds_the_lock_now(join:
 
 
 @pytest.mark.usefixtures("look_soon")
+@pytest.mark.complete
 def test_r5_waiters_of_a_process_look_no_more_often_than_one_and_the_next_goes_on_with_it(
     join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:

@@ -32,6 +32,7 @@ from .conftest import ACQUIRE, LONG, RELEASE, Eventually, Join
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["released", "left"])
+@pytest.mark.complete
 def test_r8_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_does_nothing(
     busy: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, listening: Callable[..., Ears]
 ) -> None:

@@ -123,6 +123,7 @@ hear()
 """
 
 
+@pytest.mark.complete
 def test_a_killed_holders_permit_is_free_after_its_ttl_and_no_other(
     start: Callable[..., Worker], crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_killed_holders_permit_is_free_after_its_ttl_and_no_other(
     assert leftovers(client) == []
 
 
+@pytest.mark.complete
 def test_nothing_stays_in_redis(start: Callable[..., Worker], client: redis.Redis, eventually: Eventually) -> None:
     """However a permit ends: it is released, lost, given up while it is waited for, or its process is killed."""
     with Semaphore("released", limit=3), Semaphore("released", limit=3):
@@ -154,6 +156,7 @@ def test_nothing_stays_in_redis(start: Callable[..., Worker], client: redis.Redi
     assert list_locks() == []
 
 
+@pytest.mark.complete
 def test_a_paused_process_is_passed_over_when_its_turn_has_run_out(
     start: Callable[..., Worker], crowd: Crowd, eventually: Eventually
 ) -> None:

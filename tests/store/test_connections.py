@@ -308,6 +308,7 @@ def test_names_stand_for_positions_and_an_unknown_one_is_a_clear_error(monkeypat
         put_together(monkeypatch, f"{head}return KEYS.queue\n")
 
 
+@pytest.mark.complete
 async def test_an_exchange_has_a_limit_though_the_clock_was_frozen_after_the_one_before() -> None:
     await WIRE.aexchange(("ECHO", "1"), within=GENEROUS)
     with freeze_time(real_asyncio=False), pytest.raises(redis.TimeoutError):

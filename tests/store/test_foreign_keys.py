@@ -81,6 +81,7 @@ def test_so_are_the_waiters_of_a_held_lock_and_other_locks_go_on(crowd: Crowd, c
     assert [lock.name for lock in me(django_redislock, "list_locks")] == ["other"]
 
 
+@pytest.mark.complete
 def test_a_lock_that_is_overwritten_while_held_is_an_error_at_the_release_and_then_lost(
     me: Any, client: redis.Redis, eventually: Eventually
 ) -> None:

@@ -273,6 +273,7 @@ def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(crowd: Crowd
     assert waiting.result(GENEROUS)
 
 
+@pytest.mark.complete
 def test_a_held_lock_is_not_renewed_and_lost_in_the_end(crowd: Crowd, eventually: Any) -> None:
     me, lock = crowd(), Lock(NAME, ttl=4)
     me(lock, "acquire")

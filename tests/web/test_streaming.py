@@ -112,6 +112,7 @@ def test_a_stream_that_is_closed_unread_or_interrupted_releases(monkeypatch: pyt
     assert (list_locks(), site.ends) == ([], ["account:1"])
 
 
+@pytest.mark.complete
 def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Any) -> None:
     responses = [site.short_stream(RequestFactory().get("/"), pk=1), site.stream(RequestFactory().get("/"), pk=2)]
     eventually(lambda: outlives(3, "account:1"))

@@ -154,6 +154,7 @@ def test_500_requests_at_once_lose_no_update_with_our_lock_and_some_with_another
 
 @pytest.mark.parametrize("rolled_back", [False, True], ids=["", "one is rolled back"])
 @pytest.mark.usefixtures("account", "second")
+@pytest.mark.complete
 def test_the_lock_is_held_until_the_last_transaction_has_ended(rolled_back: bool, eventually: Any) -> None:
     with transaction.atomic("second"):
         with transaction.atomic("default"):
@@ -294,6 +295,7 @@ def test_a_client_that_hangs_up_while_the_view_runs_leaves_no_lock(
         gate.go_on.clear()
 
 
+@pytest.mark.complete
 def test_a_plain_view_whose_client_hangs_up_keeps_its_lock(settings: Any, gate: site.Gate, eventually: Any) -> None:
     settings.ROOT_URLCONF = site.__name__
     settings.MIDDLEWARE = []  # with sync middleware, the task of the request would wait for the view
@@ -318,6 +320,7 @@ def test_a_client_that_hangs_up_while_it_reads_leaves_no_lock(webs: Any, gate: s
 
 @SQLITE
 @pytest.mark.parametrize("response", [StreamingHttpResponse, HttpResponse])
+@pytest.mark.complete
 def test_an_inner_view_does_not_release_the_lock_of_the_outer_one(response: Any, account: Any, eventually: Any) -> None:
     inner = locked_view("account", reentrant=True)(lambda request: response([b"x"]))
 
