@@ -185,7 +185,7 @@ class LoopConnections:
                 return slot
             self.drop_idle(node)  # nor are those in order that were unused for longer
         for oldest in surplus(self.idle, self._bound, self._loans):  # make room for the new one
-            oldest.abort()
+            oldest.connection.abort()
         slot = LoopSlot(node, node.for_loops.connection(seconds, socket_timeout=None))
         try:
             slot.limit.begin(monotonic() + seconds)
@@ -234,13 +234,13 @@ class LoopConnections:
 
     def drop_idle(self, node: Node | None = None) -> None:
         """Close the unused connections to ``node`` (None: to all nodes). Call it in their event loop."""
-        for connection in taken(self.idle, node):
-            connection.abort()
+        for slot in taken(self.idle, node):
+            slot.connection.abort()
 
     def trim(self) -> None:
         """Close all but one of those that nobody has needed for a while. Call it in their event loop."""
         for oldest in surplus(self.idle, 1, (), monotonic() - IDLE_FOR):
-            oldest.abort()
+            oldest.connection.abort()
 
 
 def _left(seconds: float, by: float | None) -> float:

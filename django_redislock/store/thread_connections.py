@@ -135,7 +135,10 @@ class ThreadConnections:
         slot.node = node
 
     def _break(self, slot: Slot[Connection]) -> None:
-        """Close its connection, and give up the slot, even if the traceback of an error keeps it."""
+        """Close its connection, and give up the slot, even if the traceback of an error keeps it.
+
+        An error that the server answered keeps the frames of all who called for it, and what they had in hand.
+        """
         self._slots.discard(weakref.ref(slot))
         if slot.connection is not None:
             slot.connection.disconnect()
@@ -159,8 +162,8 @@ class ThreadConnections:
 
     def drop_idle(self, node: Node | None = None) -> None:
         """Close the unused connections to ``node`` (None: to all), so that the next command connects anew."""
-        for connection in taken(self.idle, node):
-            connection.disconnect()
+        for slot in taken(self.idle, node):
+            self._break(slot)
 
     def close(self) -> None:
         """Keep no connections from now on; each command then makes its own."""
@@ -170,7 +173,7 @@ class ThreadConnections:
     def trim(self) -> None:
         """Close all but one of those that nobody has needed for IDLE_FOR seconds."""
         for oldest in surplus(self.idle, 1, (), monotonic() - IDLE_FOR):
-            oldest.disconnect()
+            self._break(oldest)
 
 
 def find(idle: Idle[C], node: Node) -> Slot[C]:
@@ -183,21 +186,21 @@ def find(idle: Idle[C], node: Node) -> Slot[C]:
     raise IndexError
 
 
-def taken(idle: Idle[C], node: Node | None) -> Iterator[C]:
+def taken(idle: Idle[C], node: Node | None) -> Iterator[Slot[C]]:
     """Take out the connections to ``node``; None: all."""
     with suppress(IndexError):
         while True:
-            yield (idle.pop() if node is None else find(idle, node)).connection
+            yield idle.pop() if node is None else find(idle, node)
 
 
-def surplus(idle: Idle[C], bound: int, loans: Collection[object], before: float = math.inf) -> Iterator[C]:
+def surplus(idle: Idle[C], bound: int, loans: Collection[object], before: float = math.inf) -> Iterator[Slot[C]]:
     """Take out the connections unused for longest, while there are more than ``bound`` with those on loan.
 
     Only those last used ``before`` that time (monotonic).
     """
     with suppress(IndexError):  # all are in use
         while len(loans) + len(idle) > bound and idle[0].used <= before:
-            yield idle.popleft().connection
+            yield idle.popleft()
 
 
 def _is_stale(connection: Connection) -> bool:

@@ -133,6 +133,22 @@ def test_an_error_that_is_kept_keeps_no_connection(me: Any, retry_for: Any, monk
             kept.append(caught.value)
 
 
+def test_an_error_of_the_server_that_is_kept_keeps_no_connection(
+    me: Any, own: RedisServer, retry_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retry_for(0.0)
+    limit(monkeypatch, patience_threads=0.05, patience_loops=0.05)
+    kept = []
+    with caches(alias(DJANGO_REDIS, own.url, max_connections=1)), own.client() as client:
+        client.replicaof("127.0.0.1", 1)
+        for _ in range(3):
+            with pytest.raises(LockUnavailable, match="read only replica") as caught:
+                me(Lock("a"), "acquire")
+            kept.append(caught.value)
+        client.replicaof("NO", "ONE")
+        assert me(Lock("a"), "acquire")
+
+
 @pytest.mark.usefixtures("one")
 def test_a_late_answer_is_given_to_nobody_else(me: Any, server: RedisServer) -> None:
     echo(me, "first")
