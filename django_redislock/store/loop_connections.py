@@ -145,12 +145,18 @@ class LoopConnections:
             read: list[Any] = []
             try:
                 limit.begin(until if by is None or by > until else by)
-                await connection.send_packed_command([pack(commands)], check_health=False)
-                for _ in commands:
-                    try:
-                        read.append(await connection.read_response())
-                    except ResponseError as error:
-                        read.append(classified(error))
+                if connection.plain:  # as below, in fewer steps: nothing is left unsent while an answer is awaited
+                    connection._writer.write(pack(commands))
+                    for _ in commands:
+                        answer = await connection._parser.read_response()
+                        read.append(classified(answer) if isinstance(answer, ResponseError) else answer)
+                else:
+                    await connection.send_packed_command([pack(commands)], check_health=False)
+                    for _ in commands:
+                        try:
+                            read.append(await connection.read_response())
+                        except ResponseError as error:
+                            read.append(classified(error))
             except BaseException as error:
                 limit.end(error)
                 raise

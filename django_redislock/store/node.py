@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
 from .aliases import RedisConfig
 from .sentinels import LoopSentinels
@@ -33,8 +33,12 @@ def for_loops(config: RedisConfig) -> RedisConfig:
     keywords = {key: value for key, value in config.keywords.items() if key in known - _LEFT_BEHIND}
     by = config.sentinels
     sentinels = by and LoopSentinels(by.service_name, by.manager, [*map(for_loops, by.ways)])
+    plain = twin in (Connection, SSLConnection, UnixDomainSocketConnection)
     return replace(
-        config, kind=type(twin.__name__, (AbortableConnection, twin), {}), keywords=keywords, sentinels=sentinels
+        config,
+        kind=type(twin.__name__, (AbortableConnection, twin), {"plain": plain}),
+        keywords=keywords,
+        sentinels=sentinels,
     )
 
 
@@ -60,6 +64,9 @@ class AbortableConnection(AbstractConnection):
 
     TLS would send its goodbye and wait for the peer's, and be left open there.
     """
+
+    plain: bool = False  # it leaves all that it reads and writes as it is
+    _parser: Any
 
     def abort(self) -> None:
         writer, self._writer, self._reader = self._writer, None, None

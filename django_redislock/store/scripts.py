@@ -6,7 +6,7 @@ becomes ``KEYS[2]``. ``--#include piece`` brings in a file of ``lua/pieces/``.
 A script on one lock exists three times, as locks are stored in three ways: as a key of its own (``key``), as a member
 of a pool (``member``), or as the permits of a semaphore (``permits``). ``@lock`` in the header stands for the keys of
 either, and ``--#include @lock`` for the piece that reads and writes them, such as ``lock_key``; the script itself does
-not know which.
+not know which. What only one of the three has (``acquire_fast_key``) is nothing for the others.
 
 Parts of a script that keep a rule of docs/protocol.rst have its name, so that tests can leave the rule out and see what
 breaks: ``--@name`` at the end of a line, or ``--[[@name]]text--[[@or]]instead--[[@]]`` within one. Nothing of that is
@@ -111,6 +111,8 @@ def _include(text: str, stored: str, included: set[str]) -> str:
         if name in included:
             return ""
         included.add(name)
+        if found[1] and not _has(f"pieces/{name}.lua"):
+            return ""
         return _include(_text(f"pieces/{name}.lua"), stored, included)
 
     return re.sub(r"(?m)^--#include (@?)(\w+)\n", piece, text)
@@ -119,3 +121,8 @@ def _include(text: str, stored: str, included: set[str]) -> str:
 @cache
 def _text(path: str) -> str:
     return (files(__package__) / "lua" / path).read_text("utf-8")
+
+
+@cache
+def _has(path: str) -> bool:
+    return (files(__package__) / "lua" / path).is_file()

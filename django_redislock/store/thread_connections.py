@@ -142,8 +142,7 @@ class ThreadConnections:
         self._slots.discard(weakref.ref(slot))
         if slot.connection is not None:
             slot.connection.disconnect()
-        if self._waiting:
-            self._tell_waiting()
+        self._tell_waiting()
 
     def _tell_waiting(self) -> None:
         with self._mutex:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.connection import Connection
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -40,6 +40,9 @@ class Replaced(ConnectionError):
     """A cluster node's answer does not count, as another node has its slots now (C7)."""
 
 
+# not those that are made for sentinels, which look at each answer, nor a site's own
+_PLAIN = frozenset({Connection, SSLConnection, UnixDomainSocketConnection})
+
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 
@@ -67,9 +70,9 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
 
     ``by``: the monotonic time at which to give up waiting, if that is sooner than the connection's own timeout.
     """
-    # nearly always there is one, and this is each lock's way: see pack()
-    packed = SecretBytes(_pack(commands[0])) if len(commands) == 1 else pack(commands)
-    connection.send_packed_command([packed], check_health=False)
+    if by is None and len(commands) == 1 and type(connection) in _PLAIN and connection._sock is not None:
+        return [_ask(connection, SecretBytes(_pack(commands[0])))]
+    connection.send_packed_command([pack(commands)], check_health=False)
     answers: list[Any] = []
     for _ in commands:
         if by is not None and not connection.can_read(max(0.0, by - monotonic())):
@@ -79,6 +82,13 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
         except ResponseError as error:
             answers.append(classified(error))
     return answers
+
+
+def _ask(connection: Any, packed: bytes) -> Any:
+    """Send one command and return its answer: as the connection itself does, in fewer steps. Each lock comes here."""
+    connection._sock.sendall(packed)
+    answer = connection._parser.read_response()
+    return classified(answer) if isinstance(answer, ResponseError) else answer
 
 
 def classified(error: ResponseError) -> ResponseError:

@@ -10,13 +10,15 @@
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
 --            false, 1 = a handoff to this process ran out unheard, the limit before, if it was another}; the last three may
 --            be missing. States: calls.py
+local idle -- whether nobody has it and nobody waits, and no handoff of it has run out
+--#include @acquire_fast
 --#include grant
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
 
 set_limit(ARGV.limit)
 
--- the fast path: nobody has it and nobody waits
-if is_idle(KEYS.gone) --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
+if idle == nil then idle = is_idle(KEYS.gone) end
+if idle --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
   local fence = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
   if fence % 8 == 0 then
     -- leases that ended by themselves, of processes that died: every change of a lease moves its entry

@@ -7,8 +7,10 @@
 --            may; withdraw = an attempt that was given up: what it has adopted is left to the next bearer
 -- returns  {1 = it was held, 0 = not, 2 = it is detached; 1 = dead waiters remain: call again; where somebody else
 --            holds it: false, the value of the lock, lease left in ms}
+local value
+--#include @release_fast
 --#include @lock
-local value = read_lock()
+value = value or read_lock()
 local mine = ARGV.id .. ' '
 local held = value --[[@release-id]]and string.sub(value, 1, #mine) == mine--[[@]]
 local channel, flag

@@ -12,10 +12,5 @@ local function erase_lock(flag)
   erased_flag = flag --@erased-no-suspect
 end
 
--- whether nobody has the lock or waits for it, and no handoff of it has run out
-local function is_idle(gone)
-  return redis.call('EXISTS', --[[@idle-lock]]KEYS.lock, --[[@]]--[[@idle-queue]]KEYS.queue, --[[@]]--[[@idle-waiters]]KEYS.waiters, --[[@]]gone) == 0
-end
-
 -- whether nobody waits for what is given back, and no suspension of it is planned
 local function nobody_waits() return redis.call('EXISTS', KEYS.queue, KEYS.waiters) == 0 end
