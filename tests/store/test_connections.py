@@ -335,3 +335,12 @@ async def test_a_connection_whose_exchanges_all_ended_in_time_is_not_closed_when
     before = await WIRE.aexchange(("CLIENT", "ID"), within=0.05)
     await asyncio.sleep(0.1)
     assert await WIRE.aexchange(("CLIENT", "ID")) == before
+
+
+async def test_an_answer_that_arrived_while_the_loop_was_blocked_is_in_time(client: redis.Redis) -> None:
+    await WIRE.aexchange(("ECHO", "1"))
+    asked = asyncio.create_task(WIRE.aexchange(("ECHO", "2"), within=0.1))
+    await asyncio.sleep(0)
+    client.ping()  # the server has answered by then
+    sleep(0.2)
+    assert await asked == [b"2"]
