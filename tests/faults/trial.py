@@ -215,6 +215,7 @@ class Trial(Crew):
                 return True
             if enough:
                 return any(violation.kind in kinds for violation in self.finish())
+            sleep(0.2)  # which leaves the machine to the workers
 
     def finish(self) -> list[Violation]:
         """Let the workers end, and return what was wrong."""

@@ -58,13 +58,14 @@ def test_uncontended_pairs_take_two_round_trips(coroutines: bool, cluster: bool)
     }
 
 
-@CLUSTER
-@BOTH
-@pytest.mark.parametrize("names", [1, 6])
+@pytest.mark.parametrize(
+    ("names", "cluster", "coroutines"), [(1, False, False), (6, False, True), (1, True, False), (6, True, True)]
+)
 def test_a_contended_lock_excludes_keeps_the_order_and_is_on_one_node(
     names: int, cluster: bool, coroutines: bool
 ) -> None:
-    found = with_sections(60, "contended", asyncio=coroutines, cluster=cluster, names=names, procs=3, rounds=1)
+    options = {"asyncio": coroutines, "cluster": cluster, "names": names, "procs": 3, "rounds": 1}
+    found = with_sections(60, "contended", only="redis-py,Lock", **options)
     ours = found["Lock"]
     assert (ours["violations"], ours["inversions_in_server_order"], ours["troubles"]) == (0, 0, {})
     assert ours["numbered"] == ours["sections"] > 0
@@ -110,7 +111,7 @@ def test_idle_waiters_all_wait(coroutines: bool) -> None:
 @BOTH
 def test_drain_serves_all_in_order(coroutines: bool) -> None:
     waiters = 100 if coroutines else 20
-    ours = figures("drain", asyncio=coroutines, waiters=waiters, rounds=1)["Lock"]
+    ours = figures("drain", asyncio=coroutines, waiters=waiters, rounds=1, only="redis-py,Lock")["Lock"]
     assert (ours["got"], ours["release_failed"], ours["violations"]) == (waiters, 0, 0)
     assert (ours["numbered"], ours["inversions_in_server_order"], ours["troubles"]) == (waiters, 0, {})
 
@@ -133,8 +134,9 @@ def test_members_of_a_pool_are_held_once(coroutines: bool) -> None:
 @BOTH
 def test_no_more_than_the_limit_hold_a_semaphore(coroutines: bool) -> None:
     # long enough for Python's own work to matter little: of one permit there are at most 25 turns
-    found = figures("semaphore", asyncio=coroutines, procs=3, hold_ms=60, seconds=1.5, rounds=1)
-    assert {"Lock", "Semaphore 1", "Semaphore 5", "sorted sets 5"} <= set(found)
+    only = "Lock,Semaphore 1,Semaphore 5,sorted sets 5"
+    found = figures("semaphore", asyncio=coroutines, procs=3, hold_ms=60, seconds=1.5, rounds=1, only=only)
+    assert set(found) == set(only.split(","))
     assert {(one["violations"], *one["troubles"]) for one in found.values()} == {(0,)}
     ours = [one for key, one in found.items() if key[:9] in ("Lock", "Semaphore")]
     assert {(one["inversions_in_server_order"], one["numbered"] == one["sections"]) for one in ours} == {(0, True)}
