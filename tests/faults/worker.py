@@ -30,7 +30,7 @@ from tests.inside import change_scripts, note_attempts, use_tokens_as_ids
 
 THREADS, TASKS = 2, 3
 FEW = 5  # locks that one user uses, of many: else all of them wait for the first that stands still
-BEAT, STALL = 0.02, 0.3  # seconds: a process that did not run for so long says so
+BEAT, STALL = 0.02, 0.15  # seconds: a process that did not run for so long says so
 TOKENS = [None] * 6 + ["own", "own", "shared"]  # how a section comes by its token
 POLLS = [None] * 19 + [True]
 PHASE = 15  # seconds for which all have the same limit, where limits take turns
