@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -74,14 +74,18 @@ class Workers:
     def __init__(self, bench: Bench, size: int, *, names: int = 1, elsewhere: bool = False) -> None:
         self.bench = bench
         self.size = size
-        self._processes: list[SpawnProcess] = []
+        self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         bench.observer.flush()
         # in a database of its own, as the other version may write its keys differently
         url = f"{bench.urls[0]}?db=1" if elsewhere else bench.urls[0]
         # as PYTHONPATH would: spawned processes inherit our own path
         path = [str(bench.other), *sys.path] if elsewhere else sys.path
-        context = get_context("spawn")
+        context: Any = get_context("spawn" if elsewhere else "forkserver")
+        if not elsewhere:  # what all of them need is imported once
+            context.set_forkserver_preload(
+                ["django.core.cache", "django_redis.client", "redis.asyncio", "django_redislock"]
+            )
         inside = context.RawArray("l", names)
         with patch.object(sys, "path", path):
             for number in range(size):
