@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError, TimeoutError
 from ..base.times import Alarm, is_frozen, monotonic
 from .node import AbortableConnection, Node
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Idle, Slot, find, surplus, taken
-from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
+from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack, with_address
 
 # The order in which waiting coroutines get a connection: a holder must be able to release, and newcomers must not
 # overtake those who asked before.
@@ -145,7 +145,7 @@ class LoopConnections:
             read: list[Any] = []
             try:
                 limit.begin(until if by is None or by > until else by)
-                if connection.plain:  # as below, in fewer steps: nothing is left unsent while an answer is awaited
+                if connection.plain and connection._writer is not None:  # as below, in fewer steps
                     connection._writer.write(pack(commands))
                     for _ in commands:
                         answer = await connection._parser.read_response()
@@ -159,6 +159,8 @@ class LoopConnections:
                             read.append(classified(error))
             except BaseException as error:
                 limit.end(error)
+                if isinstance(error, OSError):
+                    raise with_address(error, connection) from error
                 raise
             limit.end()
             if self.closed or node.closed or limit.struck:

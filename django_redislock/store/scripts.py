@@ -111,7 +111,8 @@ def _include(text: str, stored: str, included: set[str]) -> str:
         if name in included:
             return ""
         included.add(name)
-        if found[1] and not _has(f"pieces/{name}.lua"):
+        others = (f"pieces/{found[2]}_{each}.lua" for each in GROUPS)
+        if found[1] and not _has(f"pieces/{name}.lua") and any(map(_has, others)):
             return ""
         return _include(_text(f"pieces/{name}.lua"), stored, included)
 

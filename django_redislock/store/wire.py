@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from redis.exceptions import (
     ConnectionError,
     MovedError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TimeoutError,
     TryAgainError,
@@ -86,9 +88,18 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
 
 def _ask(connection: Any, packed: bytes) -> Any:
     """Send one command and return its answer: as the connection itself does, in fewer steps. Each lock comes here."""
-    connection._sock.sendall(packed)
-    answer = connection._parser.read_response()
+    try:
+        connection._sock.sendall(packed)
+        answer = connection._parser.read_response()
+    except OSError as error:
+        raise with_address(error, connection) from error
     return classified(answer) if isinstance(answer, ResponseError) else answer
+
+
+def with_address(error: OSError, connection: Any) -> RedisError:
+    """The error that the connection itself would raise for one of the system's: it says whose connection it was."""
+    kind = TimeoutError if isinstance(error, builtins.TimeoutError) else ConnectionError
+    return kind(f"Error while talking to {connection._host_error()}: {error}")
 
 
 def classified(error: ResponseError) -> ResponseError:

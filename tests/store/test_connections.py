@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -147,6 +148,32 @@ def test_an_error_of_the_server_that_is_kept_keeps_no_connection(
             kept.append(caught.value)
         client.replicaof("NO", "ONE")
         assert me(Lock("a"), "acquire")
+
+
+def is_sending_to(port: int) -> bool:
+    """Whether the system keeps something that a socket has sent there, and that does not get through."""
+    sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(there.endswith(f":{port:04X}") and int(queues[:8], 16) for _, _, there, _, queues, *_ in sockets)
+
+
+@pytest.mark.complete
+def test_an_error_of_the_network_names_the_server(me: Any, own: RedisServer, eventually: Eventually) -> None:
+    with caches(alias(DJANGO_REDIS, own.url, socket_timeout=GENEROUS)):
+        me(WIRE, "exchange", ("ECHO", "1"))
+        with stopped(own):
+            sending = me.start(WIRE, "exchange", ("ECHO", "1" * 50_000_000))
+            eventually(lambda: is_sending_to(own.port))
+            own.process.kill()  # type: ignore[union-attr]
+            with pytest.raises(redis.ConnectionError, match=f"127.0.0.1:{own.port}"):
+                sending.result(GENEROUS)
+
+
+@pytest.mark.complete
+def test_a_server_that_takes_no_more_is_given_up_in_time(me: Any, own: RedisServer) -> None:
+    with caches(alias(DJANGO_REDIS, own.url, socket_timeout=0.5)):
+        me(WIRE, "exchange", ("ECHO", "1"))
+        with stopped(own), pytest.raises(redis.TimeoutError):
+            me(WIRE, "exchange", ("ECHO", "1" * 50_000_000))
 
 
 @pytest.mark.usefixtures("one")
