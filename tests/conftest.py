@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
@@ -76,9 +75,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--complete"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("complete")])
         items[:] = [item for item in items if not item.get_closest_marker("complete")]
-    # the files that take long first, so that no worker has one of them for itself in the end
-    slow = Counter(item.path for item in items if item.get_closest_marker("complete"))
-    items.sort(key=lambda item: slow[item.path], reverse=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

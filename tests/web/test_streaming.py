@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import http.client
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext, suppress
 from typing import Any
 from unittest.mock import MagicMock, Mock
@@ -14,6 +14,8 @@ from unittest.mock import MagicMock, Mock
 import pytest
 import redis
 from asgiref.sync import sync_to_async
+from django.core.signals import request_finished
+from django.db import close_old_connections
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 
@@ -121,6 +123,15 @@ def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Any
     eventually(lambda: not list_locks())  # the second one was not left to its TTL
 
 
+@pytest.fixture
+def own_connections() -> Iterator[None]:
+    """The end of a request closes none of this thread's: an earlier test may have left one, and not for event loops."""
+    request_finished.disconnect(close_old_connections)  # as Django's test client does
+    yield
+    request_finished.connect(close_old_connections)
+
+
+@pytest.mark.usefixtures("own_connections")
 async def test_a_stream_closed_in_an_event_loop_does_not_block_it(network: Proxy, client: Any, caplog: Any) -> None:
     response = await sync_to_async(site.stream)(RequestFactory().get("/"), pk=1)
     held_up = network.hold_request(RELEASE)
