@@ -81,11 +81,10 @@ class Workers:
         url = f"{bench.urls[0]}?db=1" if elsewhere else bench.urls[0]
         # as PYTHONPATH would: spawned processes inherit our own path
         path = [str(bench.other), *sys.path] if elsewhere else sys.path
-        context: Any = get_context("spawn" if elsewhere else "forkserver")
-        if not elsewhere:  # what all of them need is imported once
-            context.set_forkserver_preload(
-                ["django.core.cache", "django_redis.client", "redis.asyncio", "django_redislock"]
-            )
+        # beside those of another version, which cannot be forked here, all begin in the same way
+        context: Any = get_context("spawn" if bench.other else "forkserver")
+        if not bench.other:  # what all of them need is imported once
+            context.set_forkserver_preload(["django_redis.client", "redis.asyncio", "django_redislock"])
         inside = context.RawArray("l", names)
         with patch.object(sys, "path", path):
             for number in range(size):
