@@ -65,7 +65,7 @@ class AbortableConnection(AbstractConnection):
     TLS would send its goodbye and wait for the peer's, and be left open there.
     """
 
-    plain: bool = False  # it leaves all that it reads and writes as it is
+    plain: bool = False  # it sends and reads as redis-py does, and adds nothing
     _parser: Any
 
     def abort(self) -> None:

@@ -42,7 +42,7 @@ class Replaced(ConnectionError):
     """A cluster node's answer does not count, as another node has its slots now (C7)."""
 
 
-# not those that are made for sentinels, which look at each answer, nor a site's own
+# The connections that _ask() uses: not those for sentinels, which look at each answer, nor a site's own
 _PLAIN = frozenset({Connection, SSLConnection, UnixDomainSocketConnection})
 
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)

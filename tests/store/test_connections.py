@@ -151,7 +151,7 @@ def test_an_error_of_the_server_that_is_kept_keeps_no_connection(
 
 
 def is_sending_to(port: int) -> bool:
-    """Whether the system keeps something that a socket has sent there, and that does not get through."""
+    """Whether anything that was sent to this port still waits to be delivered."""
     sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return any(there.endswith(f":{port:04X}") and int(queues[:8], 16) for _, _, there, _, queues, *_ in sockets)
 

@@ -124,14 +124,14 @@ def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Any
 
 
 @pytest.fixture
-def own_connections() -> Iterator[None]:
-    """The end of a request closes none of this thread's: an earlier test may have left one, and not for event loops."""
+def connections_stay_open() -> Iterator[None]:
+    """The end of a request closes no database connection: one that is left open cannot be closed in an event loop."""
     request_finished.disconnect(close_old_connections)  # as Django's test client does
     yield
     request_finished.connect(close_old_connections)
 
 
-@pytest.mark.usefixtures("own_connections")
+@pytest.mark.usefixtures("connections_stay_open")
 async def test_a_stream_closed_in_an_event_loop_does_not_block_it(network: Proxy, client: Any, caplog: Any) -> None:
     response = await sync_to_async(site.stream)(RequestFactory().get("/"), pk=1)
     held_up = network.hold_request(RELEASE)
