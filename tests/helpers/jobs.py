@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -71,13 +72,25 @@ class Program:
         )
 
     def kill(self) -> None:
-        """Kill it with all that it has started, also in process groups of their own."""
+        """Kill it with all that it has started, also in process groups of their own.
+
+        When this returns, all of them are dead. What they share is closed only then: while one of them is alive, Redis
+        hands the next job to a worker that was killed and whose connection has been inherited.
+        """
         self.process.kill()  # so that it starts nothing more
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(ProcessLookupError):
-                if os.getsid(int(pid)) == self.process.pid:
-                    os.kill(int(pid), signal.SIGKILL)
+        while alive := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_alive(pid)]:
+            for pid in alive:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
         self.process.wait()
+
+    def _is_alive(self, pid: int) -> bool:
+        try:
+            state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            return False
+        return int(session) == self.process.pid and state not in "ZX"
 
 
 def require_package(name: str) -> None:
