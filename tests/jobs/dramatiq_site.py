@@ -9,6 +9,7 @@ from typing import Any
 
 import django
 import dramatiq
+import redis
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import CurrentMessage
 from dramatiq.results import Results
@@ -64,7 +65,9 @@ def declare(broker: Any) -> Any:
 
 def redis_broker(**options: Any) -> RedisBroker:
     broker = RedisBroker(url=url(1), maintenance_chance=1_000_000, **options)
-    broker.add_middleware(Results(backend=RedisBackend(url=url(2)), store_results=True))
+    # whoever waits for a result waits for it in Redis, longer than redis-py waits for an answer by itself
+    backend = RedisBackend(client=redis.Redis.from_url(url(2), socket_timeout=None))
+    broker.add_middleware(Results(backend=backend, store_results=True))
     broker.add_middleware(RedisLock())
     return broker
 

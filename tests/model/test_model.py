@@ -39,9 +39,9 @@ WITH_A_FAILOVER = [
 # limits that differ: no more than the larger one are inside, and none is granted above the one that was asked for last
 MIXED = ["012 abc 0 limits=212", "001 abc 0 limits=212", "012 abc 0 limits=121", "012 abc 0 limits=321"]
 SEMAPHORES = ["001 abc 1 limit=2", "012 abc 1 limit=2", "0011 abcd 0 limit=2", "0012 abcd 0 limit=2"]
-SEMAPHORES += ["001 abc 1 limits=212"]
+SEMAPHORES += ["01 ab 1 limits=21"]
 # many states: for longer runs, with more faults
-LONG = ["011 abc 1 lost=0 story=moved only=stop wakes=1", "012 abc 1 limits=212"]
+LONG = ["011 abc 1 lost=0 story=moved only=stop wakes=1", "001 abc 1 limits=212", "012 abc 1 limits=212"]
 
 
 @pytest.mark.timeout(0 if FAULTS > 1 else 600)  # they compute all the time, on a machine that may be busy
