@@ -1,18 +1,4 @@
--- (piece) acquire where nobody has the lock and nobody waits. It is written out, since each function that a script makes
--- or calls costs time: what it does is_idle(), next_fence() and grant() do for the others.
+-- (piece) acquire where nobody has the lock and nobody waits.
 --#include clock
 idle = redis.call('EXISTS', --[[@idle-lock]]KEYS.lock, --[[@]]--[[@idle-queue]]KEYS.queue, --[[@]]--[[@idle-waiters]]KEYS.waiters, --[[@]]KEYS.gone) == 0
-
--- one in eight sweeps the index, below
-if idle and us % 8 ~= 0 and --[[@fence-time]]--[[@fence-us]]tonumber(ARGV.known) < us--[[@or]]false--[[@]]--[[@or]]false--[[@]] --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
-  local fence = string.format('%.0f', us)
-  local before = redis.call('SET', KEYS.fence, fence, 'GET')
-  local last = tonumber(before or 0)
-  if last --[[@fence-grows]]and last < us --[[@]]then
-    local value = ARGV.id .. ' ' .. ARGV.channel .. ' c ' .. fence .. ' ' .. fence .. ' ' .. ARGV.token .. ' ' .. ARGV.owner
-    redis.call('SET', KEYS.lock, value, 'PX', ARGV.ttl)
-    redis.call('ZADD', KEYS.index, us + ARGV.ttl * 1000, ARGV.name)
-    return {1, us, us, tonumber(ARGV.ttl)}
-  end
-  redis.call('SET', KEYS.fence, before) -- the clock is behind, or this is no fence: next_fence() knows what to do
-end
+--#include acquire_fast

@@ -1,0 +1,1 @@
+    redis.call('SET', KEYS.lock, value, 'PX', ARGV.ttl)
