@@ -109,8 +109,7 @@ def _get(key: Key) -> References:
     return late[key] if key in late else known.get(key, ())
 
 
-def _put(key: Key, references: References) -> _Map:
-    """Returns what has changed lately."""
+def _put(key: Key, references: References) -> None:
     known, late = _shown.get()
     late = {**late, key: references}
     if not references and key not in known:
@@ -118,7 +117,6 @@ def _put(key: Key, references: References) -> _Map:
     if len(late) > FEW and len(late) ** 2 > len(known):
         known, late = {key: left for key, some in {**known, **late}.items() if (left := _not_over(some))}, {}
     _shown.set((known, late))
-    return late
 
 
 def _not_over(shown: References) -> References:
@@ -146,10 +144,12 @@ def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
     above = _get(key)
     if above:
         above = _not_over(above)
-    late = _put(key, (*above, mine) if above else (mine,))
-    if len(late) < 2:
+    _put(key, (*above, mine) if above else (mine,))
+    known, late = _shown.get()
+    if len(late) < 2 and not known:
         return _existing(above) if above else ()
-    others = [shown for other, shown in islice(reversed(late.items()), FEW) if other != key]
+    latest = islice(chain(reversed(late.items()), reversed(known.items())), FEW)
+    others = [shown for other, shown in latest if other != key]
     return _existing((*above, *chain(*others)))
 
 

@@ -43,6 +43,14 @@ def test_two_locks_in_both_orders_are_logged_once(crowd: Any, names: Any, logged
     assert logged() == [f"event=order-inverted name={b.name} held={a.name}"]
 
 
+def test_it_does_not_matter_how_many_others_are_held(me: Any, names: Any, logged: Any) -> None:
+    for number in range(40):
+        nest(me, *(Lock(f"{names[0]}:{letter}{'x' * number}") for letter in "ab"))
+        nest(me, *(Lock(f"{names[0]}:{letter}{'x' * number}") for letter in "ba"))
+        assert len(logged()) == number + 1
+        me(Lock(f"{names[1]}:{'x' * number}"), "acquire")
+
+
 def test_names_of_the_same_templates_count_as_the_same(me: Any, names: Any, logged: Any) -> None:
     orders, users = ([Lock(f"{name}:{pk}", template=f"{name}:{{pk}}") for pk in range(3)] for name in names)
     nest(me, orders[0], users[0])
