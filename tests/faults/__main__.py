@@ -73,6 +73,7 @@ LOCKS = [f"lock{number}" for number in range(50)]
 SEMAPHORES = LOCKS[:6]  # fewer, so that all permits are often held
 LEADERS = LOCKS[:12]  # so that each has standbys
 TERMS = [0.0] * 398 + [0.3, 4.0]
+HOLDS_OF_PERMITS = [0.0] * 700 + [0.001] * 200 + [0.01] * 80 + [0.05] * 19
 
 
 def show(*lines: list[str]) -> None:
@@ -186,7 +187,7 @@ def soak(launcher: Worker, seed: int, minutes: float, *, place: str, semaphores:
     print(f"seed {seed}", flush=True)
     (make_server, lanes, every), several = PLACES[place], place != "server"
     half, names = minutes * 60 / 2, SEMAPHORES if semaphores else LEADERS if leaders else LOCKS
-    holds = None if semaphores else TERMS if leaders else [0.0] * 999 + [0.3, 4.0][: 1 + several]
+    holds = TERMS if leaders else [*(HOLDS_OF_PERMITS if semaphores else [0.0] * 999), *[0.3, 4.0][: 1 + several]]
     if leaders:
         lanes = [[fault for fault in lane if fault.name not in ANEW | FORGETFUL] for lane in lanes]
     with make_server() as server, trial(
