@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost, LockNotAcquired, force_release, get_lock
+from django_redislock import Lock, LockLost, force_release, get_lock
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import proxy
@@ -267,9 +267,10 @@ def test_it_is_given_back_where_ours_is_gone(
 def test_a_long_wait_for_old_code_is_logged(
     crowd: Crowd, plain: Old, caplog: pytest.LogCaptureFixture, eventually: Eventually
 ) -> None:
-    theirs = plain.held(NAME)
-    with pytest.raises(LockNotAcquired):
-        crowd()(Lock(NAME, blocking_timeout=0.3, slow_wait=0.01), "enter")
-    (told,) = [record.message for record in caplog.records if "still-waiting" in record.message]
+    theirs, me, lock = plain.held(NAME), crowd(), Lock(NAME, slow_wait=0.01)
+    waiting = me.start(lock, "acquire")
+    (told,) = eventually(lambda: [record.message for record in caplog.records if "still-waiting" in record.message])
     assert "old code (its key 'order:42')" in told
     theirs.release()
+    assert waiting.result(GENEROUS)
+    me(lock, "release")

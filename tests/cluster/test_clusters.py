@@ -484,7 +484,7 @@ def test_a_user_with_the_documented_rights_can_use_a_cluster(
         eventually(lambda name=name: Ears(name=name).hears)
         held.release()
         assert waiting.result(30)
-    assert len(list_locks()) == 3
+    eventually(lambda: len(list_locks()) == 3)  # the first one, which no replica had, is given back in the background
     for node in cluster.nodes:
         node.ask("ACL", "DELUSER", "locks")
 

@@ -62,12 +62,12 @@ def lease_of(name: str) -> float:
 class Program:
     """A program with a session of its own."""
 
-    def __init__(self, code: str, *arguments: str) -> None:
+    def __init__(self, code: str, *arguments: str, **environment: str) -> None:
         path = os.pathsep.join([str(ROOT), str(ROOT / "testproject")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, **environment},
             start_new_session=True,
         )
 
@@ -86,11 +86,12 @@ class Program:
         self.process.wait()
 
     def _is_alive(self, pid: int) -> bool:
+        """Also a process whose first thread has ended before the others: it has its files still."""
         try:
             state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+            return int(session) == self.process.pid and (state not in "ZX" or len(os.listdir(f"/proc/{pid}/task")) > 1)
         except OSError:
             return False
-        return int(session) == self.process.pid and state not in "ZX"
 
 
 def require_package(name: str) -> None:

@@ -77,7 +77,7 @@ ASKS = {
 }
 
 
-@huey.task(timeout=0.5)
+@huey.task(timeout=3)
 @locked_job("slow", lock_from="enqueue")
 def slow() -> None:
     gate("never")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
@@ -29,7 +26,7 @@ from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.brokers import rabbitmq
-from tests.helpers.processes import ROOT
+from tests.helpers.jobs import Program
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Call to deprecated setex"),  # by Celery
@@ -37,26 +34,8 @@ pytestmark = [
 ]
 
 Eventually = Callable[..., Any]
-Start = Callable[..., "CeleryWorker"]
-
-
-class CeleryWorker:
-    """A worker of the site's Celery."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        words = [sys.executable, "-m", "celery", "-A", "tests.jobs.celery_site", "worker", "-l", "WARNING", *arguments]
-        path = os.pathsep.join([str(ROOT), str(ROOT / "testproject")])
-        self.process = subprocess.Popen(
-            words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **environment}, start_new_session=True
-        )
-
-    def kill(self) -> None:
-        """Kill it with all its children."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
+Start = Callable[..., Program]
+WORKER = "from celery.__main__ import main; main()", "-A", "tests.jobs.celery_site", "worker", "-l", "WARNING"
 
 
 @pytest.fixture
@@ -70,10 +49,10 @@ def site(server: RedisServer, client: redis.Redis) -> Any:
 @pytest.fixture
 def worker() -> Iterator[Start]:
     """Start a worker with three processes."""
-    started: list[CeleryWorker] = []
+    started: list[Program] = []
 
-    def start(*arguments: str, **environment: str) -> CeleryWorker:
-        started.append(CeleryWorker(*(arguments or ("-c", "3")), **environment))
+    def start(*arguments: str, **environment: str) -> Program:
+        started.append(Program(*WORKER, *(arguments or ("-c", "3")), **environment))
         return started[-1]
 
     yield start
