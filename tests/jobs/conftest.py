@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from redisserver import RedisServer
+from tests.helpers.jobs import held, runs, url
+
+READ: dict[str, Callable[[Any, str], Any]] = {
+    "string": lambda client, key: client.get(key),
+    "list": lambda client, key: client.lrange(key, 0, -1),
+    "set": lambda client, key: client.smembers(key),
+    "zset": lambda client, key: client.zrange(key, 0, -1, withscores=True),
+    "hash": lambda client, key: client.hgetall(key),
+}
+
+
+@pytest.fixture(autouse=True)
+def _a_failure_explains_itself(request: pytest.FixtureRequest, server: RedisServer) -> Iterator[None]:
+    """Where programs of several packages work together now and then, what failed seldom fails again."""
+    before = request.session.testsfailed
+    yield
+    if request.session.testsfailed > before:
+        print(f"The jobs noted {runs()}; held are {held()}")
+        for database in range(4):
+            with redis.Redis.from_url(url(database)) as client:
+                for key in client.scan_iter():
+                    kind = client.type(key).decode()
+                    print(database, key, client.ttl(key), READ[kind](client, key) if kind in READ else kind)
+                clients = client.client_list() if database == 1 else []
+            for one in clients:
+                print({name: one[name] for name in ("addr", "name", "age", "idle", "db", "flags", "cmd")})
