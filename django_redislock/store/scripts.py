@@ -6,7 +6,7 @@ becomes ``KEYS[2]``. ``--#include piece`` brings in a file of ``lua/pieces/``.
 A script on one lock exists three times, as locks are stored in three ways: as a key of its own (``key``), as a member
 of a pool (``member``), or as the permits of a semaphore (``permits``). ``@lock`` in the header stands for the keys of
 either, and ``--#include @lock`` for the piece that reads and writes them, such as ``lock_key``; the script itself does
-not know which. What only one of the three has (``acquire_fast_key``) is nothing for the others.
+not know which. What only some of the three have (``release_fast_key``) is nothing for the others.
 
 Parts of a script that keep a rule of docs/protocol.rst have its name, so that tests can leave the rule out and see what
 breaks: ``--@name`` at the end of a line, or ``--[[@name]]text--[[@or]]instead--[[@]]`` within one. Nothing of that is
