@@ -7,6 +7,7 @@ Nothing is persisted: a master that is started again before a failover comes bac
 from __future__ import annotations
 
 import signal
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from typing import Any
@@ -178,14 +179,21 @@ class Cluster:
                 raise
 
     def _fix(self) -> None:
-        """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner, as
-        with Redis 7.0 a master that took over just after a slot had moved may for ever."""
+        """Like ``redis-cli --cluster fix``: tell the masters who owns the slots about which they differ from most. With
+        Redis 7.0, one that took over just after a slot had moved may believe for ever that it has no owner, and one
+        that was given a slot back that it is still another's."""
         views = {node: node.sees() for node in self.reachable()}
-        owned = {slot: id for view in views.values() for id, seen in view.items() for slot in _slots(seen)}
+        votes: dict[int, Counter[str]] = defaultdict(Counter)
+        for view in views.values():
+            for id, seen in view.items():
+                for slot in _slots(seen):
+                    votes[slot][id] += 1
+        owners = {slot: counts.most_common(1)[0][0] for slot, counts in votes.items()}
         for node, view in views.items():
             if "master" in view[node.id].flags:
-                known = {slot for seen in view.values() for slot in _slots(seen)}
-                node.ask_all([("CLUSTER", "SETSLOT", slot, "NODE", owned[slot]) for slot in owned.keys() - known])
+                known = {slot: id for id, seen in view.items() for slot in _slots(seen)}
+                wrong = [slot for slot, owner in owners.items() if known.get(slot) != owner]
+                node.ask_all([("CLUSTER", "SETSLOT", slot, "NODE", owners[slot]) for slot in wrong])
 
     # faults: these do not wait
 
