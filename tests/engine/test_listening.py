@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -17,7 +18,7 @@ from redis.backoff import ConstantBackoff
 from django_redislock import Lock, LockNotAcquired, LockPool, force_release, locked
 from redisserver import redis_server
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
+from tests.helpers.actors import GENEROUS, Crowd, Other, asked_for, server_time
 from tests.helpers.cancelling import Interrupt
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import Twins
@@ -160,10 +161,11 @@ def waiting(held: Lock, crowd: Crowd, client: redis.Redis, eventually: Eventuall
 
 
 def lead(client: redis.Redis, eventually: Eventually) -> None:
-    """Have the one thread that waits for the lock NAME read the messages: it was told something, and waits again."""
+    """Have the one thread that waits for the lock NAME read the messages: it was told something, and waits again. (What
+    comes before it has seen that it has to wait does not count.)"""
     (id,) = list[Any](client.zrange(QUEUE, 0, -1))
-    client.publish(own_channel(), f"w {id.decode()} {NAME}")
-    eventually(inside.is_led)
+    tell = partial(client.publish, own_channel(), f"w {id.decode()} {NAME}")
+    eventually(asked_for(inside.is_led, tell, every=2))
 
 
 @pytest.mark.parametrize(("trouble", "led"), [(each, led) for each in inside.TROUBLES for led in (True, False)][:-1])
