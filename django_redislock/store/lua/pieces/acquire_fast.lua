@@ -1,5 +1,5 @@
 -- (piece) the grant of a lock that nobody has and nobody waits for. It is written out, since each function that a script
--- makes or calls costs time: what it does next_fence() and grant() do for the others. One in eight goes their way, and
+-- makes or calls costs time: for the others, next_fence() and grant() do the same. One in eight goes their way, and
 -- sweeps the index.
 if nobody and us % 8 ~= 0 and --[[@fence-time]]--[[@fence-us]]tonumber(ARGV.known) < us--[[@or]]false--[[@]]--[[@or]]false--[[@]] --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
   local fence = string.format('%.0f', us)

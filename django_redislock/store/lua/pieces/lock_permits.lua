@@ -2,6 +2,7 @@
 --   permits   hash: id of a holder -> value of its permit; ':' -> how many there are, as whoever asked last has said
 --   ends      sorted set: id of a holder -> time at which its lease ends. Who is not in here holds nothing
 --#include queue
+--#include spare
 local erased_flag -- flag of the permit that this script has taken from its holder, if any
 local whose = ARGV.id -- the holder of the permit that is meant: the caller, or whose lease ends first
 local limit, limit_before -- how many permits there are; what was said before, if it was something else
@@ -27,10 +28,6 @@ end
 local function count_free() return get_limit() - redis.call('ZCARD', KEYS.ends) end
 
 local function handoff_field(id) return '!' .. id end
-
--- milliseconds for which the keys outlive all leases: whoever looks at the end of one must find a handoff that ran out
--- unheard
-local SPARE = 5000
 
 local function expire_permits(ms)
   redis.call('PEXPIRE', KEYS.permits, ms + SPARE)
