@@ -29,6 +29,7 @@ from tests.helpers.databases import (
     sqlite_file,
 )
 from tests.helpers.docs import Undocumented
+from tests.helpers.jobs import Program
 from tests.helpers.processes import Worker, left_out
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import endless, trips, two_aliases  # noqa: F401 (fixtures)
@@ -123,6 +124,11 @@ def _makes(make: Callable[..., T], end: Callable[[T], object]) -> Iterator[Calla
 @pytest.fixture
 def start() -> Iterator[Callable[..., Worker]]:
     yield from _makes(Worker, Worker.kill)
+
+
+@pytest.fixture
+def program() -> Iterator[Callable[..., Program]]:
+    yield from _makes(Program, Program.kill)
 
 
 @pytest.fixture

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 sys.path.append(os.path.join(os.path.dirname(__file__), "..", "..", "testproject"))
 
 import django
-import redis
 from celery import Celery, chain, chord, group  # type: ignore[import-untyped]  # noqa: F401
 from celery.exceptions import Reject  # type: ignore[import-untyped]
 
 django.setup()
 
 from django_redislock.jobs.celery import LockedTask
+from tests.helpers.jobs import gate, note
 
 URL = os.environ.get("REDISLOCK_TEST_URL", "redis://127.0.0.1:1/0").rsplit("/", 1)[0]
 
@@ -36,19 +35,6 @@ app.conf.update(
     task_acks_late=os.environ.get("TEST_ACKS_LATE") == "1",
     task_reject_on_worker_lost=os.environ.get("TEST_ACKS_LATE") == "1",
 )
-
-
-def note(*facts: Any) -> None:
-    """Write into the list ``runs`` of Redis what happened."""
-    with redis.Redis.from_url(f"{URL}/3") as client:
-        client.rpush("runs", " ".join(map(str, facts)))
-
-
-def gate(name: str) -> None:
-    """Wait until the test opens this gate."""
-    with redis.Redis.from_url(f"{URL}/3") as client:
-        while not client.exists(f"gate:{name}"):
-            time.sleep(0.01)
 
 
 def queued(**options: Any) -> Any:

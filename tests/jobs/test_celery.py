@@ -21,12 +21,12 @@ from celery.exceptions import Reject, Retry  # type: ignore[import-untyped]
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
-from django_redislock import Lock, LockNotAcquired, Semaphore, get_lock, list_locks
+from django_redislock import Lock, LockNotAcquired, Semaphore, get_lock
 from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.brokers import rabbitmq
-from tests.helpers.jobs import Program
+from tests.helpers.jobs import Program, held, let_pass, runs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Call to deprecated setex"),  # by Celery
@@ -47,48 +47,16 @@ def site(server: RedisServer, client: redis.Redis) -> Any:
 
 
 @pytest.fixture
-def worker() -> Iterator[Start]:
+def worker(program: Callable[..., Program]) -> Start:
     """Start a worker with three processes."""
-    started: list[Program] = []
-
-    def start(*arguments: str, **environment: str) -> Program:
-        started.append(Program(*WORKER, *(arguments or ("-c", "3")), **environment))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
-
-
-@pytest.fixture
-def runs(server: RedisServer) -> Callable[[], list[str]]:
-    """What the tasks have noted."""
-
-    def runs() -> list[str]:
-        with redis.Redis(port=server.port, db=3) as client:
-            return [line.decode() for line in client.lrange("runs", 0, -1)]
-
-    return runs
-
-
-@pytest.fixture
-def let_pass(server: RedisServer) -> Callable[[str], None]:
-    def let_pass(name: str) -> None:
-        with redis.Redis(port=server.port, db=3) as client:
-            client.set(f"gate:{name}", 1)
-
-    return let_pass
-
-
-def held() -> list[str]:
-    return [lock.name for lock in list_locks()]
+    return lambda *arguments, **environment: program(*WORKER, *(arguments or ("-c", "3")), **environment)
 
 
 # -- from the call to the end ------------------------------------------------------------------------------------------
 
 
 def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(
-    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+    site: Any, worker: Start, eventually: Eventually
 ) -> None:
     first = site.report.delay(2024, wait="here")
     assert [site.report.delay(2024).id for _ in range(3)] == [first.id] * 3
@@ -121,7 +89,7 @@ def test_busy_may_raise_to_the_caller(site: Any) -> None:
 
 
 @pytest.mark.complete
-def test_busy_may_come_again_later(site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually) -> None:
+def test_busy_may_come_again_later(site: Any, worker: Start, eventually: Eventually) -> None:
     first = site.report.delay(2024, wait="here")
     second = site.patient.delay(2024)
     assert second.id != first.id
@@ -136,7 +104,7 @@ def test_busy_may_come_again_later(site: Any, worker: Start, runs: Any, let_pass
 @pytest.mark.complete
 @pytest.mark.parametrize("fails", [False, True])
 def test_busy_may_be_merged_so_that_no_change_is_lost(
-    fails: bool, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+    fails: bool, site: Any, worker: Start, eventually: Eventually
 ) -> None:
     site.sync.delay(wait="here", fails=fails)
     site.sync.delay()  # the first one has not begun: it will see whatever changed
@@ -152,7 +120,7 @@ def test_busy_may_be_merged_so_that_no_change_is_lost(
 
 
 @pytest.mark.complete
-def test_ten_retries_keep_the_lock(site: Any, worker: Start, runs: Any, eventually: Eventually) -> None:
+def test_ten_retries_keep_the_lock(site: Any, worker: Start, eventually: Eventually) -> None:
     job = site.mail.delay(7, 10)
     worker()
     eventually(lambda: len(runs()) > 2, within=60)
@@ -163,7 +131,7 @@ def test_ten_retries_keep_the_lock(site: Any, worker: Start, runs: Any, eventual
 
 
 @pytest.mark.complete
-def test_a_lock_stays_for_the_countdown_of_a_retry(site: Any, worker: Start, runs: Any, eventually: Eventually) -> None:
+def test_a_lock_stays_for_the_countdown_of_a_retry(site: Any, worker: Start, eventually: Eventually) -> None:
     site.mail.delay(7, 1, countdown=3000)
     worker()
     eventually(lambda: runs() == ["mail 0"], within=60)
@@ -176,7 +144,7 @@ def lease_of(name: str) -> float:
 
 
 @pytest.mark.complete
-def test_after_the_last_retry_the_lock_is_free(site: Any, worker: Start, runs: Any, eventually: Eventually) -> None:
+def test_after_the_last_retry_the_lock_is_free(site: Any, worker: Start, eventually: Eventually) -> None:
     job = site.auto.delay()
     worker()
     with pytest.raises(ZeroDivisionError):
@@ -187,9 +155,7 @@ def test_after_the_last_retry_the_lock_is_free(site: Any, worker: Start, runs: A
 
 @pytest.mark.complete
 @pytest.mark.parametrize("how", ["failed", "rejected", "killed"])
-def test_a_job_that_fails_gives_its_lock_back(
-    how: str, site: Any, worker: Start, runs: Any, eventually: Eventually
-) -> None:
+def test_a_job_that_fails_gives_its_lock_back(how: str, site: Any, worker: Start, eventually: Eventually) -> None:
     site.broken.delay(how)
     assert held() == [f"broken:{how}"]
     worker()
@@ -198,9 +164,7 @@ def test_a_job_that_fails_gives_its_lock_back(
 
 @pytest.mark.complete
 @pytest.mark.parametrize("how", ["revoked", "expired"])
-def test_a_job_that_never_runs_gives_its_lock_back(
-    how: str, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
-) -> None:
+def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, worker: Start, eventually: Eventually) -> None:
     worker("-c", "1")
     blocked = site.page.delay(7, wait="here")
     eventually(lambda: runs() == ["page 7"], within=60)
@@ -217,7 +181,7 @@ def test_a_job_that_never_runs_gives_its_lock_back(
 
 @pytest.mark.complete
 def test_a_job_that_is_terminated_is_free_after_its_ttl_and_one_that_runs_on_keeps_its_lock(
-    site: Any, worker: Start, runs: Any, eventually: Eventually
+    site: Any, worker: Start, eventually: Eventually
 ) -> None:
     job = site.short.delay("never")
     worker("-c", "1")
@@ -285,7 +249,7 @@ def test_a_job_that_waits_for_commit_has_no_lock_before_and_after_a_rollback_non
 
 @pytest.mark.complete
 def test_chains_groups_and_chords_go_on_past_a_job_that_is_skipped(
-    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+    site: Any, worker: Start, eventually: Eventually
 ) -> None:
     first = site.report.delay(1, wait="here")
     worker()
@@ -304,9 +268,7 @@ def test_chains_groups_and_chords_go_on_past_a_job_that_is_skipped(
 
 
 @pytest.mark.complete
-def test_a_job_is_delivered_again_while_it_runs_and_runs_once(
-    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
-) -> None:
+def test_a_job_is_delivered_again_while_it_runs_and_runs_once(site: Any, worker: Start, eventually: Eventually) -> None:
     """Redis, as a broker, delivers again what nobody has acknowledged for longer than the visibility timeout."""
     job = site.report.delay(2024, wait="here")
     for _ in range(2):
@@ -319,7 +281,7 @@ def test_a_job_is_delivered_again_while_it_runs_and_runs_once(
 
 @pytest.mark.complete
 def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(
-    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+    site: Any, worker: Start, eventually: Eventually
 ) -> None:
     job = site.report.delay(2024, wait="here")
     first = worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
@@ -337,7 +299,7 @@ def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(
 @pytest.mark.complete
 @pytest.mark.parametrize("limit", ["soft_time_limit", "time_limit"])
 def test_a_job_that_takes_too_long_gives_its_lock_back(
-    limit: str, site: Any, worker: Start, runs: Any, eventually: Eventually
+    limit: str, site: Any, worker: Start, eventually: Eventually
 ) -> None:
     """At once where it is told so, and after its TTL where its process is killed."""
     task, arguments = (site.report, (2024, "never")) if limit == "soft_time_limit" else (site.short, ("never",))
@@ -351,7 +313,7 @@ def test_a_job_that_takes_too_long_gives_its_lock_back(
 @pytest.mark.complete
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
 def test_a_worker_that_ends_finishes_its_job_or_leaves_it_with_its_lock(
-    how: signal.Signals, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+    how: signal.Signals, site: Any, worker: Start, eventually: Eventually
 ) -> None:
     job = site.report.delay(2024, wait="here")
     first = worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
@@ -376,7 +338,7 @@ def broker() -> Iterator[str]:
 
 @pytest.mark.complete
 def test_rabbitmq_delivers_again_at_once_what_a_killed_worker_had(
-    broker: str, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
+    broker: str, site: Any, worker: Start, eventually: Eventually
 ) -> None:
     facts = {"TEST_BROKER": broker, "TEST_ACKS_LATE": "1"}
     first = worker("-c", "1", **facts)
@@ -394,9 +356,7 @@ def test_rabbitmq_delivers_again_at_once_what_a_killed_worker_had(
 
 @pytest.mark.complete
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
-def test_other_pools_than_processes(
-    pool: str, site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
-) -> None:
+def test_other_pools_than_processes(pool: str, site: Any, worker: Start, eventually: Eventually) -> None:
     if pool == "gevent":
         pytest.importorskip("gevent")
     job = site.report.delay(2024, wait="here")
@@ -413,9 +373,7 @@ def test_other_pools_than_processes(
 
 
 @pytest.mark.complete
-def test_a_job_may_lock_when_it_starts(
-    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
-) -> None:
+def test_a_job_may_lock_when_it_starts(site: Any, worker: Start, eventually: Eventually) -> None:
     first = site.page.delay(7, wait="here")
     worker()
     eventually(lambda: runs() == ["page 7"], within=60)
@@ -431,9 +389,7 @@ def test_a_job_may_lock_when_it_starts(
 
 
 @pytest.mark.complete
-def test_as_many_jobs_run_as_the_limit_says(
-    site: Any, worker: Start, runs: Any, let_pass: Any, eventually: Eventually
-) -> None:
+def test_as_many_jobs_run_as_the_limit_says(site: Any, worker: Start, eventually: Eventually) -> None:
     jobs = [site.export.delay("here") for _ in range(3)]
     worker()
     eventually(lambda: len(runs()) == 2, within=60)
@@ -444,7 +400,7 @@ def test_as_many_jobs_run_as_the_limit_says(
 
 
 @pytest.mark.complete
-def test_a_lock_may_stay_when_the_job_ends_soon(site: Any, worker: Start, runs: Any) -> None:
+def test_a_lock_may_stay_when_the_job_ends_soon(site: Any, worker: Start) -> None:
     worker()
     site.nightly.delay().get(timeout=60)
     site.nightly.delay().get(timeout=60)
@@ -461,7 +417,7 @@ def test_a_task_that_is_called_like_a_function_has_the_lock(site: Any) -> None:
     assert held() == []
 
 
-def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any, runs: Any) -> None:
+def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any) -> None:
     site.app.conf.task_always_eager = True
     assert site.report.delay(2024).get() == 2024
     assert site.mail.delay(7, 3).get() == "sent"
@@ -540,7 +496,7 @@ def test_a_retry_whose_message_cannot_be_sent_leaves_no_lock(site: Any, monkeypa
     assert held() == []
 
 
-def test_a_job_that_asks_for_itself_is_run_once_more(site: Any, runs: Any, server: RedisServer) -> None:
+def test_a_job_that_asks_for_itself_is_run_once_more(site: Any, server: RedisServer) -> None:
     assert deliver(site, site.again, id=ID) == "SUCCESS"
     assert (runs(), held(), len(sent(server))) == (["again"], ["again"], 1)
 
@@ -582,9 +538,7 @@ def test_a_task_replaces_itself_and_another_one(site: Any, server: RedisServer) 
 
 
 @pytest.mark.parametrize("how", ["retried", "replaced"])
-def test_a_job_that_goes_on_under_another_name_gives_its_lock_back(
-    how: str, site: Any, runs: Any, server: RedisServer
-) -> None:
+def test_a_job_that_goes_on_under_another_name_gives_its_lock_back(how: str, site: Any, server: RedisServer) -> None:
     job = site.count.delay(1, how)
     assert (
         deliver(site, site.count, 1, how, id=job.id, headers={HEADER: True})

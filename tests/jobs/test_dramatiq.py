@@ -35,19 +35,15 @@ def actors(site: Any) -> Any:
 
 
 @pytest.fixture
-def worker(site: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def worker(site: Any, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> Start:
     """Start a worker; it and those that are started later have these options in their environment."""
-    started: list[Program] = []
 
     def start(**options: object) -> Program:
         for name, value in options.items():
             monkeypatch.setenv(name, str(value))
-        started.append(Program(WORKER, "tests.jobs.dramatiq_site", "--processes=1", "--threads=3"))
-        return started[-1]
+        return program(WORKER, "tests.jobs.dramatiq_site", "--processes=1", "--threads=3")
 
-    yield start
-    for one in started:
-        one.kill()
+    return start
 
 
 class Stub:

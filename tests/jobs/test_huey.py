@@ -32,19 +32,10 @@ def site(server: RedisServer) -> Iterator[Any]:
 
 
 @pytest.fixture
-def consumer(site: Any) -> Iterator[Callable[..., Program]]:
+def consumer(site: Any, program: Callable[..., Program]) -> Callable[..., Program]:
     """Start a consumer."""
-    started: list[Program] = []
-
-    def start(*arguments: str) -> Program:
-        started.append(
-            Program(CONSUMER, "tests.jobs.huey_site.huey", "--quiet", "--no-periodic", *(arguments or ("-w", "2")))
-        )
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
+    options = "tests.jobs.huey_site.huey", "--quiet", "--no-periodic"
+    return lambda *arguments: program(CONSUMER, *options, *(arguments or ("-w", "2")))
 
 
 @pytest.fixture

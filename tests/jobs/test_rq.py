@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -34,17 +34,9 @@ def queue(site: Any) -> Any:
 
 
 @pytest.fixture
-def worker(site: Any) -> Iterator[Callable[..., Program]]:
+def worker(site: Any, program: Callable[..., Program]) -> Callable[..., Program]:
     """Start a worker."""
-    started: list[Program] = []
-
-    def start(*arguments: str) -> Program:
-        started.append(Program(WORKER, "worker", "-u", url(1), "--logging_level", "WARNING", *arguments))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.kill()
+    return lambda *arguments: program(WORKER, "worker", "-u", url(1), "--logging_level", "WARNING", *arguments)
 
 
 @pytest.fixture
