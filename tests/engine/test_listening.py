@@ -161,8 +161,8 @@ def waiting(held: Lock, crowd: Crowd, client: redis.Redis, eventually: Eventuall
 
 
 def lead(client: redis.Redis, eventually: Eventually) -> None:
-    """Have the one thread that waits for the lock NAME read the messages: it was told something, and waits again. (What
-    comes before it has seen that it has to wait does not count.)"""
+    """Have the one thread that waits for the lock NAME read the messages: it does once it was told something and waits
+    again. It is told repeatedly, as the first time may be before it has begun to wait."""
     (id,) = list[Any](client.zrange(QUEUE, 0, -1))
     tell = partial(client.publish, own_channel(), f"w {id.decode()} {NAME}")
     eventually(asked_for(inside.is_led, tell, every=2))

@@ -3,7 +3,7 @@
 ``python -m tests.faults soak``: measures the documentation's table of what ten minutes of faults leave behind. Exits
 with 1 if anything was wrong or has grown. ``--cluster``: on a cluster, with the faults of a cluster. ``--sentinel``: on
 a master that sentinels watch, which dies. ``--semaphores``: semaphores with limits of 1 to 4 that change, not locks.
-``--leader``: leaders of short terms, and (but with sentinels) no fault by which Redis forgets: never two at once.
+``--leader``: leaders of short terms, and (except with sentinels) no fault by which Redis forgets: never two at once.
 ``--also-lock redis-py`` (or ``django-redis``, or ``python-redis-lock``): something else, a move. Four processes have
 old code and four have ours with ``ALSO_LOCK``, and one of the eight is killed after each ``--every`` sections; exits
 with 1 if two were inside together, or anything is left behind.
@@ -73,6 +73,7 @@ LOCKS = [f"lock{number}" for number in range(50)]
 SEMAPHORES = LOCKS[:6]  # fewer, so that all permits are often held
 LEADERS = LOCKS[:12]  # so that each has standbys
 TERMS = [0.0] * 398 + [0.3, 4.0]
+# shorter than in the trials, for more sections
 HOLDS_OF_PERMITS = [0.0] * 700 + [0.001] * 200 + [0.01] * 80 + [0.05] * 19
 
 

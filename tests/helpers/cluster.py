@@ -179,9 +179,9 @@ class Cluster:
                 raise
 
     def _fix(self) -> None:
-        """Like ``redis-cli --cluster fix``: tell the masters who owns the slots about which they differ from most. With
-        Redis 7.0, one that took over just after a slot had moved may believe for ever that it has no owner, and one
-        that was given a slot back that it is still another's."""
+        """Like ``redis-cli --cluster fix``: where a master disagrees with most nodes about the owner of a slot, tell it
+        the owner. With Redis 7.0 that may last for ever: a master that took over just after a slot had moved believes
+        that the slot has no owner; one that was given a slot back, that it is still another's."""
         views = {node: node.sees() for node in self.reachable()}
         votes: dict[int, Counter[str]] = defaultdict(Counter)
         for view in views.values():

@@ -20,7 +20,7 @@ READ: dict[str, Callable[[Any, str], Any]] = {
 
 @pytest.fixture(autouse=True)
 def _a_failure_explains_itself(request: pytest.FixtureRequest, server: RedisServer) -> Iterator[None]:
-    """Where programs of several packages work together now and then, what failed seldom fails again."""
+    """Print what a test that failed has left behind: such failures seldom come again."""
     before = request.session.testsfailed
     yield
     if request.session.testsfailed > before:

@@ -450,7 +450,7 @@ def test_no_member_is_held_twice_and_none_is_lost(
     client.delete(*client.keys("story:*"))
 
     def nothing_is_left() -> bool:
-        pool.clear()  # with it go leases that have ended: of a member handed to a process that was just stopped, say
+        pool.clear()  # also drops leases that ended by themselves, as of a process that was stopped
         # killed processes that waited for one member may have left these behind
         return all(key.startswith(("queue:", "waiters:", "wanted:")) for key in leftovers(client))
 

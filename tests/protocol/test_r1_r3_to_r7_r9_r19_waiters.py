@@ -239,7 +239,7 @@ from tests.inside import limit
 limit(look_every=600.0)
 
 def wait(number):
-    with Lock(name, ttl=3, blocking_timeout=60):  # and for as long as that, a busy machine may delay this process
+    with Lock(name, ttl=3, blocking_timeout=60):  # a busy machine may delay this process for as long
         say("acquired", number)
 
 for number in range(4):
