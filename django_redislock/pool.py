@@ -13,7 +13,7 @@ from . import engine
 from .base.display import shown, takes_by_name
 from .base.names import check_name, member_name, pool_name, quote, unquoted
 from .base.steps import Steps, arun, run_blocking
-from .base.times import Seconds, monotonic
+from .base.times import Deadline, Seconds
 from .engine import Acquisition, Lease, holds, twin
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .inspection.info import LockStatus, resume, suspend
@@ -296,9 +296,8 @@ class LockPool:
         text, none_is_free, _ = str(refusal).partition("none is free")
         if refusal.busy_for != NONE_HELD or not none_is_free:
             return refusal
-        now = monotonic()
         try:
-            members = yield from count_members(*self._location(), until=now, by=now + 1)
+            members = yield from count_members(*self._location(), deadline=Deadline.after(0))
         except LockUnavailable:
             return refusal
         return refusal if members else refusal.in_words(f"{text}it has no members.")

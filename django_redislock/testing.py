@@ -6,7 +6,6 @@ trip or two.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import secrets
@@ -160,7 +159,7 @@ def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Ite
     partition = get_partition(using, check_name(name))
     keys, id = make_keys(partition.prefix, name), secrets.token_urlsafe(16)
     request = LockRequest(partition, keys, name, id, ttl_seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
-    reply = run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+    reply = run(calls.acquire(request, calls.NOT_AT_ALL, None))
     if reply.state != calls.GRANTED:
         raise LockNotAcquired(f"Could not hold the lock {name!r} as somebody else: it is not free.", name)
     try:

@@ -106,7 +106,7 @@ def counter_of(name: str) -> int:
 # limits that tests need shorter or longer, by their names here
 _LIMITS = {
     "look_every": "engine.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
-    "grace": "engine.attempt.GRACE",  # seconds past its deadline in which an answer still counts
+    "grace": "base.times.GRACE",  # seconds past its deadline in which an answer still counts
     "listening_within": "engine.attempt.LISTENING_WITHIN",
     "leads_for": "engine.receiver.LEADS_FOR",  # seconds that a waiting thread reads the messages
     "confirm_after": "engine.agenda.CONFIRM_AFTER",
@@ -178,7 +178,7 @@ class Process:
 
     def acquire(self, request: Request, wait: str = QUEUED, ticket: int | None = None) -> AcquireReply:
         """Ask for the lock: ``wait`` is NOT_AT_ALL, QUEUED, ADOPTING or polled(seconds)."""
-        return run(calls.acquire(request, wait, ticket, until=math.inf, by=None))
+        return run(calls.acquire(request, wait, ticket))
 
     def release(self, request: Request, *, unknown: bool = False, how: str = HOLDER) -> calls.Released:
         return run(calls.release(request, unknown=unknown, how=how))

@@ -80,10 +80,14 @@ class Alarm:
         self._callback()
 
 
+GRACE = 0.8  # seconds past a deadline in which an answer still counts
+
+
 class Deadline:
     """How long to wait: without end, not at all, or until a moment of the monotonic clock.
 
-    ``at`` is that moment (infinite: no deadline). ``waits`` tells "try once" from a deadline that has passed meanwhile.
+    ``at`` is that moment (infinite: no deadline). After it, nothing is tried again. ``waits`` tells "try once" from a
+    deadline that has passed meanwhile.
     """
 
     __slots__ = ("at", "waits")
@@ -106,6 +110,11 @@ class Deadline:
     @property
     def passed(self) -> bool:
         return monotonic() >= self.at
+
+    @property
+    def answer(self) -> float | None:
+        """When to stop waiting for an answer (monotonic), even if it has passed by now; None: never."""
+        return None if self.at == math.inf else max(self.at, monotonic()) + GRACE
 
     def left(self) -> float:
         """Seconds, infinite without a deadline."""

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ResponseError
 
 from ..base.steps import Steps, run
-from ..base.times import monotonic
+from ..base.times import Deadline
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..store import calls
@@ -103,25 +103,25 @@ def _is_refusal(answer: Any) -> bool:
 def _use(partition: Partition) -> Iterator[CheckMessage]:
     """A lock of a name of its own is acquired, waited for and released, as all locks are."""
     try:
-        run(_use_lock(partition, f"check:{secrets.token_hex(8)}", by=monotonic() + PATIENCE))
+        run(_use_lock(partition, f"check:{secrets.token_hex(8)}", Deadline.after(PATIENCE)))
     except LockUnavailable as error:
         yield (_useless if _is_refusal(error.__cause__) else _unseen)(partition.alias, error)
     finally:
         partition.store.threads.drop_idle()
 
 
-def _use_lock(partition: Partition, name: str, by: float) -> Steps[None]:
-    until, keys = by, make_keys(partition.prefix, name)
+def _use_lock(partition: Partition, name: str, deadline: Deadline) -> Steps[None]:
+    keys = make_keys(partition.prefix, name)
     holder, waiter = (
         calls.LockRequest(partition, keys, name, secrets.token_urlsafe(16), PATIENCE, owner="manage.py check")
         for _ in range(2)
     )
-    yield from calls.acquire(holder._replace(replicas=conf().REPLICAS), calls.NOT_AT_ALL, None, until=until, by=by)
-    yield from calls.acquire(waiter, calls.QUEUED, None, until=until, by=by)
-    yield from calls.renew(holder, "keep", PATIENCE, until=until, by=by)
-    yield from calls.info(partition, keys, name, 1, until=until, by=by)
-    yield from calls.release(waiter, unknown=True, how=calls.WITHDRAWAL, until=until, by=by)
-    yield from calls.release(holder, unknown=True, until=until, by=by)
+    yield from calls.acquire(holder._replace(replicas=conf().REPLICAS), calls.NOT_AT_ALL, None, deadline)
+    yield from calls.acquire(waiter, calls.QUEUED, None, deadline)
+    yield from calls.renew(holder, "keep", PATIENCE, None, deadline)
+    yield from calls.info(partition, keys, name, 1, deadline)
+    yield from calls.release(waiter, deadline, unknown=True, how=calls.WITHDRAWAL)
+    yield from calls.release(holder, deadline, unknown=True)
 
 
 def _server(alias: str, the: str = "The") -> str:

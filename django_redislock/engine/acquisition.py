@@ -30,7 +30,7 @@ from ..store.retry import Tried, atry_once, try_once
 from ..store.stores import get_partition, get_store
 from ..store.wire import Command
 from .announcements import reason_of, tell_acquired, tell_refused
-from .attempt import GRACE, Attempt, FirstLook, give_up_at, obtain
+from .attempt import Attempt, FirstLook, obtain
 from .held import Held, caller, ground, leases_on, runs, show
 from .lease import Canceller, Lease
 from .listener import Listener
@@ -125,7 +125,7 @@ class Acquisition(Section):
         begun, deadline = monotonic(), deadline or self.terms.endless or self.terms.deadline()
         command, tried = self.first_try(deadline, None), None
         if command is not None:
-            tried = try_once(self.partition, command, None if deadline is NEVER else give_up_at(deadline))
+            tried = try_once(self.partition, command, None if deadline is NEVER else deadline.answer)
             if self.take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     run(tell_acquired(self.held, monotonic() - begun))
@@ -137,7 +137,7 @@ class Acquisition(Section):
         begun, deadline = monotonic(), deadline or self.terms.endless or self.terms.deadline()
         command, tried = self.first_try(deadline, asyncio.get_running_loop()), None
         if command is not None:
-            by = None if deadline is NEVER else give_up_at(deadline)
+            by = None if deadline is NEVER else deadline.answer
             tried = await atry_once(self.partition, command, by, ENTERING)
             if self.take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
@@ -251,10 +251,10 @@ class Acquisition(Section):
 
     def _give_up(self, lease: Lease) -> Steps[None]:
         """Release the lock, of which nobody was told: it was not all that it took."""
-        watchdog, until = self._runtime.watchdog, monotonic()
+        watchdog = self._runtime.watchdog
         watchdog.unwatch(lease)
         request = lease.request._replace(old=None)
-        yield from calls.release(request, unknown=lease.unknown, until=until, by=until + GRACE)
+        yield from calls.release(request, Deadline(monotonic()), unknown=lease.unknown)
         watchdog.end(lease)
         lease.leave(self)
 
@@ -277,11 +277,10 @@ class Acquisition(Section):
         reentrant = (self.options.reentrant and not adopts) or (self.token is not None and held.token == self.token)
         if not reentrant and (not own or adopts or not endless):
             return False  # it waits for a parent; or for itself, but not without end; or wants another acquisition
-        by = give_up_at(deadline)
         if reentrant:
             held.shares.append(self)  # before it is sure, so that whoever leaves meanwhile is not the last
         try:
-            answer = yield from calls.renew(held.request, "confirm", held.ttl, held.fence, until=deadline.at, by=by)
+            answer = yield from calls.renew(held.request, "confirm", held.ttl, held.fence, deadline)
             if answer.state != calls.HELD:
                 self._runtime.watchdog.lose(held, reason_of(answer))
                 return False

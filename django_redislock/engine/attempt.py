@@ -26,7 +26,6 @@ from .current_holder import CurrentHolder
 from .listener import SIT_OUT, Listener
 from .waiters import Park, Waiter, make_waiter
 
-GRACE = 0.8  # seconds past the deadline in which an answer still counts
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, where it must stand before the first request
 GONE = "it was released, has ended, or somebody else holds it"
 LATE_ANSWERS = 3  # grants that arrive after their own lease, before Redis is said to be too slow
@@ -48,11 +47,6 @@ class FirstLook(NamedTuple):
     tried: Tried
     queued: bool
     generation: int  # of the subscription at that time
-
-
-def give_up_at(deadline: Deadline) -> float | None:
-    """When an answer does not count any more (monotonic); None: it always does."""
-    return None if deadline.at == math.inf else max(deadline.at, monotonic()) + GRACE
 
 
 class Attempt:
@@ -121,7 +115,6 @@ class Attempt:
         self.tries += 1
         while True:
             urgency = RETURNING if self.asked else ENTERING
-            by = give_up_at(self.deadline)
             unknown = self.unknown and tried is None
             self.asked = self.unknown = True
             if request.token is not None and self.terms.listens:
@@ -129,7 +122,7 @@ class Attempt:
                 request = request._replace(listens=wait == calls.QUEUED or self.listener.hears)
             try:
                 reply = yield from calls.acquire(
-                    request, wait, self.ticket, until=self.deadline.at, by=by, urgency=urgency, tried=tried
+                    request, wait, self.ticket, self.deadline, urgency=urgency, tried=tried
                 )
             except LockUnavailable:
                 tried, now = None, monotonic()
@@ -173,8 +166,7 @@ class Attempt:
         C6: it was written by another connection, and replicas can acknowledge only what this one writes.
         """
         request, how = self.request, "keep" if self.terms.stands_by else "confirm"
-        until, by = self.deadline.at, give_up_at(self.deadline)
-        answer = yield from calls.renew(request, how, request.ttl, fence, until=until, by=by, replicas=request.replicas)
+        answer = yield from calls.renew(request, how, request.ttl, fence, self.deadline, replicas=request.replicas)
         ends = min(answer.ends, calls.lease_end(answer.sent, request.ttl))  # as in look()
         if answer.state != calls.HELD or monotonic() >= ends - self.terms.spare:
             return None
@@ -201,10 +193,8 @@ class Attempt:
     def withdraw(self) -> Steps[None]:
         """Leave the queue. A grant that came in this very moment is passed on."""
         if self.ticket is not None or self.unknown:
-            by = monotonic() + GRACE
-            answer = yield from calls.release(
-                self.request, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by
-            )
+            now = Deadline(monotonic())
+            answer = yield from calls.release(self.request, now, unknown=self.unknown, how=calls.WITHDRAWAL)
             if answer.holder is not None:
                 self.current_holder.note(answer.holder, answer.left, self.waiter)
         self.asked = False

@@ -12,7 +12,7 @@ from ..base.steps import Pause, Steps
 from ..base.times import monotonic
 from ..store.calls import lease_end
 from ..store.old_key import OldKey
-from .attempt import Attempt, give_up_at
+from .attempt import Attempt
 from .extension import renew
 from .lease import OLD_KEY, Lease
 from .runtime import runtime
@@ -28,7 +28,7 @@ def take_old_key(attempt: Attempt, lease: Lease, old: OldKey, *, adopts: bool) -
     """
     deadline, terms, pace, waits = attempt.deadline, attempt.terms, Pace(LOOKS), False
     while True:
-        taken, sent = yield from old.call("take", lease.ttl, until=deadline.at, by=give_up_at(deadline))
+        taken, sent = yield from old.call("take", lease.ttl, deadline=deadline)
         if lease.lost:
             raise lease.lost_error()
         if taken:

@@ -27,7 +27,6 @@ from ..store.retry import Roundtrip, Tried
 from ..store.wire import CONNECTION_ERRORS, Command
 from .acquisition import Acquisition, Frame
 from .announcements import tell_acquired, tell_released
-from .attempt import give_up_at
 from .lease import Lease
 from .section import Ending, Section
 
@@ -124,7 +123,7 @@ class Several(Ending):
             commands.append(command)
         if not commands:
             return 0, None
-        tried = yield from _send(partition, commands, give_up_at(deadline))
+        tried = yield from _send(partition, commands, deadline.answer)
         got = 0
         while got < len(tried) and near[got].take_grant(tried[got]):
             got += 1
@@ -134,7 +133,7 @@ class Several(Ending):
             if (command := section.give_up_try(one)) is not None
         ]
         if behind:
-            answers = yield from _send(partition, [command for _, command in behind], give_up_at(deadline))
+            answers = yield from _send(partition, [command for _, command in behind], deadline.answer)
             for (section, _), answer in zip(behind, answers, strict=True):
                 section.forget_try(given_back=released_at_once(answer))
         for section in near[:got]:

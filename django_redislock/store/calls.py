@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from redis.exceptions import ResponseError
 
 from ..base.display import Secret, SecretBytes
 from ..base.steps import Steps
-from ..base.times import monotonic
+from ..base.times import NEVER, Deadline, monotonic
 from .lock_store import Partition
 from .loop_connections import ENTERING, LEAVING
 from .node import Node
@@ -129,22 +128,21 @@ def acquire(
     request: LockRequest,
     wait: str,
     ticket: int | None,
+    deadline: Deadline = NEVER,
     *,
-    until: float,
-    by: float | None,
     urgency: int = ENTERING,
     tried: Tried | None = None,
 ) -> Steps[AcquireReply]:
     """Acquire the lock (or any member of a pool), or queue for it. Idempotent per attempt.
 
-    ``wait``: see acquire_command(). ``until``, ``by``, ``tried``: see call().
+    ``wait``: see acquire_command(). ``deadline``, ``tried``: see call().
     """
     partition, keys, name = request.partition, request.keys, request.name
     command = acquire_command(request, wait, ticket)
     repeated = False
     while True:
         answered = yield from call(
-            partition, command, name, until=until, by=by, urgency=urgency, replicas=request.replicas, tried=tried
+            partition, command, name, deadline=deadline, urgency=urgency, replicas=request.replicas, tried=tried
         )
         (state, us, number, left, *more), sent, again, node, acknowledged = answered
         repeated, tried = repeated or again, None
@@ -205,24 +203,23 @@ class Released(NamedTuple):
 
 def release(
     request: LockRequest,
+    deadline: Deadline = NEVER,
     *,
     unknown: bool,
     how: str = HOLDER,
-    until: float = math.inf,
-    by: float | None = None,
     tried: Tried | None = None,
 ) -> Steps[Released]:
     """Release the lock, or leave its queue.
 
     ``unknown``: an acquire of this attempt may still be on its way; it will find that the attempt is over. ``how``:
-    HOLDER, BEARER (whoever acquired it: the token is enough) or WITHDRAWAL. ``until``, ``by``, ``tried``: see call().
+    HOLDER, BEARER (whoever acquired it: the token is enough) or WITHDRAWAL. ``deadline``, ``tried``: see call().
     """
     state, twice, kept = NOT_HELD, False, True
     if request.old is not None:  # first, so that whoever gets ours next finds it free
-        kept, _ = yield from request.old.call("free", until=until, by=by, urgency=LEAVING)
+        kept, _ = yield from request.old.call("free", deadline=deadline, urgency=LEAVING)
     while True:
         command = release_command(request, unknown=unknown, how=how)
-        calling = call(request.partition, command, request.name, until=until, by=by, urgency=LEAVING, tried=tried)
+        calling = call(request.partition, command, request.name, deadline=deadline, urgency=LEAVING, tried=tried)
         answer, _, repeated, *_ = yield from calling
         state, twice, tried = state or answer[0], twice or repeated, None
         rest = left_to_release(request, answer)
@@ -289,19 +286,18 @@ def renew(
     how: str,
     left: float,
     fence: int | None = None,
+    deadline: Deadline = NEVER,
     *,
-    until: float = math.inf,
-    by: float | None = None,
     replicas: int = 0,
 ) -> Steps[Renewed]:
     """Move the end of this attempt's lease; see renew_command(), and call() for the other arguments."""
     command = renew_command(request, how, left, fence)
-    calling = call(request.partition, command, request.name, until=until, by=by, replicas=replicas)
+    calling = call(request.partition, command, request.name, deadline=deadline, replicas=replicas)
     answer, sent, _, node, acknowledged = yield from calling
     found, old = renewed(node, answer, sent), request.old
     if old is not None and old.held and found.state == HELD:
         change = "set" if how in ("set", "detach") else "keep"
-        kept, _ = yield from old.call(change, answer[2] / 1000, until=until, by=by)
+        kept, _ = yield from old.call(change, answer[2] / 1000, deadline=deadline)
         found = found if kept else found._replace(state=OLD_LOST)
     return found._replace(acknowledged=acknowledged)
 
@@ -354,14 +350,13 @@ def info(
     keys: Keys,
     name: str,
     waiters: int,
+    deadline: Deadline = NEVER,
     *,
     id: str = "",
-    until: float = math.inf,
-    by: float | None = None,
 ) -> Steps[list[Any]]:
     """Return what Redis knows of one lock, with at most ``waiters`` of its waiters; see info.lua, and call()."""
     command = _INFO[keys.stored].command(keys.all[:-1], (name, id, partition.channel, str(waiters)))
-    reply = yield from call(partition, command, name, until=until, by=by)
+    reply = yield from call(partition, command, name, deadline=deadline)
     return reply.answer  # type: ignore[no-any-return]
 
 

@@ -8,7 +8,6 @@ for each call. Source: the sessions of NFS 4.1, RFC 8881, section 2.10.6.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..base.steps import Steps
+from ..base.times import NEVER, Deadline
 from ..exceptions import LockUnavailable
 from .lock_store import Partition
 from .records import Keys, pools_key
@@ -93,19 +93,15 @@ def read_members(partition: Partition, keys: Keys, pool: str) -> Steps[list[byte
     return (yield from _read(partition, pool, "ZRANGE", keys.members, "0", "-1"))  # type: ignore[no-any-return]
 
 
-def count_members(
-    partition: Partition, keys: Keys, pool: str, *, until: float = math.inf, by: float | None = None
-) -> Steps[int]:
+def count_members(partition: Partition, keys: Keys, pool: str, *, deadline: Deadline = NEVER) -> Steps[int]:
     """``until``, ``by``: see retry.py."""
-    return (yield from _read(partition, pool, "ZCARD", keys.members, until=until, by=by))  # type: ignore[no-any-return]
+    return (yield from _read(partition, pool, "ZCARD", keys.members, deadline=deadline))  # type: ignore[no-any-return]
 
 
 def has_member(partition: Partition, keys: Keys, pool: str, member: str) -> Steps[bool]:
     return (yield from _read(partition, pool, "ZSCORE", keys.members, member)) is not None
 
 
-def _read(
-    partition: Partition, pool: str, *command: str, until: float = math.inf, by: float | None = None
-) -> Steps[Any]:
-    reply = yield from call(partition, command, pool, until=until, by=by)
+def _read(partition: Partition, pool: str, *command: str, deadline: Deadline = NEVER) -> Steps[Any]:
+    reply = yield from call(partition, command, pool, deadline=deadline)
     return reply.answer

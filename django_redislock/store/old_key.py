@@ -7,7 +7,6 @@ neither our semaphores nor our pools. On a cluster it is in a slot of its own, s
 
 from __future__ import annotations
 
-import math
 import re
 from base64 import urlsafe_b64encode
 from hashlib import sha256
@@ -20,6 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ..base.display import shown
 from ..base.names import unquoted
 from ..base.steps import Steps
+from ..base.times import NEVER, Deadline
 from ..conf import AlsoLock, conf, import_function
 from .lock_store import Partition
 from .loop_connections import ENTERING
@@ -79,8 +79,7 @@ class OldKey:
         how: str,
         seconds: float = 0.0,
         *,
-        until: float = math.inf,
-        by: float | None = None,
+        deadline: Deadline = NEVER,
         urgency: int = ENTERING,
     ) -> Steps[tuple[bool, float]]:
         """Return whether that was done, and the monotonic time at which it was asked for. See command(), retry.call().
@@ -88,7 +87,7 @@ class OldKey:
         Of what was freed, a second try finds nothing.
         """
         command = self.command(how, seconds)
-        reply = yield from call(self.partition, command, self.name, until=until, by=by, urgency=urgency)
+        reply = yield from call(self.partition, command, self.name, deadline=deadline, urgency=urgency)
         return bool(reply.answer) or (how == "free" and reply.repeated), reply.sent
 
 

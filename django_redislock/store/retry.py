@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.names import known_as
 from ..base.steps import Pause, Steps
-from ..base.times import monotonic
+from ..base.times import NEVER, Deadline, monotonic
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from .lock_store import Partition
@@ -86,21 +85,22 @@ def call(
     name: str | None = None,
     *,
     noun: str = "lock",
-    until: float = math.inf,
-    by: float | None = None,
+    deadline: Deadline = NEVER,
     urgency: int = ENTERING,
     replicas: int = 0,
     tried: Tried | None = None,
 ) -> Steps[Reply]:
     """Run ``command``, which must be safe to retry; after connection trouble again, for at most the setting RETRY_FOR.
 
-    ``until``: the monotonic time after which it is not retried. ``by``: the monotonic time at which to stop waiting for
-    an answer. ``name``, ``noun``: for errors. ``urgency``: see LEAVING. ``replicas``: wait up to ACKNOWLEDGED_WITHIN
+    ``deadline``: when not to try again, and a little later, when to stop waiting for an answer. ``name``, ``noun``: for
+    errors. ``urgency``: see LEAVING. ``replicas``: wait up to ACKNOWLEDGED_WITHIN
     seconds for so many to acknowledge what the command has written. ``tried``: what has come of the first try, if there
     was one. Raises LockUnavailable.
     """
     commands = [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)] if replicas else [command]
-    reply = yield from _persist(Roundtrip(partition, commands, by, urgency), name, noun, until, tried=tried)
+    reply = yield from _persist(
+        Roundtrip(partition, commands, deadline.answer, urgency), name, noun, deadline, tried=tried
+    )
     if isinstance(reply.acknowledged, ResponseError):
         trouble = f"{reply.acknowledged}. Without WAIT, no replicas can be asked for: set REPLICAS to 0."
         raise _unavailable("refuses to serve", partition, name, trouble) from reply.acknowledged
@@ -117,7 +117,7 @@ def _persist(
     request: Roundtrip,
     name: str | None,
     noun: str = "lock",
-    until: float = math.inf,
+    deadline: Deadline = NEVER,
     *,
     several: bool = False,
     tried: Tried | None = None,
@@ -168,8 +168,8 @@ def _persist(
         if not failures:
             # a slot on its way to another node must not fail those who try once
             give_up = sent + conf().RETRY_FOR
-            if until > sent or not isinstance(trouble, PASSING):
-                give_up = min(give_up, until)
+            if deadline.at > sent or not isinstance(trouble, PASSING):
+                give_up = min(give_up, deadline.at)
             else:
                 request.by = max(request.by or 0.0, give_up)
         # the first try may have met a connection that went stale in the pool
