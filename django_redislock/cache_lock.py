@@ -193,7 +193,7 @@ class CacheLock:
                 elif held.held.lost or not held.release_at_once(BEARER):
                     lease = held.held
                     if not lease.lost:
-                        run(held.release(bearer=True))
+                        run(held.release_lease(bearer=True))
                     elif not run(release_by_token(lease.partition, lease.name, lease.token.__eq__)):
                         raise lease.lost_error()  # unless another bearer has extended it in time
         except LockUnavailable:

@@ -288,7 +288,7 @@ class Lock:
             run(self._release_by_token())
             return
         try:
-            if section.release_at_once() or run(section.give_back()):
+            if section.release_at_once() or run(section.release()):
                 warn_of_release(self.name, unclaimed=section.held.unclaimed)
         except LockError:
             raise
@@ -306,7 +306,7 @@ class Lock:
         if section is None:
             await arun(self._release_by_token())
             return
-        if await section.arelease_at_once() or await arun(section.give_back()):
+        if await section.arelease_at_once() or await arun(section.release()):
             warn_of_release(self.name, unclaimed=section.held.unclaimed)
 
     def detach(self, ttl: Seconds | None = None) -> str:

@@ -490,7 +490,8 @@ def scripts() -> dict[str, Any]:
 
 def put_together(patch: pytest.MonkeyPatch, text: str) -> str:
     """The script that this text becomes, in which names stand for positions."""
-    patch.setattr(_scripts, "_text", lambda path: text)
+    read = _scripts._text
+    patch.setattr(_scripts, "_text", lambda path: text if path == "made.lua" else read(path))
     return _scripts.assemble("made", "key")[2]
 
 
@@ -722,9 +723,9 @@ def stop_renewer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runtime().watchdog, "_work", lambda tasks: None)
 
 
-def release_later(lock: Lock, *, withdrawal: bool = False) -> None:
+def abandon(lock: Lock, *, withdrawal: bool = False) -> None:
     lease, watchdog = lease_of(lock), runtime().watchdog
-    watchdog.release_later(lease.request, unknown=False, how=WITHDRAWAL if withdrawal else HOLDER)
+    watchdog.abandon(lease.request, unknown=False, how=WITHDRAWAL if withdrawal else HOLDER)
     watchdog.end(lease)
 
 

@@ -181,7 +181,7 @@ class Acquisition(Section):
         """The next try is the first one. Unless all was ``given_back``, that is done in the background."""
         assert self._request is not None
         if not given_back:
-            self._runtime.watchdog.release_later(self._request, unknown=True, how=calls.WITHDRAWAL)
+            self._runtime.watchdog.abandon(self._request, unknown=True, how=calls.WITHDRAWAL)
         self._request = None
 
     def _is_above(self, deadline: Deadline) -> bool:
@@ -365,10 +365,10 @@ class Acquisition(Section):
         if attempt is not None:
             if self.lease is None and attempt.asked:
                 attempt.asked = False
-                watchdog.release_later(attempt.request, unknown=attempt.unknown, how=calls.WITHDRAWAL)
+                watchdog.abandon(attempt.request, unknown=attempt.unknown, how=calls.WITHDRAWAL)
             attempt.leave()
             return
         if self.lease is None and request is not None and not self.over:  # inside of the first try
-            watchdog.release_later(request, unknown=True, how=calls.WITHDRAWAL)
+            watchdog.abandon(request, unknown=True, how=calls.WITHDRAWAL)
         if self._waiter is not None:
             self._listener.waiters.discard(self._waiter)

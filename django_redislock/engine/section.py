@@ -115,7 +115,7 @@ class Section(Ending, Held):
     # -- giving it back, in one command ------------------------------------------------------------------------------
 
     def release_at_once(self, how: str = calls.HOLDER) -> bool:
-        """Release the lock in this thread; return False where that takes more than one command: give_back() goes on.
+        """Release the lock in this thread; return False where that takes more than one command: release() goes on.
 
         ``how``: HOLDER or BEARER, by right of the token. Where this is interrupted, the caller abandons it.
         """
@@ -168,7 +168,7 @@ class Section(Ending, Held):
 
     # -- giving it back, whatever it takes ---------------------------------------------------------------------------
 
-    def give_back(self) -> Steps[bool]:
+    def release(self) -> Steps[bool]:
         """Release the lock. False: other sections still use it (it is reentrant).
 
         Raises LockLost; LockNotOwned where the lock was detached, or the process was forked inside the section; and
@@ -182,7 +182,7 @@ class Section(Ending, Held):
                 self.leave()
                 raise LockNotOwned.to("release", lease.name)
             if lease.is_last(self):
-                yield from self.release()
+                yield from self.release_lease()
                 return True
             self.leave()
             release_unused(lease)
@@ -195,8 +195,8 @@ class Section(Ending, Held):
             self.abandon()
             raise
 
-    def release(self, *, bearer: bool = False) -> Steps[None]:
-        """give_back() for the last section that uses the lease, from any thread, task or context.
+    def release_lease(self, *, bearer: bool = False) -> Steps[None]:
+        """release() for the last section that uses the lease, from any thread, task or context.
 
         ``bearer``: by right of the token, also if it was detached. Where this is interrupted, it is for the caller to
         abandon it.
@@ -228,7 +228,7 @@ class Section(Ending, Held):
     def exit(self, error: BaseException | None) -> Steps[bool]:
         """The section has ended, with ``error`` or (None) well. Returns whether the lock is free.
 
-        As give_back(), except that a lock which was detached ends in silence, and that ``at_least`` is kept. Where the
+        As release(), except that a lock which was detached ends in silence, and that ``at_least`` is kept. Where the
         section has ended with an error, that matters more than what goes wrong here.
         """
         lease = self.held
@@ -242,7 +242,7 @@ class Section(Ending, Held):
         try:
             left = lease.since + self.at_least - monotonic()
             if error is not None or left < 0.001 or not lease.is_last(self):
-                return (yield from self.give_back())
+                return (yield from self.release())
             yield from detach(self, left)
             return True
         except LockNotOwned:  # a loss was reported already
@@ -273,7 +273,7 @@ class Section(Ending, Held):
             if lease.closed:
                 self._runtime.watchdog.end(lease)  # again, in case that was interrupted
             else:
-                release_later(lease)
+                abandon_lease(lease)
 
     def leave(self) -> None:
         """This section no longer uses the lease. May be called again, and from any thread."""
@@ -290,17 +290,17 @@ class Section(Ending, Held):
             through.left(self)
 
 
-def release_later(lease: Lease) -> None:
+def abandon_lease(lease: Lease) -> None:
     """Release in the background, trying as often as it takes."""
     watchdog = runtime().watchdog
     how = calls.BEARER if lease.detaching else calls.HOLDER
     # a renewal whose answer was lost may have moved its end
     lasts = max(lease.ttl, lease.remaining())
-    watchdog.release_later(lease.request, unknown=lease.unknown, how=how, lasts=lasts)
+    watchdog.abandon(lease.request, unknown=lease.unknown, how=how, lasts=lasts)
     watchdog.end(lease)
 
 
 def release_unused(lease: Lease) -> None:
     """Release it where two sections have left at the same moment, each taking the other for the last."""
     if not (lease.shares or lease.closed or lease.lost_reason):
-        release_later(lease)
+        abandon_lease(lease)

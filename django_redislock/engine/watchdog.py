@@ -130,7 +130,7 @@ class Watchdog:
         """All that this process holds."""
         return [*self._fresh.values(), *self._leases.values()]
 
-    def release_later(self, request: LockRequest, *, unknown: bool, how: str = HOLDER, lasts: float = 0.0) -> None:
+    def abandon(self, request: LockRequest, *, unknown: bool, how: str = HOLDER, lasts: float = 0.0) -> None:
         """Release or withdraw in the background, as often as it takes. Failures to release are logged.
 
         ``lasts``: seconds after which the lease has ended by itself.
@@ -340,7 +340,7 @@ class Watchdog:
             return
         rest = left_to_release(task.request, answer)
         if rest is not None:
-            self.release_later(rest, unknown=False, how=WITHDRAWAL)
+            self.abandon(rest, unknown=False, how=WITHDRAWAL)
 
     def _again(self, parcels: list[Parcel], delay: float) -> None:
         with self._mutex:

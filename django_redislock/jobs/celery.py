@@ -82,7 +82,7 @@ class LockedTask(DjangoTask):
 
         # it tries again; under another name it gives its lock back, and acquires that one
         if running is not None and running.lock.name == lock.make(given, named, id).name:
-            running.hand_on(wait, most)
+            running.keep_for_next(wait, most)
             with lock.publishing(given, named, id):
                 return publish(True)
         if self.typing and hasattr(self, "__header__"):
@@ -148,7 +148,7 @@ def _seconds_to(moment: datetime | str | float) -> float:
 
 
 def _release(task: Any, id: str, args: Any, kwargs: Any) -> None:
-    if isinstance(task, LockedTask) and task._job_lock.give_back(tuple(args or ()), kwargs or {}, id):
+    if isinstance(task, LockedTask) and task._job_lock.release(tuple(args or ()), kwargs or {}, id):
         task.apply_async(args, kwargs)
 
 

@@ -76,10 +76,10 @@ class LockedActor(Actor):  # type: ignore[type-arg]
             wait=(delay or 0) / 1000,
         )
 
-    def give_back(self, message: Any) -> None:
+    def release_lock(self, message: Any) -> None:
         """Release the lock of a message that will not run to its end."""
         if self._job_lock.from_enqueue:
-            self._job_lock.give_back(message.args, message.kwargs, message.message_id)
+            self._job_lock.release(message.args, message.kwargs, message.message_id)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it under its lock."""
@@ -150,4 +150,4 @@ class RedisLock(CurrentMessage):
 
     def after_nack(self, broker: Any, message: Any) -> None:
         if isinstance(actor := broker.actors.get(message.actor_name), LockedActor):
-            actor.give_back(message)
+            actor.release_lock(message)

@@ -111,7 +111,7 @@ def _call_of(task: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _give_back(task: Any) -> None:
     lock = lock_of(task)
     if lock is not None and lock.from_enqueue:
-        lock.give_back(*_call_of(task), task.id)
+        lock.release(*_call_of(task), task.id)
 
 
 _current: ContextVar[_Delivery | None] = ContextVar("django_redislock.huey_task", default=None)

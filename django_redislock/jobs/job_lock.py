@@ -78,17 +78,17 @@ class Job(Protocol):
 class Running:
     """A job that holds its lock in this context."""
 
-    __slots__ = ("handed_on", "id", "kind", "lock")
+    __slots__ = ("id", "kept", "kind", "lock")
 
     def __init__(self, kind: JobLock, id: str, lock: Lock) -> None:
-        self.kind, self.id, self.lock, self.handed_on = kind, id, lock, False
+        self.kind, self.id, self.lock, self.kept = kind, id, lock, False
 
-    def hand_on(self, wait: float = 0.0, most: float = math.inf) -> None:
+    def keep_for_next(self, wait: float = 0.0, most: float = math.inf) -> None:
         """Leave the lock to the next run of the same job. See JobLock.enqueue()."""
-        if self.kind.from_enqueue and not self.handed_on:
+        if self.kind.from_enqueue and not self.kept:
             with suppress(LockError):  # it is lost, or Redis away: then the next run acquires it like a new one
                 self.lock.detach(ttl=min(wait + self.kind.queued_ttl, most))
-                self.handed_on = True
+                self.kept = True
 
 
 _running: ContextVar[Running | None] = ContextVar("django_redislock.running_job", default=None)
@@ -218,7 +218,7 @@ class JobLock:
         try:
             yield
         except BaseException:
-            self.give_back(args, kwargs, id)
+            self.release(args, kwargs, id)
             raise
 
     def _take(self, lock: Lock, ttl: float) -> LockNotAcquired | None:
@@ -229,7 +229,7 @@ class JobLock:
             return refusal
         return None
 
-    def give_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str) -> bool:
+    def release(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str) -> bool:
         """Release the lock of a job that has ended without running to its end, unless somebody alive uses it.
 
         Return whether another run was asked for meanwhile, of busy="merge".
@@ -285,7 +285,7 @@ class JobLock:
                 raise
             log_event(WARNING, "not-released", name=lock.name, error=error, lease_left=error.lease_left)
         finally:
-            if running is not None and not running.handed_on and self._is_asked_for(lock):
+            if running is not None and not running.kept and self._is_asked_for(lock):
                 job.again()
         return result
 
@@ -302,12 +302,12 @@ class JobLock:
         except BaseException as error:
             wait = job.comes_back_in(error)
             if wait is not None:
-                running.hand_on(wait)
+                running.keep_for_next(wait)
             raise
         finally:
             _running.reset(before)
             note_held(self._template, monotonic() - began)
-        if not running.handed_on:
+        if not running.kept:
             lock._held("keep").keep(self.at_least)
             if job.repeated is not None:
                 with suppress(LockUnavailable):  # then a copy would run again, if there is one

@@ -69,7 +69,7 @@ class LockedJob(Job):
     def _give_back(self) -> None:
         lock = _lock_of(self)
         if lock is not None and lock.from_enqueue:
-            lock.give_back(tuple(self.args), self.kwargs, _run_of(self))
+            lock.release(tuple(self.args), self.kwargs, _run_of(self))
 
 
 class LockedQueue(Queue):

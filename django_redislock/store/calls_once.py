@@ -84,7 +84,7 @@ def _step(partition: Partition, keys: Keys, pool: str, how: str, *words: str, st
 
     changed, more = yield from run(how, *words)
     while more:
-        _, more = yield from run("serve")
+        _, more = yield from run("grant")
     return changed
 
 

@@ -1,7 +1,8 @@
 """Loads the Lua scripts.
 
 A script is a file in ``lua/``. Its header names what it is called with, and its text uses these names: ``KEYS.queue``
-becomes ``KEYS[2]``. ``--#include piece`` brings in a file of ``lua/pieces/``.
+becomes ``KEYS[2]``. ``--#include name`` brings in what follows ``--#piece name`` in a file of ``lua/pieces/``, and only
+where it is needed: each function that a script makes costs time.
 
 A script on one lock exists three times, as locks are stored in three ways: as a key of its own (``key``), as a member
 of a pool (``member``), or as the permits of a semaphore (``permits``). ``@lock`` in the header stands for the keys of
@@ -39,6 +40,9 @@ _NO_EVALSHA = re.compile("(?i)(run the|unknown command) ['`]evalsha['`]")
 
 # the names of rules, and what stands there instead of a rule that is left out
 _MARKS = re.compile(r"--\[\[@or\]\].*?--\[\[@\]\]|--\[\[@[\w-]*\]\]| *--@[\w-]+$", re.M)
+
+_PIECES = ("lock", "key", "member", "permits", "queue", "pool")  # files
+_PIECE = re.compile(r"(?m)^--#piece (\w+)\n")
 
 _by_sha: dict[str, Script] = {}
 
@@ -91,7 +95,7 @@ def assemble(name: str, stored: str) -> tuple[tuple[str, ...], tuple[str, ...], 
         return f"{array}[{names[array].index(word) + 1}]"
 
     try:
-        source = re.sub(r"\b(KEYS|ARGV)\.(\w+)", index, _MARKS.sub("", _include(text, stored, set())))
+        source = re.sub(r"\b(KEYS|ARGV)\.(\w+)", index, _MARKS.sub("", _include(text, stored, _pieces())))
     except ValueError:
         raise ValueError(f"The script {name} ({stored}) uses a name that its header does not have") from None
     # without the remaining comments, which would be sent and hashed for nothing
@@ -103,27 +107,28 @@ def _header(text: str, array: str) -> list[str]:
     return found[1].split() if found else []
 
 
-def _include(text: str, stored: str, included: set[str]) -> str:
+def _include(text: str, stored: str, pieces: dict[str, str]) -> str:
     """``text`` with its pieces, each where it is first asked for."""
 
     def piece(found: re.Match[str]) -> str:
         name = f"{found[2]}_{stored}" if found[1] else found[2]
-        if name in included:
+        if found[1] and name not in pieces and any(f"{found[2]}_{each}" in pieces for each in GROUPS):
             return ""
-        included.add(name)
-        others = (f"pieces/{found[2]}_{each}.lua" for each in GROUPS)
-        if found[1] and not _has(f"pieces/{name}.lua") and any(map(_has, others)):
-            return ""
-        return _include(_text(f"pieces/{name}.lua"), stored, included)
+        text, pieces[name] = pieces[name], ""
+        return _include(text, stored, pieces)
 
     return re.sub(r"(?m)^--#include (@?)(\w+)\n", piece, text)
+
+
+def _pieces() -> dict[str, str]:
+    """The text of each piece, by its name."""
+    found: dict[str, str] = {}
+    for file in _PIECES:
+        _, *parts = _PIECE.split(_text(f"pieces/{file}.lua"))
+        found.update(zip(parts[::2], parts[1::2], strict=True))
+    return found
 
 
 @cache
 def _text(path: str) -> str:
     return (files(__package__) / "lua" / path).read_text("utf-8")
-
-
-@cache
-def _has(path: str) -> bool:
-    return (files(__package__) / "lua" / path).is_file()

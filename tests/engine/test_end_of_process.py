@@ -31,7 +31,7 @@ def leave_something_pending(patch: pytest.MonkeyPatch, name: str = NAME, using: 
     inside.stop_renewer(patch)
     lock = Lock(name, ttl=600, using=using)
     lock.acquire()
-    inside.release_later(lock, withdrawal=name == "withdrawn")
+    inside.abandon(lock, withdrawal=name == "withdrawn")
 
 
 def test_a_child_of_multiprocessing_sends_what_is_pending_and_leaves_its_parents_subscription(

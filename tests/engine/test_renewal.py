@@ -116,7 +116,7 @@ def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
     lock = Lock(NAME, ttl=600)
     lock.acquire()
     client.zadd(QUEUE, {f"dead-{number}": number + 1 for number in range(6000)})
-    inside.release_later(lock)
+    inside.abandon(lock)
     eventually(lambda: not client.exists(LOCK, QUEUE))
 
 

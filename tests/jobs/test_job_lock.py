@@ -195,20 +195,20 @@ def test_redis_is_away_when_it_ends(
 def test_only_what_waits_is_given_back() -> None:
     lock, job = make(), Job()
     assert lock.queue((7,), {}, job.id) is True
-    lock.give_back((7,), {}, job.id)
+    lock.release((7,), {}, job.id)
     assert held() == []
-    lock.give_back((7,), {}, job.id)  # again
+    lock.release((7,), {}, job.id)  # again
 
     def body() -> list[str]:
-        lock.give_back((7,), {}, job.id)
-        in_thread(lambda: lock.give_back((7,), {}, job.id))
+        lock.release((7,), {}, job.id)
+        in_thread(lambda: lock.release((7,), {}, job.id))
         return held()
 
     assert lock.run(job, (7,), {}, body) == [NAME]
 
 
 def test_a_permit_is_given_back_by_whoever_has_it() -> None:
-    make(lock_from="start", limit=2).give_back((7,), {}, Job().id)
+    make(lock_from="start", limit=2).release((7,), {}, Job().id)
     assert held() == []
 
 
@@ -217,13 +217,15 @@ def test_a_job_gives_its_lock_to_its_next_run_but_once() -> None:
 
     def body() -> None:
         for _ in range(2):
-            lock.running(job.id).hand_on(3000.0)
+            lock.running(job.id).keep_for_next(3000.0)
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         lock.run(job, (7,), {}, body)
     assert lease() > 3000
     assert lock.running(job.id) is None
-    assert lock.run(job, (7,), {}, lambda: lock.running(job.id).hand_on()) is None  # a queue may take that for a retry
+    assert (
+        lock.run(job, (7,), {}, lambda: lock.running(job.id).keep_for_next()) is None
+    )  # a queue may take that for a retry
     assert 3000 > lease() > 400
     assert lock.run(job, (7,), {}, lambda: "ran") == "ran"

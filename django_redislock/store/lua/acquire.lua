@@ -80,19 +80,19 @@ if ARGV.wait == 'a' and value then return {bears and BUSY or GIVEN_UP, us, 0, le
 
 if not value then
   -- not at the top: whoever finds the lock held would make these functions for nothing, a sixth of its time
---#include @hand_on
+--#include @grant_next
   if ARGV.wait == 'a' then --@adopt-only-waits
-    if hand_on() == 1 then return {MORE, us, 0, 0} end
+    if grant_next() == 1 then return {MORE, us, 0, 0} end
     return {GIVEN_UP, us, 0, 0, false, unheard}
   end
   value = begin_suspension() --@asker-suspends
   if not value then
-    local verdict = grant_next(KEYS.queue, KEYS.waiters, ARGV.name, count_free(), ARGV.id, hand_over)
+    local verdict = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, count_free(), ARGV.id, hand_off)
     if verdict == 'take' then
       redis.call('ZREM', KEYS.queue, ARGV.id)
       redis.call('HDEL', KEYS.waiters, ARGV.id)
       local taken = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
-      serve_rest()
+      grant_rest()
       return {GRANTED, us, taken, tonumber(ARGV.ttl), false, unheard, limit_before}
     end
     if verdict == 'more' then return {MORE, us, ticket, 0} end

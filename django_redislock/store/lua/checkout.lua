@@ -30,13 +30,13 @@ end
 if redis.call('EXISTS', KEYS.gone) == 1 then return {GIVEN_UP, us, 0, 0, ''} end
 
 sweep()
-local verdict, member = serve(ARGV.id)
+local verdict, member = grant_members(ARGV.id)
 if verdict == 'take' then
   redis.call('ZREM', KEYS.line, ARGV.id)
   redis.call('HDEL', KEYS.line_waiters, ARGV.id)
   local answer = take(member)
   answer[6] = unheard
-  if redis.call('EXISTS', KEYS.line) == 1 then serve() end
+  if redis.call('EXISTS', KEYS.line) == 1 then grant_members() end
   return answer
 end
 local ticket = tonumber(ARGV.ticket) or 0

@@ -5,15 +5,15 @@
 --            highest: of the fences that may be released, '' for any; what: '' = whatever there is, the end of a
 --            suspension included; s = a suspension alone
 -- returns  {value of the lock, or of the suspension that was planned, or false; 1 = dead waiters remain: call again}
---#include @hand_on
+--#include @grant_next
 local value = read_lock()
 local id, channel, flag, fence
 if value then id, channel, flag, fence = parse_holder(value) end
-if ARGV.id ~= '' and id ~= ARGV.id then return {false, hand_on()} end
+if ARGV.id ~= '' and id ~= ARGV.id then return {false, grant_next()} end
 if id and ARGV.highest ~= '' and tonumber(fence) > tonumber(ARGV.highest) then return {false, 0} end --@force-fence
 local planned = cancel_suspension()
 if ARGV.what == 's' and value and flag ~= 's' then return {planned or false, 0} end --@resume-holder
 erase_lock(flag)
 unlist()
 if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end --@force-told
-return {value or planned or false, hand_on()}
+return {value or planned or false, grant_next()}

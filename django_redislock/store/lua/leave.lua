@@ -2,7 +2,7 @@
 -- KEYS     @pool index never fence gone
 --            gone is only named while a checkout of this attempt may still arrive
 -- ARGV     name id channel known
--- returns  {1 = it held a member, 0 = not; 1 = waiters may remain to be served: call again; the member, if somebody
+-- returns  {1 = it held a member, 0 = not; 1 = waiters may remain: call again; the member, if somebody
 --            waits for this very one: pass it on, by a release of its lock}
 --#include line
 redis.call('ZREM', KEYS.line, ARGV.id)
@@ -14,7 +14,7 @@ local held = value and parse_holder(value) == ARGV.id
 if held then
   local suspended = vacate(member, value)
   redis.call('HDEL', KEYS.line_waiters, '!' .. member)
-  if not suspended then give_back(member) end
+  if not suspended then free_member(member) end
 end
 sweep()
-return {held and 1 or 0, serve() == 'more' and 1 or 0, held and has_own_queue(member) and member or false}
+return {held and 1 or 0, grant_members() == 'more' and 1 or 0, held and has_own_queue(member) and member or false}

@@ -5,8 +5,8 @@
 --            number: of the call in its slot
 --            how: add = new ones, and members that have lost their turns; remove; stage = into the set that is not in
 --            use yet; switch = put that in the place of the old one, at once, if it has as many members as are given;
---            serve = only hand out what is free
--- returns  how many of them are new, or were there; and, behind a space, 1 = waiters may remain to be served: call again
+--            grant = only hand out what is free
+-- returns  how many of them are new, or were there; and, behind a space, 1 = waiters may remain: call again
 --#include once
 --#include line
 local how, changed = ARGV.how, 0
@@ -54,5 +54,5 @@ return once(function()
     redis.call('ZREM', KEYS.pools, ARGV.name)
   end
   sweep()
-  return changed .. ' ' .. (serve() == 'more' and 1 or 0)
+  return changed .. ' ' .. (grant_members() == 'more' and 1 or 0)
 end)

@@ -26,7 +26,7 @@ if held and nobody_waits() and channel == ARGV.channel and not detaches then
   return {1, 0}
 end
 
---#include @hand_on
+--#include @grant_next
 if detaches then
   -- at least 1 ms: Redis refuses to write a key for less
   write_lock(mine .. channel .. ' d' .. string.sub(value, #mine + #channel + 3), math.max(1, lease_left()))
@@ -42,5 +42,5 @@ else
   if value then return {0, 0, false, value, lease_left()} end
 end
 local more = 0
-more = hand_on() --@release-grants
+more = grant_next() --@release-grants
 return {held and 1 or 0, more}

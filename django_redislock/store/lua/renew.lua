@@ -5,12 +5,12 @@
 --            detach = the same, and nobody here holds it any more; raise = as keep, and draw a new fence
 --            fence: of the acquisition; '' for whatever this attempt holds
 -- returns  {state, server us, lease left in ms of whoever holds it, the fence if it was raised}; states: calls.py
---#include @hand_on
+--#include @grant_next
 local LOST, HELD, ADOPTED = 0, 1, 2
 local value = read_lock()
 if not value then
   -- the lease is over; those who wait should not have to find that out by themselves
-  hand_on() --@renewal-grants
+  grant_next() --@renewal-grants
   return {LOST, us, 0}
 end
 

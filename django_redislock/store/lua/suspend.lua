@@ -3,7 +3,7 @@
 -- ARGV     name channel known ms owner
 --            ms: from now; owner: who suspends it, for people; a note may follow behind a line feed
 -- returns  1 = begun, 0 = planned: somebody holds the lock
---#include hand_over
+--#include hand_off
 local value, ms = read_lock(), tonumber(ARGV.ms)
 local fence, since = next_fence()
 local suspension = holder_value('-', '-', 's', fence, since, '-', ARGV.owner)

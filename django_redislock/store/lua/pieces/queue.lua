@@ -1,4 +1,7 @@
--- (piece) those who wait: how to tell them something, what is known of each, and which of them count as dead.
+-- Pieces: queues, and suspensions.
+
+--#piece queue
+-- Those who wait: how to tell them something, what is known of each, and which of them count as dead.
 --#include holder
 
 -- messages to the processes that hold or wait. An answer that is no number (no rights to ask, say) means "cannot tell",
@@ -98,4 +101,176 @@ local function clear_suspect(waiters)
   else
     redis.call('HDEL', waiters, '?')
   end
+end
+
+--#piece enqueue
+-- Puts the caller into a queue, or renews what is known of it there. Returns BUSY or REQUEUED, and its ticket.
+--#include fence
+--#include queue
+local function enqueue(queue, waiters)
+  local BUSY, REQUEUED = 0, 5
+  local state, channel, alive_until = BUSY, ARGV.channel, '0'
+  local ticket = ARGV.ticket == '' and next_fence() or ARGV.ticket
+  -- it was dropped, and lives: the others of its process may have been dropped as well
+  if redis.call('ZADD', queue, --[[@tickets]]ticket--[[@or]]0--[[@]], ARGV.id) == 1 and ARGV.ticket ~= '' then
+    state = REQUEUED --@requeued
+  end
+  clear_suspect(waiters)
+  local patience = string.match(ARGV.wait, '^p(%d+)$')
+  if patience then channel, alive_until = '-', string.format('%.0f', us + patience * 1000) end
+  redis.call('HSET', waiters, ARGV.id, waiter_entry(channel, ARGV.ttl, alive_until, ARGV.token, ARGV.owner))
+  redis.call('PEXPIRE', queue, 60000) --@queue-expires
+  keep(waiters, 60000)
+  return state, tonumber(ticket)
+end
+
+--#piece grant_in_order
+-- Serves the waiters of a queue in order. All are handed their share, but one that polls: it cannot be told, so
+-- its share is left free until it asks.
+--   queue, waiters, called   keys of the queue, and the name by which it was asked for
+--   free                     how many there are to be had: 1 for a lock, or so many members of a pool
+--   me                       id of the waiter or newcomer that asks for itself; nil: nobody does
+--   hand_off                function (id, channel, ttl, token, owner): grants one of them, and tells
+-- returns
+--   'take'                   one is for whoever asks: for me, or for a newcomer, as nobody waits for it
+--   'passed'                 none is left
+--   'more'                   so many dead waiters were dropped that this must go on in another call
+-- and how many it has handed over.
+--#include queue
+local MOST_DROPPED = 500 -- in one call: a script keeps all others waiting
+local dropped = 0
+
+-- tells the first, from place `first` of the queue on, that can be told
+local function tell_to_look(queue, waiters, called, first)
+  local behind = redis.call('ZRANGE', queue, first, first + 99)
+  if #behind == 0 then return end
+  for i, entry in ipairs(redis.call('HMGET', waiters, unpack(behind))) do
+    local channel = parse_waiter(entry)
+    if channel and channel ~= '-' and not nobody_listens(channel) then
+      tell(channel, 'w ' .. behind[i] .. ' ' .. called)
+      return
+    end
+  end
+end
+
+local function grant_in_order(queue, waiters, called, free, me, hand_off)
+  local handed, reserved, batch = 0, 0, math.min(free, 100)
+  local mark, suspects, absent = nil, nil, {}
+
+  local function done(verdict)
+    if mark and handed == 0 then redis.call('HDEL', waiters, '!') end
+    -- nobody else would notice that one who polls has died: the first behind it looks until it has gone
+    if reserved > 0 and not me then tell_to_look(queue, waiters, called, reserved) end --@polling-watched
+    return verdict, handed
+  end
+
+  while dropped < MOST_DROPPED do
+    local ids = redis.call('ZRANGE', queue, reserved, reserved + batch - 1--[[@order]]--[[@or]], 'REV'--[[@]])
+    if #ids == 0 then
+      if reserved == 0 then
+        if not erased_flag and redis.call('HGET', waiters, '!') == ARGV.channel then unheard = 1 end
+        redis.call('UNLINK', waiters)
+      end
+      return done(reserved + handed < free and 'take' or 'passed')
+    end
+    local entries = redis.call('HMGET', waiters, '!', '?', unpack(ids))
+    if not suspects then
+      mark, suspects = entries[1], entries[2] or ''
+      if mark and not erased_flag then suspects = add_suspect(waiters, suspects, mark) end --@suspects-made
+    end
+    local dead, verdict = {}, nil
+    for i, id in ipairs(ids) do
+      if --[[@asker-queues]]id == me--[[@or]]me--[[@]] then --@asker-is-next
+        verdict = 'take'
+        break
+      end
+      local channel, ttl, alive_until, token, owner = parse_waiter(entries[i + 2])
+      -- asked before the grant: a message that counts 0 here may still be heard, by one who listens to a replica
+      if is_dead(channel, alive_until, absent) --[[@suspects-skipped]]or is_suspect(suspects, channel) --[[@]]then
+        dead[#dead + 1] = id
+      elseif channel == '-' then
+        reserved = reserved + 1
+      else
+        redis.call('ZREM', queue, id)
+        hand_off(id, channel, tonumber(ttl), token, owner)
+        redis.call('HDEL', waiters, id) -- not before it: an empty hash would lose its expiry
+        handed = handed + 1
+      end
+      if reserved + handed == free then
+        verdict = 'passed'
+        break
+      end
+    end
+    if #dead > 0 then
+      redis.call('ZREM', queue, unpack(dead))
+      redis.call('HDEL', waiters, unpack(dead))
+      dropped = dropped + #dead
+    end
+    if verdict then return done(verdict) end
+    batch = 100
+  end
+  return done('more')
+end
+
+-- a handoff: a grant to somebody who waits, with a lease until the new holder is seen to live
+local function handoff_lease(ttl) return math.min(ttl--[[@grant-short]], math.max(3000, math.floor(ttl / 3))--[[@]]) end
+
+local function remember_handoff(waiters, field, channel, lease)
+  redis.call('HSET', waiters, field, channel) --@grant-marked
+  if lease > 50000 then keep(waiters, lease + 60000) end -- else those who wait keep it for 60 s
+end
+
+local function tell_of_grant(channel, id, fence, since, lease, name)
+  local ms = string.format('%.0f', lease) .. sender(channel)
+  tell(channel, 'g ' .. id .. ' ' .. fence .. ' ' .. since .. ' ' .. ms .. ' ' .. name) --@grant-told
+end
+
+--#piece hand_off
+-- What becomes of a lock that is free: it is suspended, or handed over to a waiter of its own queue.
+--#include grant
+--#include grant_in_order
+--#include @waiting
+local function hand_off(id, channel, ttl, token, owner)
+  local lease = handoff_lease(ttl)
+  remember_handoff(KEYS.waiters, handoff_field(id), channel, lease)
+  local fence, since = --[[@grant-written]]grant(id, channel, 'h', lease, token, owner)--[[@or]]next_fence()--[[@]]
+  tell_of_grant(channel, id, fence, since, lease, ARGV.name)
+end
+
+local function tell_of_suspension()
+  for _, keys in ipairs(queues) do
+    tell_to_look(keys[1], keys[2], keys[3], 0)
+  end
+end
+
+-- whether one has begun
+local function suspends()
+  if --[[@release-suspends]]not begin_suspension()--[[@or]]true--[[@]] then return false end
+  if erased_flag then redis.call('HDEL', KEYS.waiters, '!') end -- a handoff that was given back
+  tell_of_suspension() --@suspension-told
+  return true
+end
+
+--#piece suspension
+-- A suspension. One that is planned, as somebody still holds the lock, is a text `end value`: the server's time,
+-- and the value that the lock has from the end of its holder on (see suspend).
+--#include holder
+
+-- R20: a suspension that is from before the clock jumped back begins anew, else it would last longer by the jump.
+--   left     milliseconds that are left of it
+-- returns  its value and the milliseconds, as they are now. Any other value of a lock is returned as it is
+local function begin_anew(value, left)
+  local id, channel, flag, fence, since, token, owner = parse_holder(value)
+  if flag ~= 's' or tonumber(since) <= us then return value, left end
+  local now = string.format('%.0f', us)
+  return holder_value(id, channel, flag, fence, now, token, owner), math.max(1, left - math.floor((since - us) / 1000))
+end
+
+local function planned_text(value, ms) return string.format('%.0f', us + ms * 1000) .. ' ' .. value end
+
+-- the value, and the milliseconds that are left; nil when its time is over, or for what is none of ours
+local function parse_planned(text)
+  local ends, value = string.match(text or '', '^(%d+) (.+)$')
+  local left = ends and #ends < 17 and math.ceil((tonumber(ends) - us) / 1000) or 0
+  if left > 0 then return begin_anew(value, left) end
 end

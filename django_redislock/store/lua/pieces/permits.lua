@@ -1,4 +1,39 @@
--- (piece) the lock is a semaphore: it has several permits, each with a holder and a lease of its own.
+-- Pieces: a semaphore.
+
+--#piece spare
+-- Milliseconds for which the keys of a semaphore outlive all leases: whoever looks at the end of one must find a
+-- handoff that ran out unheard
+local SPARE = 5000
+
+--#piece acquire_fast_permits
+-- Acquire where nobody has a permit and nobody waits.
+--#include clock
+--#include spare
+local nobody = redis.call('EXISTS', KEYS.ends, KEYS.queue, KEYS.waiters, KEYS.gone) == 0
+--#include acquire_fast
+
+--#piece first_lease_permits
+-- The first permit, written as write_lock() does
+    redis.call('HSET', KEYS.permits, ':', ARGV.limit, ARGV.id, value)
+    redis.call('ZADD', KEYS.ends, us + ARGV.ttl * 1000, ARGV.id)
+    redis.call('PEXPIRE', KEYS.permits, ARGV.ttl + SPARE)
+    redis.call('PEXPIRE', KEYS.ends, ARGV.ttl + SPARE)
+
+--#piece release_fast_permits
+-- Release where this process holds the only permit and nobody waits, written out as acquire_fast is.
+--#include clock
+local ends = redis.call('ZRANGE', KEYS.ends, 0, 1, 'WITHSCORES')
+if #ends == 2 and ends[1] == ARGV.id and tonumber(ends[2]) > us and not KEYS.gone and redis.call('EXISTS', KEYS.queue, KEYS.waiters) == 0 then
+  local own, head = redis.call('HGET', KEYS.permits, ARGV.id), ARGV.id .. ' ' .. ARGV.channel .. ' c '
+  if own and string.sub(own, 1, #head) == head then
+    redis.call('DEL', KEYS.permits, KEYS.ends)
+    redis.call('ZREM', KEYS.index, ARGV.name) --@release-index
+    return {1, 0}
+  end
+end
+
+--#piece lock_permits
+-- The lock is a semaphore: it has several permits, each with a holder and a lease of its own.
 --   permits   hash: id of a holder -> value of its permit; ':' -> how many there are, as whoever asked last has said
 --   ends      sorted set: id of a holder -> time at which its lease ends. Who is not in here holds nothing
 --#include queue
@@ -133,3 +168,71 @@ local function unlist()
     redis.call('ZREM', KEYS.index, ARGV.name)
   end
 end
+
+--#piece lease_permits
+-- The leases and the queue of a semaphore.
+--#include @lock
+-- milliseconds, of the permit that is meant, or until the first one is free; -2: one is free
+local function lease_left()
+  local ends = redis.call('ZSCORE', KEYS.ends, whose)
+  if not ends and count_free() < 1 then ends = redis.call('ZRANGE', KEYS.ends, 0, 0, 'WITHSCORES')[2] end
+  return ends and math.max(0, math.ceil((ends - us) / 1000)) or -2
+end
+
+local function move_end(ms)
+  redis.call('ZADD', KEYS.ends, us + ms * 1000, whose)
+  keep_permits(ms)
+end
+
+-- the handoff with this flag is confirmed
+local function clear_handoff(flag)
+  if flag == 'h' then redis.call('HDEL', KEYS.waiters, handoff_field(whose)) end
+end
+
+-- the caller has joined this queue, or left it
+local function note_queue() end
+local function note_leave() end
+
+--#piece waiting_permits
+-- The queue of a semaphore. It is never suspended.
+--#include queue
+--#include @lease
+-- the queues of those who wait for a permit, and the names that they ask for
+local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}}
+
+local function read_planned() end
+local function cancel_suspension() end
+local function begin_suspension() end
+
+-- the value of the permit whose lease ends first; and the limit, how many are held, whether the caller holds one, and of
+-- at most 100 the values and the milliseconds that are left
+local function look()
+  drop_ended()
+  local found = {get_limit(), redis.call('ZCARD', KEYS.ends), redis.call('ZSCORE', KEYS.ends, ARGV.id) and 1 or 0}
+  local ends, ids = redis.call('ZRANGE', KEYS.ends, 0, 99, 'WITHSCORES'), {}
+  for i = 1, #ends, 2 do ids[#ids + 1] = ends[i] end
+  whose = ids[1] or ''
+  for i, value in ipairs(#ids > 0 and redis.call('HMGET', KEYS.permits, unpack(ids)) or {}) do
+    if value then
+      found[#found + 1] = value
+      found[#found + 1] = math.max(0, math.ceil((ends[2 * i] - us) / 1000))
+    end
+  end
+  return found[4], found
+end
+
+--#piece grant_next_permits
+-- Passes the permits on that are free. Returns 1 when this must be called again.
+--#include hand_off
+local function grant_next()
+  drop_ended()
+  local free, verdict = count_free(), nil
+  if --[[@permits-free]]free > 0--[[@or]]true--[[@]] then
+    verdict = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, free, nil, hand_off)
+  end
+  unlist()
+  return verdict == 'more' and 1 or 0
+end
+
+-- after the caller has taken a permit: whatever more there is to be had
+local function grant_rest() grant_next() end

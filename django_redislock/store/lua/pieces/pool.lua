@@ -1,4 +1,7 @@
--- (piece) the members of a pool. All their locks are fields of the pool's keys, so that every key can be declared.
+-- Pieces: the members of a pool, and those who want any of them.
+
+--#piece members
+-- The members of a pool. All their locks are fields of the pool's keys, so that every key can be declared.
 --   members   sorted set, scores 0: who belongs to the pool
 --   fresh     sorted set, scores 0: members that nobody has used yet
 --   free      sorted set: the others that nobody holds -> time of their last use
@@ -44,7 +47,7 @@ local function vacate(member, value)
   return suspension
 end
 
--- the handoff of a member ran out without a sign of life (see grant_next): of the pool, several may be under way
+-- the handoff of a member ran out without a sign of life (see grant_in_order): of the pool, several may be under way
 local function note_lapsed(member)
   local channel = redis.call('HGET', KEYS.line_waiters, '!' .. member)
   if channel then
@@ -89,7 +92,7 @@ local function has_own_queue(member)
 end
 
 -- into the free ones, unless it has been taken out of the pool
-local function give_back(member)
+local function free_member(member)
   redis.call('ZREM', KEYS.busy, member)
   if redis.call('ZSCORE', KEYS.members, member) then
     redis.call('ZREM', KEYS.fresh, member)
@@ -106,7 +109,7 @@ local function look_at_soon(member) redis.call('ZADD', KEYS.busy, us + 100000, m
 local function sweep()
   local due = redis.call('ZRANGEBYSCORE', KEYS.busy, '-inf', us, 'LIMIT', 0, 100)
   for _, member in ipairs(due) do
-    if not read_member(member) then give_back(member) end
+    if not read_member(member) then free_member(member) end
   end
   -- those that were used and then taken out of the pool
   for _, member in ipairs(redis.call('ZRANGE', KEYS.free, 0, 19)) do
@@ -150,4 +153,39 @@ local function find_free(most)
     end
   end
   return found, met >= 200
+end
+
+--#piece line
+-- The line of those who want any member of a pool, whichever becomes free.
+--#include members
+--#include grant_in_order
+--#include fence
+local function grant_member(member, id, channel, flag, ms, token, owner)
+  local fence, since = next_fence()
+  hold_member(member, holder_value(id, channel, flag, fence, since, token, owner), ms)
+  redis.call('HSET', KEYS.took, id, member)
+  redis.call('ZADD', KEYS.index, us + ms * 1000, lock_name_of(member))
+  return fence, since
+end
+
+-- hands free members to those in line. Returns 'take' and a member when one is left for whoever asks (`me`, or a
+-- newcomer), 'more': call again, or 'none'
+local function grant_members(me)
+  local most = 100
+  local waiting = redis.call('ZCARD', KEYS.line)
+  local found, many_met = find_free(math.min(waiting + 1, most))
+  local next_member = 1
+
+  local function hand_off_member(id, channel, ttl, token, owner)
+    local member, lease = found[next_member], handoff_lease(ttl)
+    next_member = next_member + 1
+    remember_handoff(KEYS.line_waiters, '!' .. member, channel, lease)
+    local fence, since = grant_member(member, id, channel, 'p', lease, token, owner)
+    tell_of_grant(channel, id, fence, since, lease, lock_name_of(member))
+  end
+
+  if #found == 0 then return many_met and 'more' or 'none' end
+  local verdict, handed = grant_in_order(KEYS.line, KEYS.line_waiters, stem, #found, me, hand_off_member)
+  if verdict == 'take' then return 'take', found[next_member] end
+  return (verdict == 'more' or many_met or handed > 0 and waiting >= most) and 'more' or 'none'
 end

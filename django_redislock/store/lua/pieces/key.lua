@@ -1,0 +1,103 @@
+-- Pieces: a lock that is a key of its own.
+
+--#piece acquire_fast_key
+-- Acquire where nobody has the lock and nobody waits.
+--#include clock
+idle = redis.call('EXISTS', --[[@idle-lock]]KEYS.lock, --[[@]]--[[@idle-queue]]KEYS.queue, --[[@]]--[[@idle-waiters]]KEYS.waiters, --[[@]]KEYS.gone) == 0
+local nobody = idle
+--#include acquire_fast
+
+--#piece first_lease_key
+-- The lock, written as write_lock() does
+    redis.call('SET', KEYS.lock, value, 'PX', ARGV.ttl)
+
+--#piece release_fast_key
+-- Release where this process holds the lock and nobody waits, written out as acquire_fast is.
+value = redis.call('GET', KEYS.lock)
+local head = ARGV.id .. ' ' .. ARGV.channel .. ' c '
+if value and string.sub(value, 1, #head) == head and not KEYS.gone and redis.call('EXISTS', KEYS.queue, KEYS.waiters) == 0 then
+  redis.call('DEL', KEYS.lock)
+  redis.call('ZREM', KEYS.index, ARGV.name) --@release-index
+  return {1, 0}
+end
+
+--#piece lock_key
+-- The lock is a key of its own, which Redis deletes when the lease ends.
+--#include single
+local erased_flag -- flag of the lock that this script has taken from its holder, if any
+
+-- not MGET or EXISTS, which do not tell a key of another type from a lock
+local function read_lock() return redis.call('GET', KEYS.lock) end
+
+local function write_lock(value, ms) redis.call('SET', KEYS.lock, value, 'PX', ms) end
+
+local function erase_lock(flag)
+  redis.call('DEL', KEYS.lock)
+  erased_flag = flag --@erased-no-suspect
+end
+
+-- whether nobody waits for what is given back, and no suspension of it is planned
+local function nobody_waits() return redis.call('EXISTS', KEYS.queue, KEYS.waiters) == 0 end
+
+--#piece lease_key
+-- The lease and the queue of a lock that is a key of its own.
+--#include @lock
+--#include one_permit
+-- milliseconds; -2: there is no lock; -1: it never ends, so somebody else has written it
+local function lease_left() return --[[@lease-left]]redis.call('PTTL', KEYS.lock)--[[@or]]0--[[@]] end
+
+local function move_end(ms) redis.call('PEXPIRE', KEYS.lock, ms) end
+
+-- the handoff with this flag is confirmed
+local function clear_handoff(flag)
+  if flag == 'h' then redis.call('HDEL', KEYS.waiters, '!') end
+end
+
+-- the caller has joined this queue, or left it
+local function note_queue() end
+local function note_leave() end
+
+--#piece waiting_key
+-- The queue of a lock that is a key of its own, and its planned suspension: field '~' of the waiters hash.
+--#include queue
+--#include suspension
+--#include @lease
+-- the queues of those who wait for this lock, and the names that they ask for
+local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}}
+
+local function read_planned() return parse_planned(redis.call('HGET', KEYS.waiters, '~')) end
+
+local function plan_suspension(value, ms)
+  redis.call('HSET', KEYS.waiters, '~', planned_text(value, ms))
+  keep(KEYS.waiters, ms) --@suspension-kept
+end
+
+-- returns its value, if there was one
+local function cancel_suspension()
+  local value = read_planned()
+  redis.call('HDEL', KEYS.waiters, '~')
+  return value
+end
+
+-- nobody holds the lock: returns its value if it is suspended now
+local function begin_suspension()
+  local value, left = read_planned()
+  if not value then return nil end
+  redis.call('HDEL', KEYS.waiters, '~')
+  write_lock(value, left)
+  redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
+  return value
+end
+
+-- the value of the lock; there are not several
+local function look() return read_lock() or begin_suspension() end
+
+--#piece grant_next_key
+-- The lock is free: grants it to the next, unless it is suspended. Returns 1 when this must be called again.
+--#include hand_off
+local function grant_next()
+  if suspends() then return 0 end
+  local verdict, handed = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, hand_off)
+  if handed == 0 then unlist() end --@unwanted-unlisted
+  return verdict == 'more' and 1 or 0
+end

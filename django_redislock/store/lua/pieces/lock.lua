@@ -1,0 +1,110 @@
+-- Pieces: what all locks share: the server's clock, fences, the value of a held lock, and its grant.
+
+--#piece clock
+-- The server's clock, in microseconds. Lua's numbers hold it exactly, but as text it must be written by
+-- string.format('%.0f'): every other way rounds it
+local clock = redis.call('TIME')
+local us = clock[1] * 1000000 + clock[2]
+
+--#piece fence
+-- Draws the next fence or ticket: max(last, highest the caller knows, server time - 1) + 1. So both grow across
+-- FLUSHALL, restarts, and a failover to a replica that lags or whose clock is behind. Returns it and the time, as text.
+--#include holder
+local function next_fence()
+  local fence = math.max(tonumber(ARGV.known), --[[@fence-time]]--[[@fence-us]]us--[[@or]]math.floor(us / 1000000)--[[@]] - 1--[[@or]]0--[[@]]) + 1
+  local drawn = string.format('%.0f', fence)
+  local since = fence == us and drawn or string.format('%.0f', us)
+  local before = redis.call('SET', KEYS.fence, drawn, 'GET')
+  local last = tonumber(before or 0)
+  if last --[[@fence-grows]]and last < fence --[[@]]then return drawn, since end -- nearly always: time has gone on
+  if not last or last ~= last or last >= 9e15 then
+    -- none of ours: put it back, and let Redis say what it is not. (Beyond 2^53 = 9.007e15 fences could not grow.)
+    redis.call('SET', KEYS.fence, before)
+    redis.call('INCRBY', KEYS.fence, '9223372036854775807')
+  end
+  drawn = string.format('%.0f', last + 1)
+  redis.call('SET', KEYS.fence, drawn)
+  return drawn, since
+end
+
+--#piece holder
+-- The value of a held lock: `id channel flag fence since token owner`, all of it text.
+--   id       of the attempt that was granted the lock: never used twice
+--   channel  of its process; '-': it listens to nothing, so nobody can tell it anything, or find out that it is gone
+--   flag     c: confirmed, a: adopted, d: detached, h: handed over and not yet confirmed, p: the same by the line of
+--            a pool; s: nobody holds the lock, it is suspended. Its id, channel and token are '-'
+--   since    server time of the grant, in microseconds
+--   token    by which others may adopt or release the lock; '-': the same as the id
+--   owner    for people; a note may follow behind a line feed
+
+--#include clock
+local function holder_value(id, channel, flag, fence, since, token, owner)
+  return id .. ' ' .. channel .. ' ' .. flag .. ' ' .. fence .. ' ' .. since .. ' ' .. token .. ' ' .. owner
+end
+
+-- nil for what somebody else has written: whoever that is holds the lock
+local function parse_holder(value)
+  local id, channel, flag, fence, since, token, owner =
+    string.match(value, '^(%S+) (%S+) (%S) (%d+) (%d+) (%S+) (.*)$')
+  if id and #fence < 17 then return id, channel, flag, fence, since, token, owner end
+end
+
+--#piece single
+-- Stubs for a lock that only one can hold: what each script needs. See one_permit
+--#include holder
+local limit_before -- never set: such a lock has no limit
+local function set_limit() end
+
+-- in the index of held locks
+local function list_until(ms) redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name) end
+local function unlist() redis.call('ZREM', KEYS.index, ARGV.name) end
+
+--#piece one_permit
+-- More stubs for a lock that only one can hold, which the fast paths do not need: making a function takes time.
+local function adopt_limit() end
+local function count_free() return 1 end
+local function grant_rest() end
+
+-- the field of a waiters hash in which a handoff is remembered
+local function handoff_field() return '!' end
+
+--#piece grant
+-- Grants the lock to `id` for `ms`; returns its fence and the time of the grant, as text.
+--#include holder
+--#include fence
+--#include @lock
+local function grant(id, channel, flag, ms, token, owner)
+  local fence, since = next_fence()
+  write_lock(holder_value(id, channel, flag, fence, since, token, owner), ms)
+  list_until(ms)
+  return fence, since
+end
+
+--#piece acquire_fast
+-- The grant of a lock that nobody has and nobody waits for. It is written out, since each function that a script
+-- makes or calls costs time: for the others, next_fence() and grant() do the same. One in eight goes their way, and
+-- sweeps the index.
+if nobody and us % 8 ~= 0 and --[[@fence-time]]--[[@fence-us]]tonumber(ARGV.known) < us--[[@or]]false--[[@]]--[[@or]]false--[[@]] --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
+  local fence = string.format('%.0f', us)
+  local before = redis.call('SET', KEYS.fence, fence, 'GET')
+  local last = tonumber(before or 0)
+  if last --[[@fence-grows]]and last < us --[[@]]then
+    local value = ARGV.id .. ' ' .. ARGV.channel .. ' c ' .. fence .. ' ' .. fence .. ' ' .. ARGV.token .. ' ' .. ARGV.owner
+--#include @first_lease
+    redis.call('ZADD', KEYS.index, us + ARGV.ttl * 1000, ARGV.name)
+    return {1, us, us, tonumber(ARGV.ttl)}
+  end
+  redis.call('SET', KEYS.fence, before) -- the clock is behind, or this is no fence: next_fence() knows what to do
+end
+
+--#piece once
+-- A call that is sent again runs once. A slot carries one call after the other. A lower number than its last
+-- one is a request that comes after its caller has given up: nobody hears the answer.
+local function once(work)
+  local number, answer = string.match(redis.call('GET', KEYS.slot) or '', '^(%d+) (.*)$')
+  if number and tonumber(number) >= tonumber(ARGV.number) then return answer end
+  answer = work()
+  if type(answer) == 'table' then return answer end -- an error
+  redis.call('SET', KEYS.slot, ARGV.number .. ' ' .. answer, 'PX', 60000)
+  return answer
+end
