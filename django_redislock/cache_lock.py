@@ -190,8 +190,8 @@ class CacheLock:
                     if not run(release_by_token(self._partition(), self.name, partial(bears, token))):
                         raise self._not_owned("release")
                 # as with redis-py: whoever bears the token may release, whoever has extended the lock since
-                elif held.held.lost or not held.release_at_once(BEARER):
-                    lease = held.held
+                elif held.its_lease.lost or not held.release_at_once(BEARER):
+                    lease = held.its_lease
                     if not lease.lost:
                         run(held.release_lease(bearer=True))
                     elif not run(release_by_token(lease.partition, lease.name, lease.token.__eq__)):
@@ -269,7 +269,7 @@ class CacheLock:
                     # it ends by itself or in another thread, so whoever waits for it in this one may wait
                     section.disown()
                 self.local.held = section
-                self.local.token = section.held.token.encode() if given is None else bytes(given)
+                self.local.token = section.its_lease.token.encode() if given is None else bytes(given)
                 return None
             except BaseException:
                 section.abandon()
@@ -282,23 +282,23 @@ class CacheLock:
         left = _lease(self.timeout, "timeout") if left is None else left
         held = self._held(token)
         with _as_redis_has_it():
-            if held is not None and not held.held.lost:
-                run(renew(held.held, how, left))
+            if held is not None and not held.its_lease.lost:
+                run(renew(held.its_lease, how, left))
             elif not run(renew_by_token(self._partition(), self.name, partial(bears, token), how, left)):
                 # None: another process has acquired it, and gave us the token
-                raise self._not_owned(verb) if held is None else held.held.lost_error()
+                raise self._not_owned(verb) if held is None else held.its_lease.lost_error()
         return True
 
     def _token(self, verb: str) -> SecretBytes:
         """That of the acquisition here."""
         token, held = self.local.token, self.local.held
-        if token is None or (held is not None and not held.held.here):
+        if token is None or (held is not None and not held.its_lease.here):
             raise LockError(f"Cannot {verb} an unlocked lock", self.name)
         return encode_token(token)
 
     def _held(self, token: bytes) -> Acquisition | None:
         held: Acquisition | None = self.local.held
-        return held if held is not None and bears(token, held.held.token) else None
+        return held if held is not None and bears(token, held.its_lease.token) else None
 
     def _not_owned(self, verb: str) -> LockNotOwned:
         return LockNotOwned(f"Cannot {verb} a lock that's no longer owned", self.name)

@@ -72,7 +72,7 @@ async def _await_end(block: WithBlock, error: BaseException | None, kept: object
     lock: Lock = block.lock
     section: Any = engine.section_of(block)
     if error is None and section is not None and section.at_least == 0.0 and await section.arelease_at_once():
-        warn_of_release(lock.name, unclaimed=section.held.unclaimed)
+        warn_of_release(lock.name, unclaimed=section.its_lease.unclaimed)
     else:
         await arun(lock._end(section, error))
 
@@ -289,7 +289,7 @@ class Lock:
             return
         try:
             if section.release_at_once() or run(section.release()):
-                warn_of_release(self.name, unclaimed=section.held.unclaimed)
+                warn_of_release(self.name, unclaimed=section.its_lease.unclaimed)
         except LockError:
             raise
         except BaseException:
@@ -307,7 +307,7 @@ class Lock:
             await arun(self._release_by_token())
             return
         if await section.arelease_at_once() or await arun(section.release()):
-            warn_of_release(self.name, unclaimed=section.held.unclaimed)
+            warn_of_release(self.name, unclaimed=section.its_lease.unclaimed)
 
     def detach(self, ttl: Seconds | None = None) -> str:
         """End renewal and ownership here without a release; return the token with which another process can go on.
@@ -351,7 +351,7 @@ class Lock:
 
     def check(self) -> None:
         """Raise LockLost if the lock is lost, LockNotOwned if it is not held here. For long loops: no round trip."""
-        lease = self._held("use").held
+        lease = self._held("use").its_lease
         if lease.lost:
             raise lease.lost_error()
 
@@ -368,11 +368,11 @@ class Lock:
         these errors roll your transaction back. Where the database asks to repeat a transaction (REPEATABLE READ and
         above), its error propagates: :func:`locked_atomic` repeats by itself.
         """
-        claim(self._held("claim").held, using)
+        claim(self._held("claim").its_lease, using)
 
     async def aclaim(self, using: str = DEFAULT_DB_ALIAS) -> None:
         """See claim(). For a transaction in the thread of Django's async ORM (``sync_to_async``)."""
-        await sync_to_async(claim)(self._held("claim").held, using)
+        await sync_to_async(claim)(self._held("claim").its_lease, using)
 
     @property
     def lost(self) -> bool:
@@ -382,13 +382,13 @@ class Lock:
         this object is lost. False where nothing was acquired, and after a release.
         """
         section = self._own()
-        lease = self._latest if section is None else section.held
+        lease = self._latest if section is None else section.its_lease
         return lease is not None and lease.here and lease.lost
 
     def remaining(self) -> float:
         """Seconds of lease left by the local monotonic clock; 0.0 when lost or not held here."""
         section = self._own()
-        return 0.0 if section is None else section.held.remaining()
+        return 0.0 if section is None else section.its_lease.remaining()
 
     @property
     def token(self) -> str | None:
@@ -396,8 +396,8 @@ class Lock:
         section = self._own()
         if section is None:
             return None if self._token is None else str(self._token)
-        engine.start_listening(section.held)
-        return str(section.held.token)  # as plain text
+        engine.start_listening(section.its_lease)
+        return str(section.its_lease.token)  # as plain text
 
     @property
     def fence(self) -> int:
@@ -405,14 +405,14 @@ class Lock:
 
         Raises LockNotOwned when this thread or task does not hold the lock: there is no number to write down then.
         """
-        return self._held("read the fence of").held.fence
+        return self._held("read the fence of").its_lease.fence
 
     @property
     def ttl(self) -> float:
         """Seconds after which Redis frees the lock if nobody renews it."""
         section = self._own()
         if section is not None:
-            return section.held.ttl
+            return section.its_lease.ttl
         return conf().ttl_of(self.name) if self._options.ttl is None else self._options.ttl
 
     # -- asking Redis -----------------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ class Lock:
     def entered(self, section: Acquisition) -> None:
         for other in tuple(self._sections):  # in place: others leave meanwhile
             # a lost one tells of its loss as long as anybody may ask
-            if other.over or (other.held.lost and (other.orphaned or find([other]) is other)):
+            if other.over or (other.its_lease.lost and (other.orphaned or find([other]) is other)):
                 self.left(other)
         self._sections.append(section)
         self._latest = section.lease
@@ -522,18 +522,18 @@ class Lock:
             if error is None:
                 raise self._not_owned("release")
         elif (yield from section.exit(error)) and error is None:
-            warn_of_release(section.held.name, unclaimed=section.held.unclaimed)
+            warn_of_release(section.its_lease.name, unclaimed=section.its_lease.unclaimed)
 
     __exit__: engine.ExitMethod = engine.ExitMethod(_leave_block)
     __aexit__: engine.ExitMethod = engine.ExitMethod(_aleave_block, awaited=True)
 
     def _detach(self, own: Acquisition | None, ttl: Seconds | None) -> Steps[str]:
         section = self._held("detach", own)
-        left = section.held.ttl if ttl is None else ttl_seconds(ttl, "ttl")
+        left = section.its_lease.ttl if ttl is None else ttl_seconds(ttl, "ttl")
         return (yield from engine.detach(section, left))
 
     def _extend(self, own: Acquisition | None, additional: Seconds | None, replaces: bool) -> Steps[bool]:
-        lease = self._held("extend", own).held
+        lease = self._held("extend", own).its_lease
         check = ttl_seconds if replaces else seconds
         left = lease.ttl if additional is None else check(additional, "additional")
         yield from engine.renew(lease, "set" if replaces else "add", left)
@@ -557,7 +557,7 @@ class Lock:
         """The id by which this object holds the lock here; else the constructor's token."""
         own = called or self._own()
         # another acquisition may have the same token
-        return (None, self._token) if own is None else (own.held.id, None)
+        return (None, self._token) if own is None else (own.its_lease.id, None)
 
     def _held(self, verb: str, called: Acquisition | None = None) -> Acquisition:
         section = called or self._own()

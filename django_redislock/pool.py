@@ -46,7 +46,7 @@ class PoolMember(Lock):
     @classmethod
     def of(cls, section: Acquisition, options: LockOptions) -> Self:
         """The member that was acquired."""
-        member = cls(section.held.name, **options)
+        member = cls(section.its_lease.name, **options)
         section.belongs_to(member)
         return member
 
@@ -71,15 +71,15 @@ class PoolMember(Lock):
         section = self._own()
         if section is None:
             return False
-        if section.held.lost:  # and may be somebody else's
-            raise section.held.lost_error()
-        if section.held is self._entered:
+        if section.its_lease.lost:  # and may be somebody else's
+            raise section.its_lease.lost_error()
+        if section.its_lease is self._entered:
             raise LockError(
                 f"Cannot enter a block with the member {self.name!r}: this thread or task is in one already, which "
                 f"releases it.",
                 self.name,
             )
-        self._entered = section.held
+        self._entered = section.its_lease
         block = block or engine.block_of(self)
         if block is not None:
             block.enter(section)

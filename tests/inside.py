@@ -284,12 +284,12 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
 
     def noted(*args: Any, **kwargs: Any) -> Steps[calls.Released]:
         answer = yield from release(*args, **kwargs)
-        on_presumed((answer.state, answer.twice) == (NOT_HELD, True))
+        on_presumed((answer.state, answer.repeated) == (NOT_HELD, True))
         return answer
 
     # what one command has got or released
-    _around(pytest.MonkeyPatch(), acquisition.Acquisition, "first_try", lambda *_: on_end(None))
-    _around(pytest.MonkeyPatch(), acquisition.Acquisition, "_release_command", lambda *_: on_presumed(False))
+    _around(pytest.MonkeyPatch(), acquisition.Acquisition, "prepare_first_try", lambda *_: on_end(None))
+    _around(pytest.MonkeyPatch(), acquisition.Acquisition, "prepare_release", lambda *_: on_presumed(False))
     setattr(acquisition, "Attempt", Noted)  # noqa: B010
     setattr(calls, "release", noted)  # noqa: B010
 
@@ -297,7 +297,7 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
 def lease_of(lock: Lock) -> Lease:
     section = lock._own()
     assert section is not None
-    return section.held
+    return section.its_lease
 
 
 def ends(lock: Lock) -> float:
@@ -943,7 +943,7 @@ class HeldUpQuestion:
         self._store, self._gate = get_store(), threading.Event()
         self.let_go = self._gate.set
         _around(patch, Cluster, "_ask_nodes", before=self._ask)
-        _around(patch, Cluster, "is_suspect", after=self._hear)
+        _around(patch, Cluster, "may_be_replaced", after=self._hear)
 
     def _ask(self, cluster: Cluster) -> None:
         self.asked += cluster is self._store

@@ -39,7 +39,7 @@ class Pace:
             raise ValueError(f"The delays of backoff must be seconds (int or float), not {shown(delay)}.")
         return delay
 
-    def next_look(self) -> float:
+    def next_delay(self) -> float:
         """Like next(), within the bounds for a waiter in a queue."""
         return min(max(self.next(), SHORTEST), LONGEST)
 

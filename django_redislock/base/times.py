@@ -112,7 +112,7 @@ class Deadline:
         return monotonic() >= self.at
 
     @property
-    def answer(self) -> float | None:
+    def answer_by(self) -> float | None:
         """When to stop waiting for an answer (monotonic), even if it has passed by now; None: never."""
         return None if self.at == math.inf else max(self.at, monotonic()) + GRACE
 

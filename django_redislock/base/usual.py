@@ -1,4 +1,7 @@
-"""For how long the latest sections under a lock lasted in this process, for those who ask when to come again."""
+"""For how long the latest sections under a lock lasted in this process, for those who ask when to come again.
+
+Views and jobs note it, by the template of the name.
+"""
 
 from __future__ import annotations
 

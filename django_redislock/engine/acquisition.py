@@ -30,7 +30,7 @@ from ..store.retry import Tried, atry_once, try_once
 from ..store.stores import get_partition, get_store
 from ..store.wire import Command
 from .announcements import reason_of, tell_acquired, tell_refused
-from .attempt import Attempt, FirstLook, obtain
+from .attempt import Attempt, FirstLook, wait_for_lock
 from .held import Held, caller, ground, leases_on, runs, show
 from .lease import Canceller, Lease
 from .listener import Listener
@@ -120,28 +120,28 @@ class Acquisition(Section):
         """Get the lock, in this thread; return the error for one that was not acquired in time, None when it was.
 
         ``deadline``: None: that of the options. Raises LockUnavailable, and LockError for a caller that would wait for
-        itself.
+        itself. Where this is interrupted, the caller abandons it: see abandon_cancelled().
         """
         begun, deadline = monotonic(), deadline or self.terms.endless or self.terms.deadline()
-        command, tried = self.first_try(deadline, None), None
+        command, tried = self.prepare_first_try(deadline, None), None
         if command is not None:
-            tried = try_once(self.partition, command, None if deadline is NEVER else deadline.answer)
+            tried = try_once(self.partition, command, None if deadline is NEVER else deadline.answer_by)
             if self.take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
-                    run(tell_acquired(self.held, monotonic() - begun))
+                    run(tell_acquired(self.its_lease, monotonic() - begun))
                 return None
         return run(self.go_on(deadline, begun, tried))
 
     async def aacquire(self, deadline: Deadline | None = None) -> LockNotAcquired | None:
         """See acquire()."""
         begun, deadline = monotonic(), deadline or self.terms.endless or self.terms.deadline()
-        command, tried = self.first_try(deadline, asyncio.get_running_loop()), None
+        command, tried = self.prepare_first_try(deadline, asyncio.get_running_loop()), None
         if command is not None:
-            by = None if deadline is NEVER else deadline.answer
+            by = None if deadline is NEVER else deadline.answer_by
             tried = await atry_once(self.partition, command, by, ENTERING)
             if self.take_grant(tried):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
-                    await arun(tell_acquired(self.held, monotonic() - begun))
+                    await arun(tell_acquired(self.its_lease, monotonic() - begun))
                 return None
         return await arun(self.go_on(deadline, begun, tried))
 
@@ -150,12 +150,12 @@ class Acquisition(Section):
         refusal: LockNotAcquired | None = yield Call(self.acquire, (deadline,), twin=self.aacquire)
         return refusal
 
-    def first_try(self, deadline: Deadline, loop: Loop | None, *, queues: bool = True) -> Command | None:
+    def prepare_first_try(self, deadline: Deadline, loop: Loop | None, *, queues: bool = True) -> Command | None:
         """Return the command that gets the lock if it is free, and else queues for it if messages arrive already.
 
-        None: that is not all that it takes.
+        None: one command is not enough; go_on() does it.
         """
-        if (self._above and self._is_above(deadline)) or self.token is not None or not self.terms.plain:
+        if (self._above and self._meets_itself(deadline)) or self.token is not None or not self.terms.plain:
             return None
         listener, wait = self._listener, calls.NOT_AT_ALL
         if listener.ready and deadline.waits and listener.polled:
@@ -184,8 +184,8 @@ class Acquisition(Section):
             self._runtime.watchdog.abandon(self._request, unknown=True, how=calls.WITHDRAWAL)
         self._request = None
 
-    def _is_above(self, deadline: Deadline) -> bool:
-        """Return whether this lock is among those above; note the order in which the others are held."""
+    def _meets_itself(self, deadline: Deadline) -> bool:
+        """Return whether this lock is held above already (see _enter_again()); note the order in which others are."""
         found, runner = False, self.caller
         for one in self._above:
             if self.keys[0] in one.keys:
@@ -225,11 +225,11 @@ class Acquisition(Section):
         attempt = Attempt(request, listener, self.terms, deadline, begun, waiter=self._waiter, asked=tried is not None)
         self._attempt = attempt
         first = None if tried is None else FirstLook(tried, self._waiter is not None, self._generation)
-        granted = yield from (attempt.adopt() if self.options.adopt else obtain(attempt, first))
+        granted = yield from (attempt.adopt() if self.options.adopt else wait_for_lock(attempt, first))
         if granted is not None:
             request = attempt.request if old is None else attempt.request._replace(old=old)
-            fence, ends, handed = granted
-            lease = Lease(request, self.terms, fence, ends, template, handed, attempt.unknown)
+            fence, ends, unconfirmed = granted
+            lease = Lease(request, self.terms, fence, ends, template, unconfirmed, attempt.unknown)
             lease.canceller = canceller
             self._enter(lease)
             self._runtime.watchdog.watch(lease)
@@ -269,7 +269,7 @@ class Acquisition(Section):
         return found[0] if found else (None, False)
 
     def _enter_again(self, held: Lease, own: bool, deadline: Deadline) -> Steps[bool]:
-        """Return what ``held``, under which this was called for, means; True: it was entered another time.
+        """Enter ``held``, under which this was called for, once more if options or token say so; return whether it has.
 
         LockError where whoever called would wait for itself without end. Redis is asked: the lease may be gone.
         """
@@ -352,7 +352,7 @@ class Acquisition(Section):
         lost = lease is not None and lease.cancelled_by(error)
         self.abandon()
         if lost:
-            raise self.held.lost_error() from None
+            raise self.its_lease.lost_error() from None
 
     def abandon(self) -> None:
         """Give back all that there may be, in the background: this was interrupted, or Redis could not be told."""

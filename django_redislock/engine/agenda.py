@@ -118,16 +118,16 @@ def _is_stale(entry: tuple[float, int, Task]) -> bool:
     return isinstance(task, Lease) and not (task.watched and task.due == due)
 
 
-def first_look(lease: Lease) -> float:
+def first_check(lease: Lease) -> float:
     """When to look at a lease that was just granted."""
     now = monotonic()
     return now + min(CONFIRM_AFTER, max(0.0, lease.ends - now) / 3)
 
 
-def next_look(lease: Lease) -> float:
+def next_check(lease: Lease) -> float:
     """When to look at a lease that was renewed, or did not need to be."""
     if not lease.seen:
-        return first_look(lease)
+        return first_check(lease)
     now = monotonic()
     # early enough for several tries, even if the holder has set an end that is near
     soonest = now + min(lease.ttl / 20, (lease.ends - now) / 3)

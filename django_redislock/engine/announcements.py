@@ -23,7 +23,7 @@ from ..exceptions import LockNotAcquired
 from ..signals import lock_acquired, lock_lost, lock_not_acquired, lock_released, send, sending
 from ..store.calls import ADOPTED as ADOPTED_ELSEWHERE
 from ..store.calls import OLD_LOST, Renewed
-from .lease import ADOPTED, FORCED, OLD_KEY, OVER, RELEASED, TAKEN, VANISHED, Lease
+from .lease import ADOPTED, OLD_KEY, OVER, TAKEN, VANISHED, Lease
 
 THREADS = 8  # at most; several, so that a receiver that hangs does not hold up the others
 
@@ -95,10 +95,6 @@ def _tell(event: str, signal: Signal, facts: dict[str, Any], logged: dict[str, A
     log_event(DEBUG, event, **(logged or facts))
     if signal.receivers:
         yield sending(signal, **facts)
-
-
-# why a lease was lost, by the kind of the message that says so
-TOLD = {"f": FORCED, "a": ADOPTED, "r": RELEASED}
 
 
 def reason_of(answer: Renewed) -> str:

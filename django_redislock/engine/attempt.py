@@ -38,7 +38,7 @@ class Granted(NamedTuple):
 
     fence: int
     ends: float  # monotonic
-    handed: bool  # and not confirmed yet
+    unconfirmed: bool  # nothing has shown yet that it has its whole lease
 
 
 class FirstLook(NamedTuple):
@@ -107,7 +107,7 @@ class Attempt:
         return waiter
 
     def look(self, wait: str, tried: Tried | None = None) -> Steps[tuple[AcquireReply, Granted | None]]:
-        """Ask Redis; again where a grant came after its own end, which is none. ``tried``: it was asked already.
+        """Ask Redis; again where a grant was over before it was read. ``tried``: it was asked already.
 
         One that already waits sits out an outage of up to SIT_OUT seconds.
         """
@@ -142,7 +142,7 @@ class Attempt:
             # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
             ends = calls.lease_end(reply.sent, min(reply.left, request.ttl))
             if monotonic() < ends:
-                self.got(f"{self.request.name}{reply.member}")
+                self.use_member_name(f"{self.request.name}{reply.member}")
                 granted: Granted | None = Granted(reply.number, ends, reply.state == calls.ALREADY)
                 if reply.state == calls.GRANTED and monotonic() < ends - self.terms.spare:
                     self._check_acknowledged(reply.acknowledged)
@@ -184,8 +184,8 @@ class Attempt:
             name,
         )
 
-    def got(self, name: str) -> None:
-        """A pool's member was granted: use its own name from now on."""
+    def use_member_name(self, name: str) -> None:
+        """Use this name from now on: of a pool, which member was granted."""
         if name != self.request.name:
             keys = make_keys(self.request.partition.prefix, name)
             self.request = self.request._replace(name=name, keys=keys)
@@ -222,7 +222,7 @@ def _tell_of_limits(name: str, limit: int | None, before: int) -> None:
     log_event(WARNING, "limits-differ", name=name, limit=limit, before=before)
 
 
-def obtain(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
+def wait_for_lock(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
     """Get the lock, or None in the end. ``first``: the first look, if it was made."""
     return (_outlast if attempt.terms.stands_by else _wait_in_line)(attempt, first)
 
@@ -250,7 +250,7 @@ def _poll(attempt: Attempt) -> Steps[Granted | None]:
     """Look, and look again after a while."""
     pace = Pace(attempt.terms.backoff)
     while True:
-        delay = pace.next_look()
+        delay = pace.next_delay()
         last = not attempt.deadline.waits or attempt.deadline.passed
         last = last or attempt.terms.attempts <= attempt.tries + 1
         reply, granted = yield from attempt.look(calls.NOT_AT_ALL if last else calls.polled(alive_for(delay)))
@@ -264,8 +264,8 @@ def _poll(attempt: Attempt) -> Steps[Granted | None]:
 def _await_wakes(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
     """Look when told to, and by the clock for when nobody tells."""
     listener = attempt.listener
-    unasked = False  # this look was made by the clock alone, and in time
-    heard = counted = 0
+    by_clock = False  # nothing but the clock, and in time, has led to this look
+    heard = queued_under = 0
     pace: Pace | None = None
     if attempt.request.token is not None:
         yield from attempt.listen_first()
@@ -281,17 +281,17 @@ def _await_wakes(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | N
         wait, delay = calls.QUEUED if queued else calls.NOT_AT_ALL, 0.0
         if queued and listener.polled and tried is None:
             pace = pace or Pace(attempt.terms.backoff)
-            delay = pace.next_look()
+            delay = pace.next_delay()
             wait = calls.polled(alive_for(delay))
         reply, granted = yield from attempt.look(wait, tried)
         # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
         # grant, as a rule.)
         missed = reply.state == calls.ALREADY and reply.us - reply.number > WAKE_LATE
-        if unasked and (missed or (reply.unheard and listener.heard == heard)):
+        if by_clock and (missed or (reply.unheard and listener.heard == heard)):
             listener.reconnect()
-        if unasked and reply.state == calls.REQUEUED and generation == counted:
+        if by_clock and reply.state == calls.REQUEUED and generation == queued_under:
             yield from _check_subscription(attempt)
-        counted = generation if queued else 0
+        queued_under = generation if queued else 0
         if granted is not None:
             return granted
         if reply.state in (calls.GIVEN_UP, calls.FULL) or not attempt.deadline.waits:
@@ -301,10 +301,10 @@ def _await_wakes(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | N
         if listener.ready and not (queued and generation == listener.generation):
             continue  # asked under no subscription, or an older one
         listener.schedule(waiter, reply.left, delay)
-        if reply.state == calls.REQUEUED and unasked:
+        if reply.state == calls.REQUEUED and by_clock:
             listener.tell_all(attempt.request.name)
         heard = listener.heard
-        granted, unasked = yield from _wait(attempt, waiter, reply.us)
+        granted, by_clock = yield from _wait(attempt, waiter, reply.us)
         if granted is not None:
             return granted
         if attempt.deadline.passed:
@@ -334,7 +334,7 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
                 # it came during that look, and was force-released in between, say; or the clock has jumped back
                 return None, False
             if monotonic() < grant.ends:
-                attempt.got(grant.name)
+                attempt.use_member_name(grant.name)
                 attempt.request.partition.note_fence(grant.fence)
                 if attempt.confirms:
                     return (yield from attempt.confirm(grant.fence)), False

@@ -72,7 +72,7 @@ def release_by_token(partition: Partition, name: str, bears: Callable[[str], boo
     if held is None:
         return False
     answer = yield from calls.release(held, unknown=False, how=calls.BEARER)
-    released = answer.state == calls.RELEASED or answer.twice
+    released = answer.state == calls.RELEASED or answer.repeated
     lease = runtime().watchdog.lease_of(held.id)
     if released and lease is not None:
         runtime().watchdog.lose(lease, RELEASED)  # Redis tells only other processes
@@ -84,7 +84,7 @@ def detach(section: Held, left: float) -> Steps[str]:
 
     Returns the token by which another process can adopt it.
     """
-    lease = section.held
+    lease = section.its_lease
     lease.detaching = lease.changing = True
     try:
         yield from renew(lease, "detach", left)

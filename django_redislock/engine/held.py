@@ -76,7 +76,7 @@ class Held:
         return runner is None or not runs(runner)
 
     @property
-    def held(self) -> Lease:
+    def its_lease(self) -> Lease:
         """The lease, once it is obtained."""
         assert self.lease is not None
         return self.lease

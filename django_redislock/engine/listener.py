@@ -17,7 +17,7 @@ from ..store.calls import ENDLESS, FREE, WITHDRAWAL, LockRequest, lease_end
 from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.records import make_keys
-from .announcements import TOLD
+from .lease import ADOPTED, FORCED, RELEASED
 from .waiters import Grant, Loop, Waiter, Waiters
 from .watchdog import Watchdog
 
@@ -28,7 +28,9 @@ JITTER = 0.05
 SIT_OUT = 10.0  # seconds without a connection after which waiters try for themselves, and fail
 RECHECK_EVERY = 5.0  # seconds between looks of all waiters because of late messages, which anybody may have forged
 
-# A grant has three numbers, and on a cluster the id of the node that made it. The probe (R3) does not match.
+# The first letter of a message tells a waiter that it has the lock (g) or shall look (w), or a holder why it has
+# lost the lock. A grant has three numbers, and on a cluster the id of its node. The probe (R3) does not match.
+LOST = {"f": FORCED, "a": ADOPTED, "r": RELEASED}
 _GRANT = r"(\d{1,16}) (\d{1,17}) (\d{1,12})(|@[0-9a-f]{40}|@\?) "
 _MESSAGE = re.compile(rf"(?:(g)|([wfar])) ({TOKEN}) (?(1){_GRANT})([^\ud800-\udfff]+)")
 
@@ -177,15 +179,15 @@ class Listener:
         if waiter is not None:
             waiter.tell(grant)
         elif can_be_asked_for(name):
-            self._take_stray(kind, id, name)
+            self._tell_holder(kind, id, name)
         return waiter
 
-    def _take_stray(self, kind: str, id: str, name: str) -> None:
-        """A message for an id with which nobody here waits: of a holder, or of a waiter that has left."""
+    def _tell_holder(self, kind: str, id: str, name: str) -> None:
+        """Nobody here waits with this id: tell the holder of its loss, or pass on what nobody waits for."""
         lease = self._watchdog.lease_of(id)
         if lease is not None:
-            if kind in TOLD:
-                self._watchdog.lose(lease, TOLD[kind])
+            if kind in LOST:
+                self._watchdog.lose(lease, LOST[kind])
         elif kind in "gw":
             with suppress(RuntimeError):  # no thread can be started now, and whoever reads wants something else
                 self._withdraw(id, name)

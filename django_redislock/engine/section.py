@@ -53,7 +53,7 @@ class Ending:
 
 
 class Section(Ending, Held):
-    """What an Acquisition is, once it has the lock."""
+    """The second half of an Acquisition: what it does once it has the lock. In a module of its own for its length."""
 
     __slots__ = ("_above", "_finalizer", "_runtime", "_through")
 
@@ -84,7 +84,7 @@ class Section(Ending, Held):
         """It is held by this object from now on: a pool's member."""
         self._through = self._keeper = weakref.ref(through)
         through.entered(self)
-        key = self.partition, self.held.name
+        key = self.partition, self.its_lease.name
         self.keys = (*self.keys, key)
         show(self, key)
 
@@ -119,31 +119,31 @@ class Section(Ending, Held):
 
         ``how``: HOLDER or BEARER, by right of the token. Where this is interrupted, the caller abandons it.
         """
-        command = self._release_command(how)
-        if command is None or not self._let_go(try_once(self.partition, command, None)):
+        command = self.prepare_release(how)
+        if command is None or not self.let_go(try_once(self.partition, command, None)):
             return False
         if lock_released.receivers or logger.isEnabledFor(DEBUG):
-            run(tell_released(self.held))
+            run(tell_released(self.its_lease))
         return True
 
     async def arelease_at_once(self) -> bool:
         """See release_at_once(). Cancelled, it completes in the background."""
-        command = self._release_command(calls.HOLDER)
+        command = self.prepare_release(calls.HOLDER)
         if command is None:
             return False
         try:
             tried = await atry_once(self.partition, command, None, LEAVING)
-            if not self._let_go(tried):
+            if not self.let_go(tried):
                 return False
         except BaseException:
             self.abandon()
             raise
         if lock_released.receivers or logger.isEnabledFor(DEBUG):
-            await arun(tell_released(self.held))
+            await arun(tell_released(self.its_lease))
         return True
 
-    def _release_command(self, how: str) -> Command | None:
-        """Return the command that releases the lock; None: that is not all that it takes."""
+    def prepare_release(self, how: str) -> Command | None:
+        """Return the command that releases the lock, and stop renewing it. None: release() does it."""
         lease = self.lease
         assert lease is not None
         if lease.closed or lease.detaching or lease.canceller is not None or lease.pid != os.getpid():
@@ -154,7 +154,7 @@ class Section(Ending, Held):
         self._runtime.watchdog.unwatch(lease)
         return None if lease.lost_reason else calls.release_command(request, unknown=lease.unknown, how=how)
 
-    def _let_go(self, tried: Tried) -> bool:
+    def let_go(self, tried: Tried) -> bool:
         """End the lease if the first try has released the lock, and return True; else keep the try for release()."""
         if not calls.released_at_once(tried):
             self._tried = tried
@@ -174,7 +174,7 @@ class Section(Ending, Held):
         Raises LockLost; LockNotOwned where the lock was detached, or the process was forked inside the section; and
         LockUnavailable when Redis cannot be told, then it can be tried again.
         """
-        lease = self.held
+        lease = self.its_lease
         try:
             if self._tried is None and (yield Call(self.release_at_once, twin=self.arelease_at_once)):
                 return True
@@ -201,7 +201,7 @@ class Section(Ending, Held):
         ``bearer``: by right of the token, also if it was detached. Where this is interrupted, it is for the caller to
         abandon it.
         """
-        lease, watchdog = self.held, self._runtime.watchdog
+        lease, watchdog = self.its_lease, self._runtime.watchdog
         tried, self._tried = self._tried, None
         try:
             watchdog.unwatch(lease)
@@ -209,7 +209,7 @@ class Section(Ending, Held):
             answer = yield from calls.release(lease.request, unknown=lease.unknown, how=how, tried=tried)
             # a repeated release that finds nothing within the lease did its work the first time; a closed lease was
             # released in the background meanwhile, because its block was interrupted
-            repeated = answer.twice or lease.tried_release
+            repeated = answer.repeated or lease.tried_release
             done = answer.state == calls.RELEASED or lease.closed or (repeated and not lease.lost)
             watchdog.end(lease)
             self.leave()
@@ -231,7 +231,7 @@ class Section(Ending, Held):
         As release(), except that a lock which was detached ends in silence, and that ``at_least`` is kept. Where the
         section has ended with an error, that matters more than what goes wrong here.
         """
-        lease = self.held
+        lease = self.its_lease
         if lease.cancelled_by(error):
             self.abandon()
             raise lease.lost_error()

@@ -117,13 +117,13 @@ class Several(Ending):
         near = [*takewhile(lambda section: section.partition is partition, self.sections)]
         commands: list[Command] = []
         for section in near if len(near) > 1 else ():
-            command = section.first_try(deadline, loop, queues=not commands)
+            command = section.prepare_first_try(deadline, loop, queues=not commands)
             if command is None:
                 break
             commands.append(command)
         if not commands:
             return 0, None
-        tried = yield from _send(partition, commands, deadline.answer)
+        tried = yield from _send(partition, commands, deadline.answer_by)
         got = 0
         while got < len(tried) and near[got].take_grant(tried[got]):
             got += 1
@@ -133,11 +133,11 @@ class Several(Ending):
             if (command := section.give_up_try(one)) is not None
         ]
         if behind:
-            answers = yield from _send(partition, [command for _, command in behind], deadline.answer)
+            answers = yield from _send(partition, [command for _, command in behind], deadline.answer_by)
             for (section, _), answer in zip(behind, answers, strict=True):
                 section.forget_try(given_back=released_at_once(answer))
         for section in near[:got]:
-            yield from tell_acquired(section.held, monotonic() - begun)
+            yield from tell_acquired(section.its_lease, monotonic() - begun)
         return got, tried[got] if got < len(tried) else None
 
     def exit(self, error: BaseException | None) -> Steps[bool]:
@@ -171,15 +171,15 @@ class Several(Ending):
         partition = last_first[0].partition
         near = [section for section in last_first if section.partition is partition and _only_ends(section, error)]
         for section in near if len(near) > 1 else ():
-            command = section._release_command(HOLDER)
+            command = section.prepare_release(HOLDER)
             if command is not None:
                 sent.append((section, command))
         if not sent:
             return [*last_first]
         tried = yield from _send(partition, [command for _, command in sent], None, LEAVING)
-        released = [section for (section, _), one in zip(sent, tried, strict=True) if section._let_go(one)]
+        released = [section for (section, _), one in zip(sent, tried, strict=True) if section.let_go(one)]
         for section in released:
-            yield from tell_released(section.held)
+            yield from tell_released(section.its_lease)
         return [section for section in last_first if section not in released]
 
     def fail(self, error: BaseException) -> Steps[None]:

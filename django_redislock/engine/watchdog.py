@@ -25,7 +25,7 @@ from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.stores import all_stores
 from . import agenda
-from .agenda import Agenda, Following, PendingFree, PendingRelease, Task, call_for, first_look, next_look
+from .agenda import Agenda, Following, PendingFree, PendingRelease, Task, call_for, first_check, next_check
 from .announcements import Notifier, reason_of, tell_lost
 from .dispatch import Dispatch, Parcel
 from .lease import LIMITED, OLD_KEY, OVER, Lease
@@ -80,7 +80,7 @@ class Watchdog:
         if due > lease.ends - 2 * agenda.CONFIRM_AFTER:
             with self._mutex:
                 self._leases[lease.id] = lease
-                self._plan(first_look(lease), lease)
+                self._plan(first_check(lease), lease)
             return
         lease.due = due
         self._fresh[lease.id] = lease
@@ -124,7 +124,7 @@ class Watchdog:
 
     def _plan_next(self, lease: Lease) -> None:
         if lease.watched:
-            self._plan(next_look(lease), lease)
+            self._plan(next_check(lease), lease)
 
     def leases(self) -> list[Lease]:
         """All that this process holds."""
@@ -308,7 +308,7 @@ class Watchdog:
         how = call_for(lease, first=first, urgent=urgent)
         if not how:
             with self._mutex:
-                self._plan(next_look(lease), lease)
+                self._plan(next_check(lease), lease)
             return None
         lease.asked_fence = lease.fence
         command = renew_command(lease.request, how, lease.ttl, lease.fence)

@@ -106,7 +106,7 @@ class ExitMethod:
 
 
 def section_of(block: WithBlock) -> Held | None:
-    """An ExitStack enters the lock itself, so its block has none."""
+    """The section that this block ends. An ExitStack enters the lock itself, so then it is the lock's own."""
     section: Held | None = block.section or block.lock._own()
     return section
 

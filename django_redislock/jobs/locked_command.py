@@ -200,7 +200,7 @@ def _give_back(lock: Lock, at_least: float) -> None:
     except BaseException:  # interrupted
         section.abandon()
         raise
-    warn_of_release(lock.name, unclaimed=section.held.unclaimed)
+    warn_of_release(lock.name, unclaimed=section.its_lease.unclaimed)
 
 
 def _held_by(lock: Lock) -> str:

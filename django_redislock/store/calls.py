@@ -196,7 +196,7 @@ class Released(NamedTuple):
     """The outcome of a release, or of a withdrawal."""
 
     state: int  # NOT_HELD, RELEASED or DETACHED; OLD_LOST: released, and the old key was not there any more
-    twice: bool  # it was sent more than once
+    repeated: bool  # it was sent more than once
     holder: bytes | None = None  # the lock's value, if somebody else holds it
     left: float = 0.0  # seconds of that lease
 
@@ -214,22 +214,22 @@ def release(
     ``unknown``: an acquire of this attempt may still be on its way; it will find that the attempt is over. ``how``:
     HOLDER, BEARER (whoever acquired it: the token is enough) or WITHDRAWAL. ``deadline``, ``tried``: see call().
     """
-    state, twice, kept = NOT_HELD, False, True
+    state, again, kept = NOT_HELD, False, True
     if request.old is not None:  # first, so that whoever gets ours next finds it free
         kept, _ = yield from request.old.call("free", deadline=deadline, urgency=LEAVING)
     while True:
         command = release_command(request, unknown=unknown, how=how)
         calling = call(request.partition, command, request.name, deadline=deadline, urgency=LEAVING, tried=tried)
         answer, _, repeated, *_ = yield from calling
-        state, twice, tried = state or answer[0], twice or repeated, None
+        state, again, tried = state or answer[0], again or repeated, None
         rest = left_to_release(request, answer)
         if rest is None:
             if state == RELEASED and not kept:
                 state = OLD_LOST
             if len(answer) <= 3:
-                return Released(state, twice)
+                return Released(state, again)
             value, left = answer[3:]
-            return Released(state, twice, SecretBytes(value), left / 1000)
+            return Released(state, again, SecretBytes(value), left / 1000)
         request, unknown = rest, False
 
 

@@ -2,8 +2,8 @@
 
 A call that is sent again because its answer was lost must not count twice, and must return the first run's answer. So
 each call goes through a *slot*, which carries one call at a time and numbers them, and the script stores number and
-answer under the slot's key (``once.lua``). Slots are reused, so Redis stores one answer for each *concurrent* call, not
-for each call. Source: the sessions of NFS 4.1, RFC 8881, section 2.10.6.
+answer under the slot's key (piece ``once``). Slots are reused, so Redis stores one answer for each *concurrent* call,
+not for each call. Source: the sessions of NFS 4.1, RFC 8881, section 2.10.6.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 Whatever the cluster looks like, a name has one of TAGS hash tags, and thereby a slot. The cluster may move slots
 between nodes: nothing here depends on where a slot is.
+
+That another node has taken over is learned in four ways: from MOVED (``redirect``); from a lost connection, after which
+the cluster is asked (``suspect``); from an answer that comes late, which another node has to confirm
+(``may_be_replaced``); and for messages, when another node answers (``Partition.heard_from``).
 """
 
 from __future__ import annotations
@@ -118,7 +122,7 @@ class Cluster(LockStore):
         self._nodes: dict[str, Node] = {}  # by address
         self._met: list[Address] = []  # of all nodes, replicas among them
         self._slots = {tag: key_slot(str(tag).encode()) for tag in range(TAGS)}
-        self._since = 0.0  # when slots may have moved last (monotonic)
+        self._stale_since = 0.0  # when slots may have moved last (monotonic): what was read before does not count
         self._read_at = -math.inf  # what we know is at least as recent as this (monotonic)
         self._question: Question | None = None  # the latest one: where are the slots?
         self._mutex = threading.RLock()  # held to begin a question
@@ -134,18 +138,18 @@ class Cluster(LockStore):
         with self._known:
             if tag not in self._slots:
                 self._slots = {**self._slots, tag: slot}
-                self._since = monotonic()  # whose slot that is, is not known yet
+                self._stale_since = monotonic()  # whose slot that is, is not known yet
         return self.partition(tag)
 
     # -- its nodes --------------------------------------------------------------------------------------------------
 
     def node_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
-        if self._read_at <= max(since, self._since):
+        if self._read_at <= max(since, self._stale_since):
             self._ask(since).answer(by)
         return self._node_by_tag[tag]
 
     async def anode_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
-        if self._read_at <= max(since, self._since):
+        if self._read_at <= max(since, self._stale_since):
             await self._ask(since).aanswer(by)
         return self._node_by_tag[tag]
 
@@ -153,12 +157,12 @@ class Cluster(LockStore):
         """All who need the answer share one question, unless something has happened since it was asked."""
         with self._mutex:
             question = self._question
-            if question is None or not question.pending or question.begun <= max(since, self._since):
-                question = self._question = Question(self._answer)
+            if question is None or not question.pending or question.begun <= max(since, self._stale_since):
+                question = self._question = Question(self._read_cluster)
                 question.begin()
             return question
 
-    def _answer(self, question: Question) -> None:
+    def _read_cluster(self, question: Question) -> None:
         with self._reading:
             question.begun = now = monotonic()
             try:
@@ -226,17 +230,17 @@ class Cluster(LockStore):
         return self._nodes.get(address) or self._nodes.setdefault(address, Node(self.config.at(host, port)))
 
     def suspect(self, node: Node | None) -> None:
-        """As in LockStore; here, the slots may have moved as well. See is_suspect()."""
+        """As in LockStore; here, the slots may have moved as well."""
         super().suspect(node)
         self._suspect(node)
 
     def _suspect(self, node: Node | None) -> None:
         with self._known:
-            self._since = monotonic()
+            self._stale_since = monotonic()
             if node is not None:
-                node.suspected_at = self._since
+                node.suspected_at = self._stale_since
 
-    def is_suspect(self, node: Node, sent: float) -> bool:
+    def may_be_replaced(self, node: Node, sent: float) -> bool:
         """C7: whether another node may have replaced this one, which has just answered what was ``sent`` then."""
         now = monotonic()
         late = now - sent > NO_FAILOVER_WITHIN
@@ -276,7 +280,7 @@ class ClusterPartition(Partition):
         store = self.store
         node = store.node_of(self.tag, by)
         answers, sent = store.threads.exchange(node, commands, by)
-        if store.is_suspect(node, sent):
+        if store.may_be_replaced(node, sent):
             _believe(node, store.node_of(self.tag, _confirmed_by(by), node.answered_at))
         self.heard_from(node)
         return answers, node
@@ -287,7 +291,7 @@ class ClusterPartition(Partition):
         store = self.store
         node = await store.anode_of(self.tag, by)
         answers, sent = await store.aexchange(node, commands, by, urgency=urgency)
-        if store.is_suspect(node, sent):
+        if store.may_be_replaced(node, sent):
             _believe(node, await store.anode_of(self.tag, _confirmed_by(by), node.answered_at))
         self.heard_from(node)
         return answers, node

@@ -20,7 +20,7 @@ from .thread_connections import ThreadConnections
 from .wire import Command
 
 # Fences from here on are not remembered, and so not written back once somebody has deleted them. Far from 9e15, where
-# fence.lua refuses to go on, so that nobody remembers what led there. Clocks come here in 2223
+# next_fence() in Lua refuses to go on, so that nobody remembers what led there. Clocks come here in 2223
 HIGHEST_KNOWN = 8 * 10**15
 
 
@@ -204,7 +204,7 @@ class Partition:
 
     def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
-        node = self.store._node_by_tag[0]  # the way of nearly all locks: as few calls as can be
+        node = self.store._node_by_tag[0]
         return self.store.threads.exchange(node, commands, by)[0], node
 
     async def aexchange(

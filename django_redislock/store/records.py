@@ -80,7 +80,7 @@ _ENTRY = re.compile(rb"(\S+) (\d+) (\d+) (\S+) (.*)", re.S)
 
 
 class Holder(NamedTuple):
-    """The value of a lock (holder.lua)."""
+    """The value of a lock (piece ``holder``)."""
 
     id: str
     token: str
@@ -117,7 +117,7 @@ def shown_holder(value: bytes, us: int) -> Holder:
 
 
 def parse_waiter(entry: bytes | None) -> tuple[str, str]:
-    """Owner and note of a waiter (queue.lua)."""
+    """Owner and note of a waiter (piece ``queue``)."""
     found = _ENTRY.fullmatch(entry or b"")
     return (UNKNOWN, "") if found is None else split_owner(found[5])
 

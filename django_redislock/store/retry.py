@@ -98,8 +98,8 @@ def call(
     was one. Raises LockUnavailable.
     """
     commands = [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)] if replicas else [command]
-    reply = yield from _persist(
-        Roundtrip(partition, commands, deadline.answer, urgency), name, noun, deadline, tried=tried
+    reply = yield from _send_until_answered(
+        Roundtrip(partition, commands, deadline.answer_by, urgency), name, noun, deadline, tried=tried
     )
     if isinstance(reply.acknowledged, ResponseError):
         trouble = f"{reply.acknowledged}. Without WAIT, no replicas can be asked for: set REPLICAS to 0."
@@ -109,11 +109,11 @@ def call(
 
 def call_many(partition: Partition, commands: Sequence[Command]) -> Steps[list[Any]]:
     """The same for several commands in one write; an error may be among the answers."""
-    reply = yield from _persist(Roundtrip(partition, commands), None, several=True)
+    reply = yield from _send_until_answered(Roundtrip(partition, commands), None, several=True)
     return reply.answer  # type: ignore[no-any-return]
 
 
-def _persist(
+def _send_until_answered(
     request: Roundtrip,
     name: str | None,
     noun: str = "lock",

@@ -100,7 +100,7 @@ def confirm(world: World, attempt: Attempt) -> bool:
 
 
 def grant_next(world: World, asker: int, me: Id | None = None, *, given_back: bool = False) -> bool:
-    """grant_next.lua; returns whether the caller may take the lock. ``asker``: its channel, which is alive."""
+    """grant_in_order; returns whether the caller may take the lock. ``asker``: its channel, which is alive."""
     if world.mark not in (NOBODY, asker, *world.suspects) and not given_back:
         world.suspects = (*world.suspects, world.mark)
     world.mark = NOBODY
@@ -139,7 +139,7 @@ def _waiter(world: World, id: Id) -> Attempt:
 
 
 def _grant(world: World, asker: int, attempt: Attempt, flag: str) -> Grant:
-    """grant.lua"""
+    """grant()"""
     mine, ticket = world.scene.id(attempt), world.clients[attempt].ticket
     for id in world.queue:
         if id != mine and (not ticket or world.clients[_waiter(world, id)].ticket < ticket):
@@ -155,7 +155,7 @@ def written(world: World, lock: Lock) -> Lock:
 
 
 def _next_fence(world: World, asker: int) -> int:
-    """fence.lua"""
+    """next_fence()"""
     fence = 1 + max(world.entered, *world.fences())
     if world.scene.clock == "behind":
         if world.nodes.master:  # its clock is still behind the last fences, so they do not grow with time

@@ -135,7 +135,7 @@ def test_r12_the_end_of_a_lease_is_reported_while_redis_hangs_and_a_restart_at_o
 
 
 def test_r12_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
-    network: Proxy, add_alias: Any, renew_all: Any, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    network: Proxy, add_alias: Any, renew_all: Any, eventually: Eventually
 ) -> None:
     """One with a short TTL does not wait for one with a long TTL."""
     losses: list[LockLost] = []
@@ -150,7 +150,6 @@ def test_r12_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
         is_renewed(quick, eventually)
         eventually(lambda: losses)
         assert [error.name for error in losses] == [NAME]
-        assert "event=renewal-failed" not in caplog.text  # that of the slow one is still waited for
         held.let_go()
 
 

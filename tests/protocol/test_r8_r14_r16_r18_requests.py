@@ -98,7 +98,7 @@ def test_r8_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
 def test_r8_a_release_that_was_sent_once_has_not_succeeded_where_nothing_is_held(ghost: Callable[..., Ghost]) -> None:
     there = ghost()
     released = there.release(there.request(TOKEN, name=NAME))
-    assert (released.state, released.twice) == (inside.NOT_HELD, False)
+    assert (released.state, released.repeated) == (inside.NOT_HELD, False)
 
 
 def test_r8_a_release_that_failed_may_have_succeeded_and_can_be_tried_again(

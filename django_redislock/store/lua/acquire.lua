@@ -41,12 +41,12 @@ if flag == 's' then
   if anew ~= value then
     value = anew
     write_lock(value, left)
-    redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
+    list_until(left)
   end
 end
 if id --[[@already-mine]]== ARGV.id--[[@]] then return {ALREADY, us, tonumber(fence), lease_left()} end
 if gone then return {GIVEN_UP, us, 0, 0} end --@given-up
-adopt_limit()
+impose_limit()
 
 -- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
 -- at work with it
@@ -71,7 +71,7 @@ if may_adopt() then
   write_lock(holder_value(ARGV.id, ARGV.channel, 'a', fence, since, ARGV.token, ARGV.owner .. note), left)
   redis.call('ZREM', KEYS.queue, ARGV.id)
   redis.call('HDEL', KEYS.waiters, ARGV.id)
-  redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
+  list_until(left)
   tell(channel, 'a ' .. id .. ' ' .. ARGV.name) --@adoption-told
   return {ALREADY, us, tonumber(fence), left}
 end

@@ -6,6 +6,7 @@
 --            suspension included; s = a suspension alone
 -- returns  {value of the lock, or of the suspension that was planned, or false; 1 = dead waiters remain: call again}
 --#include @grant_next
+--#include @plan
 local value = read_lock()
 local id, channel, flag, fence
 if value then id, channel, flag, fence = parse_holder(value) end

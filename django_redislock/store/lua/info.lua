@@ -8,6 +8,7 @@
 --            those who want any. Holders: {the limit, how many they are, 1 if `id` is one of them, else 0, value, lease
 --            left in ms, ...}, at most 100 of them
 --#include @waiting
+--#include @look
 local most = tonumber(ARGV.most)
 local value, holders = look()
 local planned, planned_left = read_planned()

@@ -5,11 +5,13 @@
 --            detach = the same, and nobody here holds it any more; raise = as keep, and draw a new fence
 --            fence: of the acquisition; '' for whatever this attempt holds
 -- returns  {state, server us, lease left in ms of whoever holds it, the fence if it was raised}; states: calls.py
---#include @grant_next
+--#include @lease
+--#include fence
 local LOST, HELD, ADOPTED = 0, 1, 2
 local value = read_lock()
 if not value then
   -- the lease is over; those who wait should not have to find that out by themselves
+--#include @grant_next
   grant_next() --@renewal-grants
   return {LOST, us, 0}
 end

@@ -4,6 +4,7 @@
 --            ms: from now; owner: who suspends it, for people; a note may follow behind a line feed
 -- returns  1 = begun, 0 = planned: somebody holds the lock
 --#include hand_off
+--#include @plan
 local value, ms = read_lock(), tonumber(ARGV.ms)
 local fence, since = next_fence()
 local suspension = holder_value('-', '-', 's', fence, since, '-', ARGV.owner)
@@ -14,6 +15,6 @@ if value and flag ~= 's' then --@suspension-waits
   return 0
 end
 write_lock(suspension, ms)
-redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name) --@suspension-listed
+list_until(ms) --@suspension-listed
 tell_of_suspension()
 return 1

@@ -67,6 +67,18 @@ local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}}
 
 local function read_planned() return parse_planned(redis.call('HGET', KEYS.waiters, '~')) end
 
+-- nobody holds the lock: returns its value if it is suspended now
+local function begin_suspension()
+  local value, left = read_planned()
+  if not value then return nil end
+  redis.call('HDEL', KEYS.waiters, '~')
+  write_lock(value, left)
+  list_until(left)
+  return value
+end
+
+--#piece plan_key
+-- A suspension while somebody holds the lock.
 local function plan_suspension(value, ms)
   redis.call('HSET', KEYS.waiters, '~', planned_text(value, ms))
   keep(KEYS.waiters, ms) --@suspension-kept
@@ -79,17 +91,8 @@ local function cancel_suspension()
   return value
 end
 
--- nobody holds the lock: returns its value if it is suspended now
-local function begin_suspension()
-  local value, left = read_planned()
-  if not value then return nil end
-  redis.call('HDEL', KEYS.waiters, '~')
-  write_lock(value, left)
-  redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
-  return value
-end
-
--- the value of the lock; there are not several
+--#piece look_key
+-- The value of the lock; there are not several.
 local function look() return read_lock() or begin_suspension() end
 
 --#piece grant_next_key

@@ -9,6 +9,7 @@ local us = clock[1] * 1000000 + clock[2]
 --#piece fence
 -- Draws the next fence or ticket: max(last, highest the caller knows, server time - 1) + 1. So both grow across
 -- FLUSHALL, restarts, and a failover to a replica that lags or whose clock is behind. Returns it and the time, as text.
+-- acquire_fast has the same rule, written out.
 --#include holder
 local function next_fence()
   local fence = math.max(tonumber(ARGV.known), --[[@fence-time]]--[[@fence-us]]us--[[@or]]math.floor(us / 1000000)--[[@]] - 1--[[@or]]0--[[@]]) + 1
@@ -61,7 +62,7 @@ local function unlist() redis.call('ZREM', KEYS.index, ARGV.name) end
 
 --#piece one_permit
 -- More stubs for a lock that only one can hold, which the fast paths do not need: making a function takes time.
-local function adopt_limit() end
+local function impose_limit() end
 local function count_free() return 1 end
 local function grant_rest() end
 

@@ -59,6 +59,11 @@ local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}, {KEYS.line, KEYS.line_wai
 
 local function read_planned() return parse_planned(redis.call('HGET', KEYS.held, planned_field(member))) end
 
+-- nobody holds the lock: returns its value if it is suspended now
+local function begin_suspension() return redis.call('HGET', KEYS.held, member) end
+
+--#piece plan_member
+-- A suspension while somebody holds the lock.
 local function plan_suspension(value, ms)
   redis.call('HSET', KEYS.held, planned_field(member), planned_text(value, ms))
 end
@@ -70,10 +75,8 @@ local function cancel_suspension()
   return value
 end
 
--- nobody holds the lock: returns its value if it is suspended now
-local function begin_suspension() return redis.call('HGET', KEYS.held, member) end
-
--- the value of the lock; there are not several
+--#piece look_member
+-- The value of the lock; there are not several.
 local function look() return read_lock() or begin_suspension() end
 
 --#piece grant_next_member

@@ -52,7 +52,7 @@ local function get_limit()
 end
 
 -- what the caller says counts from now on
-local function adopt_limit()
+local function impose_limit()
   local before = tonumber(redis.call('HGET', KEYS.permits, ':'))
   if before and before ~= limit then
     limit_before = before
@@ -201,10 +201,14 @@ local function note_leave() end
 local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}}
 
 local function read_planned() end
-local function cancel_suspension() end
 local function begin_suspension() end
 
--- the value of the permit whose lease ends first; and the limit, how many are held, whether the caller holds one, and of
+--#piece plan_permits
+-- There are no suspensions to plan.
+local function cancel_suspension() end
+
+--#piece look_permits
+-- The value of the permit whose lease ends first; and the limit, how many are held, whether the caller holds one, and of
 -- at most 100 the values and the milliseconds that are left
 local function look()
   drop_ended()
