@@ -306,7 +306,7 @@ def ends(lock: Lock) -> float:
 
 def over_by_the_clock_here(lock: Any) -> None:
     """As far as this process knows, the lease of this thread's ``cache.lock()`` has run out."""
-    lock.local.held.held.ends = 0.0
+    lock.local.held.its_lease.ends = 0.0
 
 
 def leases() -> list[Lease]:

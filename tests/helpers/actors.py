@@ -194,26 +194,31 @@ RUNS: dict[str, Callable[..., Awaitable[Any]]] = {
 }
 
 
+def pause_after(begun: float) -> float:
+    """Seconds to the next look at what is waited for since then: looks cost time that others need."""
+    return min(max((time.monotonic() - begun) / 10, 0.001), 0.01)
+
+
 def until(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
     """Return what the condition returned."""
-    deadline = time.monotonic() + within
+    begun = time.monotonic()
     while not (result := condition()):
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= begun + within:
             faulthandler.dump_traceback(2)  # what all threads are doing, for the log
             pytest.fail(f"still not so after {within} s")
-        time.sleep(0.002)
+        time.sleep(pause_after(begun))
     return result
 
 
 async def auntil(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
     """The same for coroutines, and for conditions that must be awaited."""
-    deadline = time.monotonic() + within
+    begun = time.monotonic()
     while True:
         result = condition()
         if result := (await result if isawaitable(result) else result):
             return result
-        assert time.monotonic() < deadline, f"still not so after {within} s"
-        await asyncio.sleep(0.002)
+        assert time.monotonic() < begun + within, f"still not so after {within} s"
+        await asyncio.sleep(pause_after(begun))
 
 
 def asked_for(condition: Callable[[], Any], ask: Callable[[], object], every: float) -> Callable[[], bool]:

@@ -1,4 +1,4 @@
-"""A process that has imported Django and the package once, and forks worker processes of the tests.
+"""A process that has imported Django, the package and perhaps more once, and forks worker processes of the tests.
 
 What it forks goes on as the main program of that process, so it ends as every interpreter does.
 """
@@ -21,8 +21,8 @@ from django.conf import settings
 
 SERVE = "from tests.helpers.forkserver import serve\nexec(serve({handle}))\n"
 VARIABLES = {"PYTEST_CURRENT_TEST", "REDISLOCK_TEST_URL"}  # of the environment; all others are those of the server
-MOST = 2
-_servers: dict[frozenset[tuple[str, str]], socket.socket] = {}
+MOST = 4
+_servers: dict[tuple[str, frozenset[tuple[str, str]]], socket.socket] = {}
 
 
 class Forked:
@@ -57,8 +57,8 @@ class Forked:
 
 
 def fork(prelude: str, source: str, environment: dict[str, str], cwd: Path) -> Forked | None:
-    """None: there are servers for other environments already, or none can be on this system."""
-    key = frozenset((name, value) for name, value in environment.items() if name not in VARIABLES)
+    """Run ``source`` after ``prelude``. None: there are other servers already, or none can be on this system."""
+    key = prelude, frozenset((name, value) for name, value in environment.items() if name not in VARIABLES)
     if key not in _servers:
         if len(_servers) == MOST or not hasattr(os, "pidfd_open"):
             return None

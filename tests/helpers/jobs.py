@@ -14,6 +14,7 @@ from typing import Any
 import redis
 
 from django_redislock import get_lock, list_locks
+from tests.helpers.forkserver import fork
 from tests.helpers.processes import ROOT, MissingError, require, wheel_folder
 
 
@@ -60,16 +61,18 @@ def lease_of(name: str) -> float:
 
 
 class Program:
-    """A program with a session of its own."""
+    """A program with a session of its own: ``code``, after the imports in ``first``.
 
-    def __init__(self, code: str, *arguments: str, **environment: str) -> None:
+    It is forked from a process that has these already, unless it has an ``environment`` of its own.
+    """
+
+    def __init__(self, code: str, *arguments: str, first: str = "", **environment: str) -> None:
         path = os.pathsep.join([str(ROOT), str(ROOT / "testproject")])
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path, **environment},
-            start_new_session=True,
-        )
+        around = {**os.environ, "PYTHONPATH": path, **environment}
+        begin = f"import os, sys; os.setsid(); os.dup2(2, 1); sys.argv[1:] = {arguments!r}\n"
+        forked = fork(f"{first}\n", begin + code, around, ROOT) if first and not environment else None
+        command = [sys.executable, "-c", f"{first}\n{begin}{code}"]
+        self.process: Any = forked or subprocess.Popen(command, env=around, cwd=ROOT)
 
     def kill(self) -> None:
         """Kill it with all that it has started, also in process groups of their own.
@@ -84,6 +87,9 @@ class Program:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
         self.process.wait()
+        for end in self.process.stdin, self.process.stdout:
+            if end is not None:
+                end.close()
 
     def _is_alive(self, pid: int) -> bool:
         """Also a process whose first thread has ended before the others: it has its files still."""

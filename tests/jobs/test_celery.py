@@ -36,6 +36,9 @@ pytestmark = [
 Eventually = Callable[..., Any]
 Start = Callable[..., Program]
 WORKER = "from celery.__main__ import main; main()", "-A", "tests.jobs.celery_site", "worker", "-l", "WARNING"
+FIRST = (
+    "import celery.__main__, celery.apps.worker, celery.bin.celery, celery.concurrency.prefork, tests.jobs.celery_site"
+)
 
 
 @pytest.fixture
@@ -49,7 +52,12 @@ def site(server: RedisServer, client: redis.Redis) -> Any:
 @pytest.fixture
 def worker(program: Callable[..., Program]) -> Start:
     """Start a worker with three processes."""
-    return lambda *arguments, **environment: program(*WORKER, *(arguments or ("-c", "3")), **environment)
+
+    def start(*arguments: str, **environment: str) -> Program:
+        first = "" if "gevent" in arguments else FIRST  # which patches what must not be imported yet
+        return program(*WORKER, *(arguments or ("-c", "3")), first=first, **environment)
+
+    return start
 
 
 # -- from the call to the end ------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_
 Eventually = Callable[..., Any]
 Work = Callable[..., None]
 
-CONSUMER = "from huey.bin.huey_consumer import consumer_main; consumer_main()"
+FIRST, CONSUMER = "import huey.bin.huey_consumer, tests.jobs.huey_site", "huey.bin.huey_consumer.consumer_main()"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def site(server: RedisServer) -> Iterator[Any]:
 def consumer(site: Any, program: Callable[..., Program]) -> Callable[..., Program]:
     """Start a consumer."""
     options = "tests.jobs.huey_site.huey", "--quiet", "--no-periodic"
-    return lambda *arguments: program(CONSUMER, *options, *(arguments or ("-w", "2")))
+    return lambda *arguments: program(CONSUMER, *options, *(arguments or ("-w", "2")), first=FIRST)
 
 
 @pytest.fixture

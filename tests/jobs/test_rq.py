@@ -17,7 +17,7 @@ from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_
 Eventually = Callable[..., Any]
 Work = Callable[..., None]
 
-WORKER = "import tests.jobs.rq_site; from rq.cli import main; main()"
+FIRST, WORKER = "import rq.cli, tests.jobs.rq_site", "rq.cli.main()"
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def queue(site: Any) -> Any:
 @pytest.fixture
 def worker(site: Any, program: Callable[..., Program]) -> Callable[..., Program]:
     """Start a worker."""
-    return lambda *arguments: program(WORKER, "worker", "-u", url(1), "--logging_level", "WARNING", *arguments)
+    options = "worker", "-u", url(1), "--logging_level", "WARNING"
+    return lambda *arguments: program(WORKER, *options, *arguments, first=FIRST)
 
 
 @pytest.fixture
