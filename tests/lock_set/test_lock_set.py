@@ -120,7 +120,8 @@ def test_where_one_raises_none_is_held(me: Any, client: redis.Redis, eventually:
 def test_whoever_holds_one_of_them_already_is_told_and_the_others_are_given_back(
     me: Any, client: redis.Redis, eventually: Eventually
 ) -> None:
-    me(Lock(B), "acquire")
+    one = Lock(B)  # renewed as long as the test has it
+    me(one, "acquire")
     with pytest.raises(LockError, match=f"Cannot wait for the lock '{B}'"):
         me(LockSet(A, B), "acquire")
     eventually(lambda: free(client, A))

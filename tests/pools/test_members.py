@@ -117,7 +117,7 @@ def test_pools_whose_names_look_alike_are_apart(pool: LockPool) -> None:
 def test_a_process_that_dies_during_an_assign_changes_nothing_and_its_data_expires(
     accounts: LockPool, client: redis.Redis, start: Callable[..., Worker], eventually: Eventually
 ) -> None:
-    worker = start("LockPool(name).assign(f'key-{n}' for n in range(1_000_000))", name=POOL)
+    worker = start("LockPool(name).assign(f'key-{n}' for n in range(300_000))", name=POOL)
     sent = eventually(lambda: client.keys(f"{PREFIX}next_*"), within=60)
     worker.kill()
     assert accounts.keys() == ["alice", "bob"]
