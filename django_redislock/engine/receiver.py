@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError
 from ..base.times import monotonic
 from ..store.calls import probe_command, probed
 from ..store.node import Node
-from ..store.wire import PASSING, classified, exchange, pack
+from ..store.wire import PASSING, classified, exchange, let_the_system_wait, pack
 from .listener import Listener
 from .waiters import ThreadWaiter, Waiter
 
@@ -73,6 +73,7 @@ class Receiver:
                     pass  # a message on another channel: its listener looks when it hears that it is subscribed
             except ResponseError as error:
                 refused[listener] = classified(error)
+        let_the_system_wait(self.connection, MESSAGE_WITHIN)
         asked = [listener for listener in new if listener not in refused]
         return refused | self._probe(asked)
 

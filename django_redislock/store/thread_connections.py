@@ -15,7 +15,7 @@ from redis.connection import Connection
 from ..base.times import monotonic
 from .aliases import RedisConfig
 from .node import Node
-from .wire import CONNECTION_ERRORS, Command, NotAsked, exchange
+from .wire import CONNECTION_ERRORS, Command, NotAsked, exchange, let_the_system_wait
 
 C = TypeVar("C")  # a connection
 
@@ -157,6 +157,7 @@ class ThreadConnections:
             connection.socket_timeout = self._timeout
             connection._sock.settimeout(self._timeout)
             connection._parser.on_connect(connection)  # the parser has a copy of them
+        let_the_system_wait(connection, self._timeout)
         return connection  # type: ignore[no-any-return]
 
     def drop_idle(self, node: Node | None = None) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import socket
+import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,13 +70,38 @@ def pack(commands: Sequence[Command]) -> SecretBytes:
     return SecretBytes(b"".join(map(_pack, commands)))
 
 
+def let_the_system_wait(connection: Any, seconds: float) -> None:
+    """Have the system limit each send and each read to so many seconds, if it can.
+
+    Python would do so by one more system call before each of them: an eighth of the time of an uncontended lock. (A
+    signal that Python handles meanwhile begins the time anew.) Other sockets than the system's, such as those of TLS
+    and gevent, keep their own limits.
+    """
+    sock: Any = getattr(connection, "_sock", None)  # that of fakeredis has none
+    kind = type(sock)
+    if sys.platform == "linux" and kind is socket.socket and kind.__module__ == "socket" and seconds > 0:
+        limit = struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1e6)))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        sock.settimeout(None)
+
+
 def exchange(connection: Connection, commands: Sequence[Command], by: float | None = None) -> list[Any]:
     """Send ``commands`` in one write and return their answers; an error of a single command stands among them.
 
     ``by``: the monotonic time at which to give up waiting, if that is sooner than the connection's own timeout.
     """
-    if by is None and len(commands) == 1 and type(connection) in _PLAIN and connection._sock is not None:
-        return [_ask(connection, SecretBytes(_pack(commands[0])))]
+    try:
+        if by is None and len(commands) == 1 and type(connection) in _PLAIN and connection._sock is not None:
+            return [_ask(connection, SecretBytes(_pack(commands[0])))]
+        return _exchange(connection, commands, by)
+    except ConnectionError as error:
+        if isinstance(error.__context__, BlockingIOError):  # what the system says at the end of its time limit
+            raise TimeoutError(f"Timeout while talking to {connection._host_error()}") from None
+        raise
+
+
+def _exchange(connection: Connection, commands: Sequence[Command], by: float | None) -> list[Any]:
     connection.send_packed_command([pack(commands)], check_health=False)
     answers: list[Any] = []
     for _ in commands:

@@ -169,11 +169,13 @@ def test_an_error_of_the_network_names_the_server(me: Any, own: RedisServer, eve
 
 
 @pytest.mark.complete
-def test_a_server_that_takes_no_more_is_given_up_in_time(me: Any, own: RedisServer) -> None:
+@pytest.mark.parametrize("number", [1, 2], ids=["one command", "two"])
+@pytest.mark.parametrize("size", [1, 50_000_000], ids=["no answer", "takes no more"])
+def test_a_server_that_hangs_is_given_up_in_time(size: int, number: int, me: Any, own: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, own.url, socket_timeout=0.5)):
         me(WIRE, "exchange", ("ECHO", "1"))
         with stopped(own), pytest.raises(redis.TimeoutError):
-            me(WIRE, "exchange", ("ECHO", "1" * 50_000_000))
+            me(WIRE, "exchange", *[("ECHO", "1" * size)] * number)
 
 
 @pytest.mark.usefixtures("one")
