@@ -34,9 +34,15 @@ from .conftest import ACQUIRE, LONG, RELEASE, Eventually, Join
 @pytest.mark.parametrize("busy", [False, True], ids=["released", "left"])
 @pytest.mark.complete
 def test_r8_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_does_nothing(
-    busy: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, listening: Callable[..., Ears]
+    busy: bool,
+    impatient: Proxy,
+    crowd: Crowd,
+    client: redis.Redis,
+    listening: Callable[..., Ears],
+    retry_for: Callable[[float], None],
 ) -> None:
     """What releases an attempt of which a request may still arrive leaves a mark, which that one honours."""
+    retry_for(GENEROUS)
     if busy:
         Lock(NAME, ttl=LONG).acquire()
         listening("other")
