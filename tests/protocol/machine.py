@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import redis
@@ -538,7 +538,7 @@ def _caller(request: inside.Request) -> Process:
 # -- the scripts, by the machine's clock ------------------------------------------------------------------------------
 
 
-def must_find_a_fault(machine: type[Machine], number: int) -> None:
+def must_find_a_fault(machine: type[RuleBasedStateMachine], number: int) -> None:
     """Assert that the random sequences of the seed ``number`` find a step that differs from the reference."""
     once = settings(QUIETLY, max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False)
     factory: Any = seed(number)(lambda: machine())  # hypothesis would store the seed on the class itself
@@ -546,15 +546,18 @@ def must_find_a_fault(machine: type[Machine], number: int) -> None:
         run_state_machine_as_test(factory, settings=once)
 
 
+M = TypeVar("M", bound=RuleBasedStateMachine)
+
+
 @contextmanager
-def prepared(client: redis.Redis, without: str | None = None) -> Iterator[type[Machine]]:
+def prepared(client: redis.Redis, machine: type[M], without: str | None = None) -> Iterator[type[M]]:
     """Prepare the machine; ``without``: the scripts leave out the rule of this name."""
     homes, ear = [inside.Process() for _ in HOMES], client.pubsub()
     try:
         with inside.change_scripts([without] if without else [], CLOCK), pytest.MonkeyPatch.context() as patch:
             for name, value in (("client", client), ("homes", homes), ("ear", ear)):
-                patch.setattr(Machine, name, value, raising=False)
-            yield Machine
+                patch.setattr(machine, name, value, raising=False)
+            yield machine
     finally:
         for one in (*homes, ear):
             one.close()

@@ -75,3 +75,14 @@ MUTANTS: dict[str, tuple[int, str]] = {
     "force-fence": (1, "force looks at no fence"),
     "force-told": (1, "force does not tell the holder"),
 }
+
+# the same, for the machine of permits
+OF_PERMITS: dict[str, tuple[int, str]] = {
+    "idle-permits": (1, "who comes gets a permit though none is free"),
+    "permits-free": (5, "a release gives permits though none is free"),
+    "permit-own": (1, "whose permit it is does not matter"),
+    "release-grants": (1, "a release hands its permit to nobody"),
+    "the-dead": (1, "the dead are granted permits"),
+    "order": (1, "the last in the queue is the first to get a permit"),
+    "tickets": (1, "all have the same ticket"),
+}
