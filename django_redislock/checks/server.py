@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ResponseError
 
 from ..base.steps import Steps, run
-from ..base.times import Deadline
+from ..base.times import GRACE, Deadline
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..store import calls
@@ -103,7 +103,7 @@ def _is_refusal(answer: Any) -> bool:
 def _use(partition: Partition) -> Iterator[CheckMessage]:
     """A lock of a name of its own is acquired, waited for and released, as all locks are."""
     try:
-        run(_use_lock(partition, f"check:{secrets.token_hex(8)}", Deadline.after(PATIENCE)))
+        run(_use_lock(partition, f"check:{secrets.token_hex(8)}", Deadline.after(max(0.0, PATIENCE - GRACE))))
     except LockUnavailable as error:
         yield (_useless if _is_refusal(error.__cause__) else _unseen)(partition.alias, error)
     finally:

@@ -254,7 +254,7 @@ class Acquisition(Section):
         watchdog = self._runtime.watchdog
         watchdog.unwatch(lease)
         request = lease.request._replace(old=None)
-        yield from calls.release(request, Deadline(monotonic()), unknown=lease.unknown)
+        yield from calls.release(request, Deadline.after(0), unknown=lease.unknown)
         watchdog.end(lease)
         lease.leave(self)
 

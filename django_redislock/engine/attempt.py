@@ -193,8 +193,8 @@ class Attempt:
     def withdraw(self) -> Steps[None]:
         """Leave the queue. A grant that came in this very moment is passed on."""
         if self.ticket is not None or self.unknown:
-            now = Deadline(monotonic())
-            answer = yield from calls.release(self.request, now, unknown=self.unknown, how=calls.WITHDRAWAL)
+            once = Deadline.after(0)
+            answer = yield from calls.release(self.request, once, unknown=self.unknown, how=calls.WITHDRAWAL)
             if answer.holder is not None:
                 self.current_holder.note(answer.holder, answer.left, self.waiter)
         self.asked = False

@@ -88,12 +88,12 @@ class LockedHuey(Huey):
         finally:
             _current.reset(before)
             if not delivery.began and self.ready_to_run(task, now):  # revoked, expired, cancelled
-                _give_back(task)
+                _release_lock(task)
 
     def revoke(self, task: Any, *args: Any, **kwargs: Any) -> Any:
         """See Huey."""
         super().revoke(task, *args, **kwargs)
-        _give_back(task)
+        _release_lock(task)
 
     def _seconds_to(self, eta: Any) -> float:
         return 0.0 if eta is None else max(0.0, (eta - self._get_timestamp()).total_seconds())
@@ -108,7 +108,7 @@ def _call_of(task: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(task.args), {**task.kwargs, "task": task} if task.context else task.kwargs
 
 
-def _give_back(task: Any) -> None:
+def _release_lock(task: Any) -> None:
     lock = lock_of(task)
     if lock is not None and lock.from_enqueue:
         lock.release(*_call_of(task), task.id)

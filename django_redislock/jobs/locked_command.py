@@ -181,14 +181,14 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
             if lock.lost:
                 lock.check()  # raises LockLost even where Redis cannot be reached for a release
             stack.pop_all()
-        _give_back(lock, at_least)
+        _release_lock(lock, at_least)
     except LockLost as error:
         if error.name != lock.name:
             raise
         raise CommandError(str(error), returncode=LOST) from error
 
 
-def _give_back(lock: Lock, at_least: float) -> None:
+def _release_lock(lock: Lock, at_least: float) -> None:
     section = lock._own()
     if section is None:
         return  # released by the command itself

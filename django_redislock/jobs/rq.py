@@ -57,16 +57,16 @@ class LockedJob(Job):
     def cancel(self, *args: Any, **kwargs: Any) -> Any:
         """See RQ's Job.cancel()."""
         result = super().cancel(*args, **kwargs)
-        self._give_back()
+        self._release_lock()
         return result
 
     def delete(self, *args: Any, **kwargs: Any) -> Any:
         """See RQ's Job.delete()."""
         if self.get_status(refresh=False) != JobStatus.FINISHED:  # then it may have a lock that stays on purpose
-            self._give_back()
+            self._release_lock()
         return super().delete(*args, **kwargs)
 
-    def _give_back(self) -> None:
+    def _release_lock(self) -> None:
         lock = _lock_of(self)
         if lock is not None and lock.from_enqueue:
             lock.release(tuple(self.args), self.kwargs, _run_of(self))

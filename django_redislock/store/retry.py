@@ -93,9 +93,8 @@ def call(
     """Run ``command``, which must be safe to retry; after connection trouble again, for at most the setting RETRY_FOR.
 
     ``deadline``: when not to try again, and a little later, when to stop waiting for an answer. ``name``, ``noun``: for
-    errors. ``urgency``: see LEAVING. ``replicas``: wait up to ACKNOWLEDGED_WITHIN
-    seconds for so many to acknowledge what the command has written. ``tried``: what has come of the first try, if there
-    was one. Raises LockUnavailable.
+    errors. ``urgency``: see LEAVING. ``replicas``: wait up to ACKNOWLEDGED_WITHIN seconds for so many to acknowledge
+    what the command has written. ``tried``: what has come of the first try, if there was one. Raises LockUnavailable.
     """
     commands = [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)] if replicas else [command]
     reply = yield from _send_until_answered(

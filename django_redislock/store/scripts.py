@@ -122,11 +122,13 @@ def _include(text: str, stored: str, pieces: dict[str, str]) -> str:
 
 def _pieces() -> dict[str, str]:
     """The text of each piece, by its name."""
-    found: dict[str, str] = {}
-    for file in _PIECES:
-        _, *parts = _PIECE.split(_text(f"pieces/{file}.lua"))
-        found.update(zip(parts[::2], parts[1::2], strict=True))
-    return found
+    return {name: piece for file in _PIECES for name, piece in _pieces_in(_text(f"pieces/{file}.lua"))}
+
+
+@cache
+def _pieces_in(text: str) -> list[tuple[str, str]]:
+    _, *parts = _PIECE.split(text)
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 @cache

@@ -73,13 +73,12 @@ def pack(commands: Sequence[Command]) -> SecretBytes:
 def let_the_system_wait(connection: Any, seconds: float) -> None:
     """Have the system limit each send and each read to so many seconds, if it can.
 
-    Python would do so by one more system call before each of them: an eighth of the time of an uncontended lock. (A
-    signal that Python handles meanwhile begins the time anew.) Other sockets than the system's, such as those of TLS
-    and gevent, keep their own limits.
+    Python would do so by one more system call before each of them: four for an uncontended lock, which makes four
+    others. (A signal that Python handles meanwhile begins the time anew.) Other sockets than the system's, such as
+    those of TLS and gevent, keep their own limits.
     """
     sock: Any = getattr(connection, "_sock", None)  # that of fakeredis has none
-    kind = type(sock)
-    if sys.platform == "linux" and kind is socket.socket and kind.__module__ == "socket" and seconds > 0:
+    if sys.platform == "linux" and type(sock).__module__ == "socket" and seconds > 0:
         limit = struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1e6)))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

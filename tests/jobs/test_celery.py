@@ -26,7 +26,7 @@ from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.brokers import rabbitmq
-from tests.helpers.jobs import Program, held, let_pass, runs
+from tests.helpers.jobs import Program, held, lease_of, let_pass, runs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Call to deprecated setex"),  # by Celery
@@ -144,11 +144,6 @@ def test_a_lock_stays_for_the_countdown_of_a_retry(site: Any, worker: Start, eve
     worker()
     eventually(lambda: runs() == ["mail 0"], within=60)
     eventually(lambda: lease_of("mail:7") > 6000)
-
-
-def lease_of(name: str) -> float:
-    info = get_lock(name)
-    return 0.0 if info is None else info.lease_left
 
 
 @pytest.mark.complete

@@ -106,8 +106,10 @@ class Someone:
     ticket: int | None = None
 
 
-class Machine(RuleBasedStateMachine):
-    # set by prepared(); one listener receives the messages of all processes
+class OnServer(RuleBasedStateMachine):
+    """Three processes that may live or die, and a listener for what they are told."""
+
+    # set by prepared()
     client: Any
     homes: list[inside.Process]
     ear: Any
@@ -115,18 +117,48 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.client.flushall()
-        self.reference = Reference(NAME, START)
+        self.subscribed: set[str] = set()  # the channels of the living
+        self.ear.reset()
+        self._subscribe(EAR)
+
+    @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
+    def live_or_die(self, process: int, dies: bool) -> None:
+        channel = self.homes[process].channel
+        if dies and channel in self.subscribed:
+            self.subscribed.remove(channel)
+            self._subscribe(channel, "unsubscribe")
+        elif not dies and channel not in self.subscribed:
+            self.subscribed.add(channel)
+            self._subscribe(channel)
+
+    def _all_live(self) -> None:
+        for process, home in enumerate(self.homes):
+            home.highest_fence(0)
+            self.live_or_die(process, dies=False)
+
+    def _subscribe(self, channel: str, how: str = "subscribe") -> None:
+        getattr(self.ear, how)(channel)
+        assert self.ear.get_message(timeout=GENEROUS)["type"] == how
+
+    def _heard(self) -> list[tuple[str, str]]:
+        """Channel and text of each message up to that on EAR."""
+        heard: list[tuple[str, str]] = []
+        while (message := self.ear.get_message(timeout=GENEROUS))["channel"].decode() != EAR:
+            heard.append((message["channel"].decode(), message["data"].decode()))
+        return heard
+
+
+class Machine(OnServer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reference = Reference(NAME, START, self.subscribed)
         self.people: dict[str, Someone] = {}  # all attempts so far, by their ids
         self.granted = 0  # the highest fence
         self.sound = False  # the last step did what the reference says
         self.suspends = False  # locks are suspended in this run
         self.last: Callable[[], bool] = lambda: False
-        self.ear.reset()
-        self._subscribe(EAR)
         self.advance(0)
-        for process, home in enumerate(self.homes):
-            home.highest_fence(0)
-            self.live_or_die(process, dies=False)
+        self._all_live()
 
     @initialize(first=st.none() | st.fixed_dictionaries(FIRST), suspends=st.sampled_from([False, False, False, True]))
     def begin(self, first: dict[str, Any] | None, suspends: bool) -> None:
@@ -282,16 +314,6 @@ class Machine(RuleBasedStateMachine):
                     self._ask(self.people[id], inside.QUEUED, self.people[id].ticket)
         self._end(end, askers, asks)
 
-    @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
-    def live_or_die(self, process: int, dies: bool) -> None:
-        channel = self.homes[process].channel
-        if dies and channel in self.reference.subscribed:
-            self.reference.subscribed.remove(channel)
-            self._subscribe(channel, "unsubscribe")
-        elif not dies and channel not in self.reference.subscribed:
-            self.reference.subscribed.add(channel)
-            self._subscribe(channel)
-
     @rule(ms=TIMES)
     def advance(self, ms: int) -> None:
         """Time passes, in the scripts' clock and in the expiry of each key."""
@@ -313,7 +335,7 @@ class Machine(RuleBasedStateMachine):
     def restart(self, ms: int) -> None:
         """Redis comes back empty, maybe elsewhere, with another clock."""
         self.client.flushall()
-        self.reference = Reference(NAME, self.reference.now + ms * 1000, self.reference.subscribed)
+        self.reference = Reference(NAME, self.reference.now + ms * 1000, self.subscribed)
         self.granted = 0
         self.advance(0)
 
@@ -502,16 +524,6 @@ class Machine(RuleBasedStateMachine):
         reference.messages.clear()
         self.sound = True
 
-    def _subscribe(self, channel: str, how: str = "subscribe") -> None:
-        getattr(self.ear, how)(channel)
-        assert self.ear.get_message(timeout=GENEROUS)["type"] == how
-
-    def _heard(self) -> list[tuple[str, str]]:
-        heard: list[tuple[str, str]] = []
-        while (message := self.ear.get_message(timeout=GENEROUS))["channel"].decode() != EAR:
-            heard.append((message["channel"].decode(), message["data"].decode()))
-        return heard
-
     def teardown(self) -> None:
         """When all have left, nothing stays except the fence and keys that expire by themselves."""
         if not self.sound:
@@ -538,7 +550,7 @@ def _caller(request: inside.Request) -> Process:
 # -- the scripts, by the machine's clock ------------------------------------------------------------------------------
 
 
-def must_find_a_fault(machine: type[RuleBasedStateMachine], number: int) -> None:
+def must_find_a_fault(machine: type[OnServer], number: int) -> None:
     """Assert that the random sequences of the seed ``number`` find a step that differs from the reference."""
     once = settings(QUIETLY, max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False)
     factory: Any = seed(number)(lambda: machine())  # hypothesis would store the seed on the class itself
@@ -546,7 +558,7 @@ def must_find_a_fault(machine: type[RuleBasedStateMachine], number: int) -> None
         run_state_machine_as_test(factory, settings=once)
 
 
-M = TypeVar("M", bound=RuleBasedStateMachine)
+M = TypeVar("M", bound=OnServer)
 
 
 @contextmanager

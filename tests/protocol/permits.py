@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from tests import inside
-from tests.helpers.actors import GENEROUS
 from tests.inside import PREFIX, keys_of
-from tests.protocol.machine import CLOCK, EAR, HOMES, PROCESSES, START
+from tests.protocol.machine import CLOCK, EAR, PROCESSES, START, OnServer
 
 NAME = "semaphore:export"
 PERMITS, ENDS, QUEUE, WAITERS, INDEX, *_ = keys_of(NAME).all
@@ -60,27 +59,16 @@ class Someone:
     ticket: int | None = None
 
 
-class Permits(RuleBasedStateMachine):
-    # set by machine.prepared()
-    client: Any
-    homes: list[inside.Process]
-    ear: Any
-
+class Permits(OnServer):
     def __init__(self) -> None:
         super().__init__()
-        self.client.flushall()
         self.now = START
         self.people: dict[str, Someone] = {}
-        self.living: set[str] = set()
         self.highest = 0  # of the fences
         self.limits: tuple[int, ...] = (2,)
         self.sound = True  # the last step did what it should
-        self.ear.reset()
-        self._hear_of(EAR, "subscribe")
         self._tick(0)
-        for process in HOMES:
-            self.homes[process].highest_fence(0)
-            self.live_or_die(process, dies=False)
+        self._all_live()
 
     @initialize(limits=LIMITS)
     def begin(self, limits: tuple[int, ...]) -> None:
@@ -88,11 +76,12 @@ class Permits(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, limit=st.integers(0, 1), ttl=TTLS, wait=WAITS, repeats=st.booleans())
     def come(self, process: int, limit: int, ttl: int, wait: str, repeats: bool) -> None:
-        """``repeats``: the first answer is lost."""
+        """``repeats``: the first answer is lost, so it asks once more as if for the first time."""
         id, most = f"an-attempt-with-no-{len(self.people):04}", self.limits[limit % len(self.limits)]
         request = self.homes[process].request(id, name=NAME, ttl=ttl / 1000, limit=most)
         self.people[id] = Someone(process, request)
         for _ in range(1 + repeats):
+            self.people[id].ticket = None
             self._ask(id, wait)
 
     @rule(first=FIRST, wait=WAITS)
@@ -130,16 +119,6 @@ class Permits(RuleBasedStateMachine):
         self._do(act, id, serves=False)
         if how == "keep":
             assert self._look().held[id].ends >= self.now + ttl * 1000
-
-    @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
-    def live_or_die(self, process: int, dies: bool) -> None:
-        channel = self.homes[process].channel
-        if dies and channel in self.living:
-            self.living.remove(channel)
-            self._hear_of(channel, "unsubscribe")
-        elif not dies and channel not in self.living:
-            self.living.add(channel)
-            self._hear_of(channel, "subscribe")
 
     @rule(ms=TIMES)
     def advance(self, ms: int) -> None:
@@ -199,7 +178,8 @@ class Permits(RuleBasedStateMachine):
         self._tick(1)
         before, self.sound = self._look(), False
         act()
-        after, new = self._look(), self._look().held.keys() - before.held.keys()
+        after = self._look()
+        new = after.held.keys() - before.held.keys()
         note(f"  # {after}")
         assert len(after.held) <= max(self.limits)
         assert not new or len(after.held) <= after.limit
@@ -213,7 +193,8 @@ class Permits(RuleBasedStateMachine):
             assert len(after.polling & {*ahead}) <= free
             assert after.held[one].fence > self.highest
             self.highest = after.held[one].fence
-        assert {message.split()[1] for message in self._heard() if message[0] == "g"} == new - {id}
+        self.client.publish(EAR, "")
+        assert {text.split()[1] for _, text in self._heard() if text[0] == "g"} == new - {id}
         if serves and after.told:
             assert free <= len(after.polling), "a permit is free, and somebody waits"
         self.sound = True
@@ -231,7 +212,7 @@ class Permits(RuleBasedStateMachine):
         told, polling = set(), set()
         for id, _ in queue:
             channel, _, until, *_ = entries[id].decode().split()
-            if channel in self.living:
+            if channel in self.subscribed:
                 told.add(id.decode())
             elif channel == "-" and int(until) > self.now:
                 polling.add(id.decode())
@@ -241,14 +222,3 @@ class Permits(RuleBasedStateMachine):
     def _tick(self, ms: int) -> None:
         self.now += ms * 1000
         self.client.eval(TICK, 2, *CLOCK, *divmod(self.now, 1_000_000), f"{PREFIX}*", ms)
-
-    def _hear_of(self, channel: str, how: str) -> None:
-        getattr(self.ear, how)(channel)
-        assert self.ear.get_message(timeout=GENEROUS)["type"] == how
-
-    def _heard(self) -> list[str]:
-        self.client.publish(EAR, "")
-        heard: list[str] = []
-        while (message := self.ear.get_message(timeout=GENEROUS))["channel"].decode() != EAR:
-            heard.append(message["data"].decode())
-        return heard

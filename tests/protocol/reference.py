@@ -74,7 +74,7 @@ class Reference:
         self.index: int | None = None  # the end of the lease in the list of all locks
         self.fence = 0
         self.gone: dict[str, int] = {}  # ids of attempts that are over, and until when Redis remembers that
-        self.subscribed = subscribed or set()
+        self.subscribed = set() if subscribed is None else subscribed
         self.messages: list[tuple[str, str]] = []  # channel and text of the messages of the last step
         self._unheard = False
 
