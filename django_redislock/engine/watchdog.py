@@ -345,11 +345,10 @@ class Watchdog:
     def _again(self, parcels: list[Parcel], delay: float) -> None:
         with self._mutex:
             now = monotonic()
-            for task, _, due, _ in parcels:
+            for task, *_ in parcels:
                 task = task.lease if isinstance(task, Following) else task  # both once more
                 if isinstance(task, Lease):
-                    if task.watched and task.due == due:
-                        self._plan(min(now + delay, task.ends), task)
+                    self._plan(min(now + delay, task.due), task)  # stale, where it has ended
                 elif now < task.until and not task.partition.store.closed:
                     self._plan(now + delay, task)
                 else:

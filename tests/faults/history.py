@@ -18,6 +18,7 @@ from sys import intern
 from typing import NamedTuple
 
 LEFT_FREE = 1.5  # seconds for which a lock may be free though somebody waits for it, when nothing is wrong anywhere
+LEFT_FREE_AT_MOST = 3.0  # the same beside other tests, which may take the processors for a while
 LEFT_FOR = 5.0  # seconds after which everything that had to be released in the background is released
 
 
@@ -75,6 +76,7 @@ class History:
     until: float = 0.0  # when it was read, if workers went on
     # seconds without trouble within which a waiter must have got its lock, whatever went wrong before
     late: float = 5.5
+    left_free: float = LEFT_FREE
     # of a semaphore, by the second: how many could hold it, as whoever has asked until then has said
     _limits: dict[str, dict[int, int]] = field(default_factory=dict)
     # the sections with a token, by lock and token
@@ -318,7 +320,7 @@ def _lost_early(history: History) -> Iterator[Violation]:
 def _left_free(history: History) -> Iterator[Violation]:
     """No lock stays free while somebody waits for it, if nothing is wrong anywhere; nor for long once that is over."""
     for begin, end, name in history.gaps():
-        for seconds, since in ((LEFT_FREE, begin), (history.late, end - history.late)):
+        for seconds, since in ((history.left_free, begin), (history.late, end - history.late)):
             if end - begin > seconds and not history.troubled(since, end):
                 yield Violation("left_free", f"nobody held {name} for {end - begin:.3f} s")
                 break

@@ -19,6 +19,7 @@ from tests.inside import hears, listen
 
 from .faults import AT_ANY_TIME, FAULTS, PROCESSES, ROWS, Clock, Fault, server_with_clock, strike
 from .fencing import BUGS, DATABASES, HOUR, STAGES, book, flush
+from .history import LEFT_FREE_AT_MOST
 from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses
 from .trial import LIMITS, start_launcher, trial
 from .worker import MUTANTS
@@ -50,6 +51,7 @@ def bare_server() -> Iterator[RedisServer]:
 def test_a_fault_alone(fault: Fault, launcher: Worker) -> None:
     workers = 3 if fault in SEVERAL else 2
     with (fault.server or redis_server)() as server, trial(launcher, server, workers, **fault.options) as run:
+        run.history.left_free = LEFT_FREE_AT_MOST
         fault.strike(run)
         run.obtained(3)
         assert run.finish() == []
@@ -64,6 +66,7 @@ def test_faults_at_random(kind: dict[str, Any], launcher: Worker, bare_server: R
     """One after the other, while processes are killed and stopped. REDISLOCK_TEST_FAULTS: how many."""
     print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_FAULTS={ROUNDS}")
     with trial(launcher, bare_server, workers=3, proxied=[0, 1], seed=SEED, **kind) as run:
+        run.history.left_free = LEFT_FREE_AT_MOST
         strike(run, [AT_ANY_TIME, PROCESSES], every=0.5, rounds=ROUNDS)
         run.obtained(3)
         assert run.finish() == []
@@ -162,13 +165,13 @@ def test_a_handoff_counts_for_its_ttl(jump: int, clock: Clock, crowd: Crowd, eve
 
 def test_what_is_adopted_counts_for_its_ttl(clock: Clock, crowd: Crowd, start: Callable[..., Worker]) -> None:
     """The process that has acquired it died, and the clock jumped back: in Redis, an hour is left of its lease."""
-    worker = start(f"Lock({NAME!r}, token={TOKEN!r}, ttl=60).acquire()\nsay('held')\nhear()")
+    worker = start(f"Lock({NAME!r}, token={TOKEN!r}, ttl=600).acquire()\nsay('held')\nhear()")
     worker.expect("held")
     worker.kill()
     clock.set(-HOUR)
-    me, heir = crowd(), Lock(NAME, token=TOKEN, ttl=TTL)
+    me, heir = crowd(), Lock(NAME, token=TOKEN, ttl=60)
     assert me(heir, "acquire")
-    assert 0 < me.read(heir.remaining) <= TTL
+    assert 0 < me.read(heir.remaining) <= 60
 
 
 def test_a_grant_that_seems_to_come_from_the_future_is_asked_about(
