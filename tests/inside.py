@@ -788,7 +788,6 @@ def trouble_reading(patch: pytest.MonkeyPatch, trouble: str, using: str | None =
     from tests.helpers.cancelling import Interrupt  # which imports this module
 
     receiver, met = Ears(using)._receiver, threading.Event()
-    connection = receiver.connection
     errors: dict[str, BaseException] = {
         "cut, as ssl tells": ValueError("Read on closed or unwrapped SSL socket."),
         "nonsense": InvalidResponse("Protocol error"),  # of a TLS connection that is cut while it is read
@@ -803,7 +802,7 @@ def trouble_reading(patch: pytest.MonkeyPatch, trouble: str, using: str | None =
             if trouble in errors:
                 raise errors[trouble]
 
-    _around(patch, connection, "read_response", strike)
+    _around(patch, receiver, "_read", strike)
     return met
 
 

@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError
 from ..base.times import monotonic
 from ..store.calls import probe_command, probed
 from ..store.node import Node
-from ..store.wire import PASSING, classified, exchange, let_the_system_wait, pack
+from ..store.wire import PASSING, begins, classified, exchange, let_the_system_wait, pack, read
 from .listener import Listener
 from .waiters import ThreadWaiter, Waiter
 
@@ -146,7 +146,7 @@ class Receiver:
         try:
             end = monotonic() + (LEADS_FOR if seconds is None else min(seconds, LEADS_FOR))
             while not waiter.told and self.trouble is None and (left := end - monotonic()) > 0:
-                if self.connection.can_read(left):
+                if begins(self.connection, left):
                     self._read()
         except BaseException as error:
             # of any kind: a TLS connection that is cut yields nonsense, and ssl has errors of its own then
@@ -216,7 +216,7 @@ class Receiver:
                 break
             try:
                 if not self._memory:  # fakeredis cannot wait for data without reading it
-                    self.connection.can_read(None)  # type: ignore[arg-type]  # without end
+                    begins(self.connection, None)
                 lone = self._lone()
                 told = self._read()
             except Exception as error:  # of any kind, as in lead()
@@ -230,7 +230,10 @@ class Receiver:
 
     def _read(self) -> Waiter | None:
         """Read a message, and return the waiter that it was for."""
-        kind, channel, data = self.connection.read_response()
+        message = read(self.connection)
+        if isinstance(message, RedisError):
+            raise message
+        kind, channel, data = message
         listener = self._channels[channel]
         if kind in (b"message", b"smessage"):
             return listener.on_message(data, self.node)

@@ -15,7 +15,7 @@ from redis.connection import Connection
 from ..base.times import monotonic
 from .aliases import RedisConfig
 from .node import Node
-from .wire import CONNECTION_ERRORS, Command, NotAsked, exchange, let_the_system_wait
+from .wire import CONNECTION_ERRORS, Command, NotAsked, begins, exchange, let_the_system_wait
 
 C = TypeVar("C")  # a connection
 
@@ -206,6 +206,6 @@ def surplus(idle: Idle[C], bound: int, loans: Collection[object], before: float 
 def _is_stale(connection: Connection) -> bool:
     """Return whether the server has closed the connection, or sent something that nobody asked for."""
     try:
-        return bool(connection.can_read(0))
+        return begins(connection, 0)
     except CONNECTION_ERRORS:
         return True
