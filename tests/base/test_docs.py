@@ -167,7 +167,8 @@ def test_files_that_are_named_exist() -> None:
 
 def test_the_map_of_what_to_change_where_has_a_row_for_every_module_in_its_folder() -> None:
     mapped, folder, heading = set(), "", ""
-    for line in page("where-to-change-what").partition("Around the package")[0].splitlines():
+    modules = page("where-to-change-what").partition("Around the package")[0].partition("What users import")[2]
+    for line in modules.splitlines():
         if set(line) == {"-"}:  # the line before was a heading
             folder = heading.partition("``")[2].rstrip("`")
         elif found := re.match(r"``(\w+)``  ", line):
@@ -177,6 +178,16 @@ def test_the_map_of_what_to_change_where_has_a_row_for_every_module_in_its_folde
     files = {path.relative_to(source) for path in source.rglob("*") if path.suffix in (".py", ".lua")}
     files = {path for path in files if path.stem != "__init__" and path.parts[0] not in ("management", "migrations")}
     assert mapped == {str(path.with_suffix("")) for path in files}
+
+
+def test_what_is_decided_where_names_functions_and_pieces_that_exist() -> None:
+    table = page("where-to-change-what").partition("What users import")[0]
+    rows = re.findall(r"^\S.* ``([\w/]+\.(?:py|lua))`` +(``.*``)$", table, re.M)
+    assert len(rows) > 20
+    for path, names in rows:
+        text = (Path(django_redislock.__file__).parent / path).read_text("utf-8")
+        there = re.findall(r"^ *(?:async def|def|class|local function|--#piece|--#include) @?(\w+)", text, re.M)
+        assert {*re.findall(r"``(\w+)``", names)} <= {*there}, path
 
 
 def promises() -> list[dict[str, str]]:
