@@ -125,9 +125,8 @@ _LIMITS = {
     "prune_within": "fencing.claim.WITHIN",
     "orders": "engine.order.MOST",  # pairs of locks
     "last_words": "engine.dispatch.LAST_WORDS",  # seconds that the end of a process waits for all servers
-    "sit_out": "engine.attempt.SIT_OUT",
+    "sit_out": "engine.listener.SIT_OUT",
     "look_late": "engine.attempt.LOOK_LATE",  # seconds by which a look is late if the process stood
-    "sit_out_listening": "engine.subscriber.SIT_OUT",
     "remember_for": "engine.watchdog.REMEMBER_FOR",
 }
 

@@ -23,7 +23,7 @@ from ..store.loop_connections import ENTERING, RETURNING
 from ..store.records import make_keys
 from ..store.retry import ACKNOWLEDGED_WITHIN, Tried
 from .current_holder import CurrentHolder
-from .listener import SIT_OUT, Listener
+from .listener import Listener
 from .waiters import Park, Waiter, make_waiter
 
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, where it must stand before the first request
@@ -111,7 +111,7 @@ class Attempt:
 
         One that already waits sits out an outage of up to SIT_OUT seconds.
         """
-        failing_since, late, request = 0.0, 0, self.request
+        late, request = 0, self.request
         self.tries += 1
         while True:
             urgency = RETURNING if self.asked else ENTERING
@@ -125,13 +125,15 @@ class Attempt:
                     request, wait, self.ticket, self.deadline, urgency=urgency, tried=tried
                 )
             except LockUnavailable:
-                tried, now = None, monotonic()
-                failing_since = failing_since or now
-                patience = min(failing_since + SIT_OUT, self.deadline.at)
-                if self.ticket is None or now >= patience:
+                if self.ticket is None:
                     raise
-                yield Pause(min(0.5, patience - now))
+                left = min(self.listener.unanswered(), self.deadline.at) - monotonic()
+                if left <= 0:
+                    raise
+                yield Pause(min(0.5, left))
+                tried = None
                 continue
+            self.listener.answered()
             self.unknown, tried = unknown or reply.repeated, None
             if reply.limit_before is not None:
                 _tell_of_limits(request.name, request.limit, reply.limit_before)

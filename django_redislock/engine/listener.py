@@ -25,7 +25,7 @@ LOOK_EVERY = 5.0  # seconds between a process's looks at one name
 RECONNECTING = 1.0  # the same while there is no subscription
 WATCHING = 0.1  # the same for a free lock that is reserved for a waiter who polls
 JITTER = 0.05
-SIT_OUT = 10.0  # seconds without a connection after which waiters try for themselves, and fail
+SIT_OUT = 10.0  # seconds for which waiters go on though Redis does not answer
 RECHECK_EVERY = 5.0  # seconds between looks of all waiters because of late messages, which anybody may have forged
 
 # The first letter of a message tells a waiter that it has the lock (g) or shall look (w), or a holder why it has
@@ -48,6 +48,10 @@ class Listener:
         self.heard: int = 0  # messages
         self.waiters: Waiters = Waiters()
         self.receiver: Any = None  # the Receiver by which it is subscribed
+        self._silent_since: float = (
+            0.0  # when Redis has left a waiter's question unanswered, and all since; 0: it answers
+        )
+        self._told_of: float = 0.0  # the silence that all waiters were told of
         self._want = want
         self._watchdog = watchdog
         partition.on_other_node = self.on_other_node
@@ -97,6 +101,22 @@ class Listener:
             return None
         return waiter.group.due if self.ready else waiter.due
 
+    def answered(self) -> None:
+        """Redis has answered a waiter."""
+        self._silent_since = 0.0
+
+    def unanswered(self) -> float:
+        """Redis has not answered a waiter; return until when (monotonic) it asks again.
+
+        When that is over, all others look. Most only wait for a message, and would find out one after the other.
+        """
+        now = monotonic()
+        since = self._silent_since = self._silent_since or now
+        if now >= since + SIT_OUT and self._told_of != since:
+            self._told_of = since
+            self.tell_all()
+        return since + SIT_OUT
+
     def tell_all(self, name: str | None = None) -> None:
         """Make all waiters look, or all that wait for ``name``: they may no longer be in the queue."""
         for waiter in self.waiters.of(name):
@@ -105,13 +125,14 @@ class Listener:
     def recheck(self, name: str) -> None:
         """A handoff of the lock ``name`` came after its lease: others may have dropped the waiters of this process.
 
-        All who wait for the name look, at most once in RECHECK_EVERY seconds.
+        All who wait for the name look, or look again if their first answer is still to come; at most once in
+        RECHECK_EVERY seconds.
         """
         now = monotonic()
         for group in self.waiters.groups(name):
             if now >= group.recheck_from:
                 group.recheck_from = now + RECHECK_EVERY
-                for waiter in list(group.waiters.values()):
+                for waiter in [*group.waiters.values(), *self.waiters.expected(group.name)]:
                     waiter.tell()
 
     # -- the subscription -------------------------------------------------------------------------------------------

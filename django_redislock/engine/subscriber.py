@@ -21,7 +21,7 @@ from ..store.lock_store import LockStore, Partition
 from ..store.node import Node
 from ..store.wire import PASSING, wording
 from .announcements import Notifier
-from .listener import RECONNECTING, SIT_OUT, Listener
+from .listener import RECONNECTING, Listener
 from .receiver import Interrupted, Receiver
 
 RESUBSCRIBE_EVERY = 5.0  # seconds, where subscribing is refused
@@ -237,9 +237,6 @@ class Subscriber:
             log_it, delay = outage.log_is_due(), outage.fail()
         if log_it:
             self._log("listener-disconnected", outage=outage.lasted, error=wording(error))
-        if outage.lasted > SIT_OUT:
-            for listener in listeners:
-                listener.tell_all()
         self._plan(listeners, monotonic() + delay * random.uniform(0.5, 1))
 
     def _log(self, event: str, **facts: Any) -> None:

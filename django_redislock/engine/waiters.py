@@ -196,6 +196,10 @@ class Waiters:
         """Let a wake reach this waiter, which may turn out not to wait at all."""
         self._expected[waiter.id] = waiter
 
+    def expected(self, name: str) -> list[Waiter]:
+        """Those that have asked for the lock ``name`` for the first time, and may have been queued."""
+        return [waiter for waiter in list(self._expected.values()) if waiter.name == name]
+
     def add(self, waiter: Waiter) -> None:
         """Let messages reach this waiter from now on."""
         key = (waiter.name, waiter.loop)

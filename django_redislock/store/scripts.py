@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha1
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -133,4 +133,4 @@ def _pieces_in(text: str) -> list[tuple[str, str]]:
 
 @cache
 def _text(path: str) -> str:
-    return (files(__package__) / "lua" / path).read_text("utf-8")
+    return (Path(__file__).parent / "lua" / path).read_text("utf-8")

@@ -288,7 +288,7 @@ def test_where_messages_no_longer_arrive_those_who_wait_look_by_themselves(
     crowd: Crowd, network: Proxy, client: redis.Redis, settings: Any, eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    limit(monkeypatch, look_every=600, sit_out_listening=600)
+    limit(monkeypatch, look_every=600)
     settings.REDISLOCK = {"SLOW_WAIT": None}
     me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600)
     me(lock, "acquire")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -152,14 +152,14 @@ class Touched:
 
 
 @pytest.fixture
-def endless(client: redis.Redis, eventually: Callable[..., Any]) -> None:
+def endless(client: redis.Redis) -> None:
     """Two locks that never expire (the first was once ours, the second never was), and an intact one."""
-    put(client, "persisted", owner="web-1", ttl=1)
+    put(client, "persisted", owner="web-1")
     client.persist(f"{PREFIX}lock:persisted")
+    client.zadd(INDEX, {"persisted": server_time(client) - 1})  # when its lease would have ended
     client.set(f"{PREFIX}lock:foreign", "<b>of somebody else</b>")
     assert not Lock("foreign").acquire(blocking=False)  # one of our attempts queues for it
     put(client, "sound")
-    eventually(lambda: (client.zscore(INDEX, "persisted") or 0.0) < server_time(client))
 
 
 @pytest.fixture

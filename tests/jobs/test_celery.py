@@ -173,8 +173,8 @@ def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, worker: 
     eventually(lambda: runs() == ["page 7"], within=60)
     past = {"expires": datetime.now(timezone.utc) - timedelta(seconds=1)} if how == "expired" else {}
     job = site.report.apply_async((2024,), **past)
-    assert "report:2024" in held()
-    if how == "revoked":
+    if how == "revoked":  # of an expired one, the worker may have heard already
+        assert "report:2024" in held()
         site.app.control.revoke(job.id, reply=True, timeout=30, limit=1)
     let_pass("here")
     assert blocked.get(timeout=60) == "rendered"

@@ -220,7 +220,7 @@ def test_a_standby_outlasts_any_outage_of_redis_and_keeps_its_place(
     settings: Any, caplog: Any,
 ) -> None:  # fmt: skip
     settings.REDISLOCK = {"RETRY_FOR": 0.05, "POLL": poll}
-    limit(monkeypatch, sit_out=0.1, sit_out_listening=0.1)
+    limit(monkeypatch, sit_out=0.1)
     own.stop()
     own.options |= {"appendonly": "yes", "appendfsync": "always"}
     own.start()

@@ -17,7 +17,7 @@ from django_redislock import Lock, LockLost, LockUnavailable
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other
 from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, flag, holder, queued
-from tests.helpers.ways import DJANGO_REDIS, alias
+from tests.helpers.ways import DJANGO_REDIS, alias, caches, stopped
 from tests.inside import before_each_request, limit
 
 from .conftest import Block, Eventually
@@ -232,7 +232,6 @@ def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
     retry_for: RetryFor,
 ) -> None:  # fmt: skip
     retry_for(0.1)
-    limit(monkeypatch, sit_out_listening=0.3)
     if not restarts:
         limit(monkeypatch, sit_out=0.3)
     me, you, lock, second = crowd(), crowd(), Lock(NAME, ttl=300), Lock(NAME)
@@ -257,6 +256,22 @@ def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
     with pytest.raises(LockLost):
         me(lock, "release")
     assert you(second, "owned")
+
+
+def test_when_redis_hangs_the_waiters_of_a_process_give_up_together(
+    crowd: Crowd, own: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them looks, and the others do not wait to find out by themselves, one after the other."""
+    limit(monkeypatch, look_every=0.2, sit_out=3)
+    me = crowd()
+    with caches(alias(DJANGO_REDIS, own.url, socket_timeout=0.3)):
+        me(Lock(NAME, ttl=300), "acquire")
+        waiting = [crowd().start(Lock(NAME), "acquire") for _ in range(15)]
+        with own.client() as client:
+            eventually(lambda: queued(client) == 15)
+        with stopped(own):
+            eventually(lambda: all(one.done() for one in waiting))
+        assert {type(one.exception()) for one in waiting} == {LockUnavailable}
 
 
 @pytest.mark.parametrize("how", ["flushed", "evicted", "cut off"])

@@ -160,7 +160,7 @@ def listening(eventually: Eventually) -> Listening:
     def listening(using: str | None = None) -> Ears:
         ears = Ears(using)
         ears.start()
-        eventually(lambda: ears.ready)
+        eventually(lambda: ears.ready and (ears.heard or ears.polled))  # the probe, too, is a message
         return ears
 
     return listening

@@ -279,6 +279,29 @@ def test_r4_the_waiters_of_a_process_that_was_stopped_come_back_with_their_ticke
     assert (entered if busy else sorted(entered)) == ["0", "1", "2", "3"]
 
 
+@nobody_looks
+@pytest.mark.complete
+def test_r4_who_was_dropped_before_the_answer_to_its_first_request_came_is_back_as_well(
+    held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
+) -> None:
+    first = join(Lock(NAME, ttl=3, using="other"))
+    wake, answer = network.hold_message(f"g {listed(client)[0][0]}"), network.hold_answer(ACQUIRE)
+    second = join(Lock(NAME, using="other"))
+    before = listed(client)
+    held.release()
+    eventually(lambda: not holder(client))
+    held.acquire()  # and drops both of them
+    assert listed(client) == []
+    wake.let_go()
+    eventually(lambda: listed(client) == before[:1])
+    answer.let_go()
+    eventually(lambda: listed(client) == before)
+    held.release()
+    assert first.result()
+    first.release()
+    assert second.result()
+
+
 @pytest.mark.usefixtures("nobody_looks")
 def test_r5_waiters_look_when_the_lease_ends_of_whoever_holds_the_lock_now(join: Join) -> None:
     Lock(NAME, ttl=0.3, auto_renew=False).acquire()
