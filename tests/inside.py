@@ -428,7 +428,7 @@ def _stands_in(thread: threading.Thread, function: str, code: str) -> bool:
 
 
 def _waiters(using: str | None = None) -> Any:
-    return Ears(using)._listener.waiters.of()
+    return [one for one in Ears(using)._listener.waiters.of() if one.registered]
 
 
 def waiting(using: str | None = None) -> int:
@@ -657,7 +657,7 @@ def kept_by_callers() -> dict[str, Any]:
     """What the listener, the renewer and the running event loop still keep of callers that have left."""
     partition, watchdog, waiters = get_partition(), runtime().watchdog, Ears()._listener.waiters
     known: dict[str, Any] = {
-        "waiters": [*waiters.of(), *waiters._expected.values()],
+        "waiters": waiters.of(),
         "groups": dict(waiters._groups),
         "leases": leases(),
         "pending releases": set(watchdog._pending),

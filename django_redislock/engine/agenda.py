@@ -140,7 +140,7 @@ def next_check(lease: Lease) -> float:
 def call_for(lease: Lease, *, first: bool, urgent: bool) -> str:
     """What to ask of Redis now: "keep" to renew the lease, "confirm" whether it is held (in full), "" for nothing.
 
-    ``first``: this is the first look. ``urgent``: Redis has to be asked in any case.
+    ``first``: this is the first look; it asks nothing, as a rule. ``urgent``: Redis has to be asked in any case.
     """
     if lease.renewing and (urgent or lease.handed or not first or lease.ends - monotonic() < lease.ttl / 2):
         return "keep"

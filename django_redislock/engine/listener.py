@@ -118,22 +118,23 @@ class Listener:
         return since + SIT_OUT
 
     def tell_all(self, name: str | None = None) -> None:
-        """Make all waiters look, or all that wait for ``name``: they may no longer be in the queue."""
+        """Make all waiters look, or all that wait for ``name``: they may no longer be in the queue.
+
+        Those whose first answer is still to come look again.
+        """
         for waiter in self.waiters.of(name):
             waiter.tell()
 
     def recheck(self, name: str) -> None:
         """A handoff of the lock ``name`` came after its lease: others may have dropped the waiters of this process.
 
-        All who wait for the name look, or look again if their first answer is still to come; at most once in
-        RECHECK_EVERY seconds.
+        All who wait for the name look, at most once in RECHECK_EVERY seconds.
         """
         now = monotonic()
         for group in self.waiters.groups(name):
             if now >= group.recheck_from:
                 group.recheck_from = now + RECHECK_EVERY
-                for waiter in [*group.waiters.values(), *self.waiters.expected(group.name)]:
-                    waiter.tell()
+                self.tell_all(group.name)
 
     # -- the subscription -------------------------------------------------------------------------------------------
 

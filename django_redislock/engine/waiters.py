@@ -196,10 +196,6 @@ class Waiters:
         """Let a wake reach this waiter, which may turn out not to wait at all."""
         self._expected[waiter.id] = waiter
 
-    def expected(self, name: str) -> list[Waiter]:
-        """Those that have asked for the lock ``name`` for the first time, and may have been queued."""
-        return [waiter for waiter in list(self._expected.values()) if waiter.name == name]
-
     def add(self, waiter: Waiter) -> None:
         """Let messages reach this waiter from now on."""
         key = (waiter.name, waiter.loop)
@@ -255,6 +251,7 @@ class Waiters:
         return one
 
     def of(self, name: str | None = None) -> list[Waiter]:
-        """The waiters for ``name``; None: all of them."""
+        """The waiters for ``name``, and those expected to wait for it; None: all of them."""
         with self._mutex:
-            return [waiter for waiter in self._by_id.values() if name is None or waiter.group.name == name]
+            known = [*self._by_id.values(), *list(self._expected.values())]  # the latter changes without the mutex
+        return [waiter for waiter in known if name is None or waiter.name == name]

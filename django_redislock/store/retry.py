@@ -92,6 +92,8 @@ def call(
 ) -> Steps[Reply]:
     """Run ``command``, which must be safe to retry; after connection trouble again, for at most the setting RETRY_FOR.
 
+    A try may take as long as the connection waits for an answer: see DEFAULT_TIMEOUT.
+
     ``deadline``: when not to try again, and a little later, when to stop waiting for an answer. ``name``, ``noun``: for
     errors. ``urgency``: see LEAVING. ``replicas``: wait up to ACKNOWLEDGED_WITHIN seconds for so many to acknowledge
     what the command has written. ``tried``: what has come of the first try, if there was one. Raises LockUnavailable.
