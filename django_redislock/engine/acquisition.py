@@ -30,7 +30,7 @@ from ..store.retry import Tried, atry_once, try_once
 from ..store.stores import get_partition, get_store
 from ..store.wire import Command
 from .announcements import reason_of, tell_acquired, tell_refused
-from .attempt import Attempt, FirstLook, wait_for_lock
+from .attempt import Attempt, wait_for_lock
 from .held import Held, caller, ground, leases_on, runs, show
 from .lease import Canceller, Lease
 from .listener import Listener
@@ -164,7 +164,7 @@ class Acquisition(Section):
         self._request = request = self._make_request()
         if listener.ready and deadline.waits and queues:
             self._waiter = waiter = make_waiter(loop, request.id, request.name, listener.bury)
-            listener.expect(waiter)
+            listener.waiters.expect(waiter)
             wait = calls.QUEUED
         return calls.acquire_command(request, wait)
 
@@ -222,10 +222,11 @@ class Acquisition(Section):
             return None
         request, listener = self._request or self._make_request(), self._listener
         old = old_key_of(self.partition, request.keys, self.name, request.id, self.token, held=False)
-        attempt = Attempt(request, listener, self.terms, deadline, begun, waiter=self._waiter, asked=tried is not None)
-        self._attempt = attempt
-        first = None if tried is None else FirstLook(tried, self._waiter is not None, self._generation)
-        granted = yield from (attempt.adopt() if self.options.adopt else wait_for_lock(attempt, first))
+        self._attempt = attempt = Attempt(
+            request, listener, self.terms, deadline, begun,
+            waiter=self._waiter, tried=tried, generation=self._generation,
+        )  # fmt: skip
+        granted = yield from (attempt.adopt() if self.options.adopt else wait_for_lock(attempt))
         if granted is not None:
             request = attempt.request if old is None else attempt.request._replace(old=old)
             fence, ends, unconfirmed = granted
@@ -357,10 +358,10 @@ class Acquisition(Section):
     def abandon(self) -> None:
         """Give back all that there may be, in the background: this was interrupted, or Redis could not be told."""
         if self.here:
-            self._withdraw()
+            self._abandon_attempt()
         super().abandon()
 
-    def _withdraw(self) -> None:
+    def _abandon_attempt(self) -> None:
         attempt, request, watchdog = self._attempt, self._request, self._runtime.watchdog
         if attempt is not None:
             if self.lease is None and attempt.asked:

@@ -125,7 +125,10 @@ def first_check(lease: Lease) -> float:
 
 
 def next_check(lease: Lease) -> float:
-    """When to look at a lease that was renewed, or did not need to be."""
+    """When to look at a lease that was renewed, or did not need to be.
+
+    A loss of which no message tells goes unnoticed for a third of the TTL at most.
+    """
     if not lease.seen:
         return first_check(lease)
     now = monotonic()

@@ -41,14 +41,6 @@ class Granted(NamedTuple):
     unconfirmed: bool  # nothing has shown yet that it has its whole lease
 
 
-class FirstLook(NamedTuple):
-    """A look that was made before there was an attempt."""
-
-    tried: Tried
-    queued: bool
-    generation: int  # of the subscription at that time
-
-
 class Attempt:
     """One try to get a lock. Its id was drawn for it alone and is never used again."""
 
@@ -60,8 +52,9 @@ class Attempt:
         deadline: Deadline,
         begun: float,
         *,
-        waiter: Waiter | None,
-        asked: bool,
+        waiter: Waiter | None = None,
+        tried: Tried | None = None,
+        generation: int = 0,
     ) -> None:
         self.request: LockRequest = request
         self.listener: Listener = listener
@@ -70,12 +63,14 @@ class Attempt:
         # a handoff before it counts: for the replicas (C6), or as a leader needs a whole lease
         self.confirms: bool = bool(request.replicas) or terms.stands_by
         self.waiter: Waiter | None = waiter
+        self.tried: Tried | None = tried  # the first look, if it was made already; and under which subscription
+        self.generation: int = generation
         self.ticket: int | None = None
         self.begun: float = begun  # monotonic
         self.current_holder: CurrentHolder = CurrentHolder(self.begun + terms.slow_wait)
         self.tries: int = 0
-        self.asked: bool = asked  # there may be something of it in Redis
-        self.unknown: bool = asked  # a request is on its way, or may still arrive whose answer we never saw
+        self.asked: bool = tried is not None  # there may be something of it in Redis
+        self.unknown: bool = self.asked  # a request is on its way, or may still arrive whose answer we never saw
 
     def adopt(self) -> Steps[Granted | None]:
         """Go on with the lock that was left to the bearer of its token; None: it is still in use. LockLost: it is gone.
@@ -224,23 +219,22 @@ def _tell_of_limits(name: str, limit: int | None, before: int) -> None:
     log_event(WARNING, "limits-differ", name=name, limit=limit, before=before)
 
 
-def wait_for_lock(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
-    """Get the lock, or None in the end. ``first``: the first look, if it was made."""
-    return (_outlast if attempt.terms.stands_by else _wait_in_line)(attempt, first)
+def wait_for_lock(attempt: Attempt) -> Steps[Granted | None]:
+    """Get the lock, or None in the end."""
+    return (_outlast if attempt.terms.stands_by else _wait_in_line)(attempt)
 
 
-def _wait_in_line(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
-    return _await_wakes(attempt, first) if attempt.terms.listens else _poll(attempt)
+def _wait_in_line(attempt: Attempt) -> Steps[Granted | None]:
+    return (_await_wakes if attempt.terms.listens else _poll)(attempt)
 
 
-def _outlast(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
+def _outlast(attempt: Attempt) -> Steps[Granted | None]:
     """Get the lock, whatever happens to Redis meanwhile: it keeps its ticket, and so its place."""
     outage: Outage | None = None
     while True:
         try:
-            return (yield from _wait_in_line(attempt, first))
+            return (yield from _wait_in_line(attempt))
         except LockUnavailable as error:
-            first = None
             if outage is None or outage.is_stale(LOG_EVERY):
                 outage = Outage()
             if outage.log_is_due():
@@ -263,7 +257,7 @@ def _poll(attempt: Attempt) -> Steps[Granted | None]:
         yield Pause(min(delay, attempt.deadline.left()))
 
 
-def _await_wakes(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | None]:
+def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
     """Look when told to, and by the clock for when nobody tells."""
     listener = attempt.listener
     by_clock = False  # nothing but the clock, and in time, has led to this look
@@ -272,14 +266,14 @@ def _await_wakes(attempt: Attempt, first: FirstLook | None) -> Steps[Granted | N
     if attempt.request.token is not None:
         yield from attempt.listen_first()
     while True:
-        tried: Tried | None = None
-        if first is None:
-            if attempt.deadline.waits and listener.ready:
+        tried, attempt.tried = attempt.tried, None
+        if tried is None:
+            queued = attempt.deadline.waits and listener.ready
+            if queued:
                 yield from attempt.register()
-            queued = attempt.waiter is not None and attempt.deadline.waits and listener.ready
             generation = listener.generation
         else:
-            (tried, queued, generation), first = first, None
+            queued, generation = attempt.waiter is not None, attempt.generation
         wait, delay = calls.QUEUED if queued else calls.NOT_AT_ALL, 0.0
         if queued and listener.polled and tried is None:
             pace = pace or Pace(attempt.terms.backoff)

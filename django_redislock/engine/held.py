@@ -238,7 +238,10 @@ def runs(runner: Runner) -> bool:
 
 
 def find(acquisitions: Sequence[Held]) -> Any:
-    """That of these, all made through one object, which belongs to the running code; the latest one. Else None."""
+    """That of these, all made through one object, which belongs to the running code; the latest one. Else None.
+
+    Never one of the process that this one was forked from.
+    """
     if not acquisitions:
         return None
     runner = caller()

@@ -72,10 +72,6 @@ class Listener:
         if (receiver := self.receiver) is not None and receiver.rests_until:
             receiver.read_for(waiter)
 
-    def expect(self, waiter: Waiter) -> None:
-        """See register(), for a first request, which is answered at once: only if the lock is busy, it has to wait."""
-        self.waiters.expect(waiter)
-
     def bury(self, loop: Loop) -> None:
         """The loop has ended, and its waiters with it: pass on what they may have been granted."""
         for waiter in self.waiters.discard_loop(loop):

@@ -90,14 +90,14 @@ class Watchdog:
                 self._wake_for(due)
 
     def unwatch(self, lease: Lease) -> None:
-        """Whatever is in flight for this lease no longer counts. It is known until :meth:`forget`."""
+        """Renew this lease no more, and ignore answers that are on their way. It is known until :meth:`forget`."""
         with self._mutex:
             lease.watched = False
             if lease.canceller is not None:
                 lease.canceller.end()
 
     def forget(self, lease: Lease) -> None:
-        """Forget this lease."""
+        """Know no longer of this lease, so that no message concerns it."""
         self._fresh.pop(lease.id, None)
         self._leases.pop(lease.id, None)
 

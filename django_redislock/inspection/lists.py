@@ -19,8 +19,9 @@ from .info import LockInfo, LockStatus, Queue, WaiterInfo, make_info, make_semap
 def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
     """The held locks whose names match the shell-style ``pattern``, by name, without their queues.
 
-    Those with the status ERROR are among them if one of our processes has held or asked for them. Two round trips, or
-    three where there are semaphores; on a cluster, as many to each node.
+    The lock of a process that has died is among them until its lease ends. Those with the status ERROR are among them
+    if one of our processes has held or asked for them. Two round trips, or three where there are semaphores; on a
+    cluster, as many to each node.
 
     Raises LockUnavailable when Redis cannot be reached.
     """

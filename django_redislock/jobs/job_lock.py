@@ -106,13 +106,14 @@ class JobLock:
     ``name``
         As for :func:`locked`: a template over the arguments, or a callable; not a list.
     ``lock_from``
-        ``"start"``: the lock is acquired when a worker starts the job. ``"enqueue"``: when the job is queued; it stays
-        held while the job waits there, and is the worker's from then on. Retries keep it.
+        ``"start"`` (the default): the lock is acquired when a worker starts the job. ``"enqueue"``: when the job is
+        queued; it stays held while the job waits there, and is the worker's from then on. Retries keep it.
     ``busy``
-        What happens to a job that finds the lock busy. ``"skip"``: it is dropped. ``"retry"``: it comes again, after
-        the time that such jobs usually take, as often as it takes; the queue's own count of retries is left alone.
-        ``"raise"``: LockNotAcquired. ``"merge"``: it is dropped, and if a job of that name runs already, one more is
-        queued when that one has ended, with the arguments of the one that ran; so whatever changed meanwhile is seen.
+        What happens to a job that finds the lock busy. ``"skip"`` (the default): it is dropped. ``"retry"``: it comes
+        again, after the time that such jobs usually take, as often as it takes; the queue's own count of retries is
+        left alone. ``"raise"``: LockNotAcquired. ``"merge"``: it is dropped, and if a job of that name runs already,
+        one more is queued when that one has ended, with the arguments of the one that ran; so whatever changed
+        meanwhile is seen.
     ``queued_ttl``
         With ``lock_from="enqueue"``: seconds that a job may wait in the queue, after its countdown, before its lock
         ends. If it starts later, it acquires the lock like a new one.

@@ -84,7 +84,10 @@ def read_all(partition: Partition, reads: Sequence[Command], sizes: Sequence[str
 
 
 def read_index(partition: Partition) -> Steps[tuple[int, list[tuple[str, float]]]]:
-    """The server's time, and the held locks with the ends of their leases, both in microseconds; one round trip."""
+    """The server's time, and the locks that are held or were until lately, with the ends of their leases.
+
+    Both in microseconds; one round trip.
+    """
     us, (index,) = yield from read_all(partition, [("ZRANGE", f"{partition.prefix}index", "0", "-1", "WITHSCORES")])
     names = (name.decode(errors="replace") for name in index[::2])
     return us, list(zip(names, map(float, index[1::2]), strict=True))

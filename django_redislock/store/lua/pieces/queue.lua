@@ -104,7 +104,8 @@ local function clear_suspect(waiters)
 end
 
 --#piece enqueue
--- Puts the caller into a queue, or renews what is known of it there. Returns BUSY or REQUEUED, and its ticket.
+-- Puts the caller into a queue, or renews what is known of it there. Returns BUSY or REQUEUED, and its ticket: a fence,
+-- drawn once.
 --#include fence
 --#include queue
 local function enqueue(queue, waiters)
