@@ -141,9 +141,10 @@ def test_r7_a_withdrawal_that_could_not_be_sent_is_sent_later(
         pytest.param(30, "granted long ago", marks=pytest.mark.complete),
         pytest.param(1, "its handoff has ended", marks=pytest.mark.complete),
         (30, "half a message"),
+        (30, "an error"),
     ],
 )
-def test_r19_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listener_reconnect(
+def test_r19_a_grant_of_which_nobody_has_told_or_an_odd_message_makes_the_listener_reconnect(
     ttl: float,
     what: str,
     held: Lock,
@@ -158,9 +159,9 @@ def test_r19_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listen
     ears = listening("other")
     generation = ears.generation
     waiting = join(Lock(NAME, ttl=ttl, using="other"))
-    if what == "half a message":
+    if odd := {"half a message": b"*3\r\n$7\r\nmessage\r\n$20\r\nhalf", "an error": b"-ERR what?\r\n"}.get(what):
         *_, link = (one for one in network.links if one.port == ears.port)
-        link.down.sendall(b"*3\r\n$7\r\nmessage\r\n$20\r\nhalf")
+        link.down.sendall(odd)
         eventually(lambda: ears.generation > generation and ears.ready)
     else:
         network.swallow_message(f"g {listed(client)[0][0]}")
@@ -170,7 +171,7 @@ def test_r19_a_grant_of_which_nobody_has_told_or_half_a_message_makes_the_listen
         eventually(lambda: server_time(client) > granted + 1_100_000)
     elif what == "its handoff has ended":
         eventually(lambda: not holder(client))
-    assert not waiting.future.done() or what == "half a message"
+    assert odd or not waiting.future.done()
     inside.let_them_look("other")
     assert waiting.result()
     eventually(lambda: ears.generation > generation and ears.ready)

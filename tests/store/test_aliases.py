@@ -26,7 +26,7 @@ from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.operations import all_of_them
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, PASSWORD, alias, caches, connections
-from tests.inside import connection_class, limit, listening_connection_class, own_channel
+from tests.inside import Wire, connection_class, limit, listening_connection_class, own_channel
 
 from .conftest import Eventually, Exercise
 
@@ -115,11 +115,16 @@ def test_a_password(
 
 @BOTH
 def test_tls_with_certificates_on_both_sides(
-    backend: str, tls_port: int, certificate: Path, exercise: Exercise, me: Any, retry_for: Callable[[float], None]
-) -> None:
+    backend: str, tls_port: int, certificate: Path, exercise: Exercise, me: Any, retry_for: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     retry_for(0.1)
+    limit(monkeypatch, check_idle_threads=-1.0)  # each time that a connection is used
     files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
     with caches(alias(backend, f"rediss://127.0.0.1:{tls_port}/0", ssl_cert_reqs="required", **files)):
+        first = Wire().exchange(("CLIENT", "ID"))
+        Wire().spoil("closed")
+        assert Wire().exchange(("CLIENT", "ID")) != first
         exercise()
         assert listening_connection_class() is redis.SSLConnection
     unknown = alias(backend, f"rediss://127.0.0.1:{tls_port}/1")
