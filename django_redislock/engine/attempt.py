@@ -23,7 +23,7 @@ from ..store.loop_connections import ENTERING, RETURNING
 from ..store.records import make_keys
 from ..store.retry import ACKNOWLEDGED_WITHIN, Tried
 from .current_holder import CurrentHolder
-from .listener import Listener
+from .listener import SIT_OUT, Listener
 from .waiters import Park, Waiter, make_waiter
 
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, where it must stand before the first request
@@ -106,7 +106,7 @@ class Attempt:
 
         One that already waits sits out an outage of up to SIT_OUT seconds.
         """
-        late, request = 0, self.request
+        late, request, failing_since = 0, self.request, 0.0
         self.tries += 1
         while True:
             urgency = RETURNING if self.asked else ENTERING
@@ -122,7 +122,8 @@ class Attempt:
             except LockUnavailable:
                 if self.ticket is None:
                     raise
-                left = min(self.listener.unanswered(), self.deadline.at) - monotonic()
+                failing_since = failing_since or monotonic()  # the others' keys may be in order
+                left = min(self.listener.unanswered(), failing_since + SIT_OUT, self.deadline.at) - monotonic()
                 if left <= 0:
                     raise
                 yield Pause(min(0.5, left))

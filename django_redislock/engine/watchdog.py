@@ -193,7 +193,7 @@ class Watchdog:
         return self._fresh.get(id) or self._leases.get(id)
 
     def renew_all(self, partition: Partition) -> None:
-        """After each subscription, the first one too: a flush or restart is noticed at once."""
+        """After each subscription, and when a node answers again: a flush or restart is noticed at once."""
         with self._mutex:
             now = monotonic()
             for lease in self.leases():
