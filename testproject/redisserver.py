@@ -89,15 +89,15 @@ class RedisServer:
         return arguments
 
     def start(self) -> RedisServer:
-        for others in reversed(range(10)):  # times that another process may take the port
+        for tries_left in reversed(range(10)):
             try:
                 self._start()
                 break
             except RuntimeError as error:
                 # once it has run, others know it by its port
-                if self.has_run or not others or "Address already in use" not in str(error):
+                if self.has_run or not tries_left or "Address already in use" not in str(error):
                     raise
-                self.take_ports()
+                self.take_ports()  # another process has taken the port
         self.has_run = True
         return self
 

@@ -108,6 +108,7 @@ _LIMITS = {
     "look_every": "engine.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
     "grace": "base.times.GRACE",  # seconds past its deadline in which an answer still counts
     "listening_within": "engine.attempt.LISTENING_WITHIN",
+    "message_within": "engine.receiver.MESSAGE_WITHIN",  # seconds from the first byte of a message to its last
     "leads_for": "engine.receiver.LEADS_FOR",  # seconds that a waiting thread reads the messages
     "confirm_after": "engine.agenda.CONFIRM_AFTER",
     "idle_look": "engine.watchdog.IDLE_LOOK",

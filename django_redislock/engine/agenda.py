@@ -127,7 +127,7 @@ def first_check(lease: Lease) -> float:
 def next_check(lease: Lease) -> float:
     """When to look at a lease that was renewed, or did not need to be.
 
-    A loss of which no message tells goes unnoticed for a third of the TTL at most.
+    So a loss that no message reports is noticed within a third of the TTL, as long as Redis answers.
     """
     if not lease.seen:
         return first_check(lease)

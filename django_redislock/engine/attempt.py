@@ -52,9 +52,9 @@ class Attempt:
         deadline: Deadline,
         begun: float,
         *,
-        waiter: Waiter | None = None,
-        tried: Tried | None = None,
-        generation: int = 0,
+        waiter: Waiter | None,
+        tried: Tried | None,
+        generation: int,
     ) -> None:
         self.request: LockRequest = request
         self.listener: Listener = listener
@@ -63,8 +63,8 @@ class Attempt:
         # a handoff before it counts: for the replicas (C6), or as a leader needs a whole lease
         self.confirms: bool = bool(request.replicas) or terms.stands_by
         self.waiter: Waiter | None = waiter
-        self.tried: Tried | None = tried  # the first look, if it was made already; and under which subscription
-        self.generation: int = generation
+        self.tried: Tried | None = tried  # the first look, if it was made before
+        self.generation: int = generation  # of the subscription under which it was made
         self.ticket: int | None = None
         self.begun: float = begun  # monotonic
         self.current_holder: CurrentHolder = CurrentHolder(self.begun + terms.slow_wait)
@@ -122,7 +122,7 @@ class Attempt:
             except LockUnavailable:
                 if self.ticket is None:
                     raise
-                failing_since = failing_since or monotonic()  # the others' keys may be in order
+                failing_since = failing_since or monotonic()  # Redis may answer others, and refuse this name
                 left = min(self.listener.unanswered(), failing_since + SIT_OUT, self.deadline.at) - monotonic()
                 if left <= 0:
                     raise

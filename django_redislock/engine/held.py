@@ -240,7 +240,7 @@ def runs(runner: Runner) -> bool:
 def find(acquisitions: Sequence[Held]) -> Any:
     """That of these, all made through one object, which belongs to the running code; the latest one. Else None.
 
-    Never one of the process that this one was forked from.
+    Never one that was made before this process was forked.
     """
     if not acquisitions:
         return None

@@ -48,10 +48,9 @@ class Listener:
         self.heard: int = 0  # messages
         self.waiters: Waiters = Waiters()
         self.receiver: Any = None  # the Receiver by which it is subscribed
-        self._silent_since: float = (
-            0.0  # when Redis has left a waiter's question unanswered, and all since; 0: it answers
-        )
-        self._told_of: float = 0.0  # the silence that all waiters were told of
+        # since when (monotonic) no waiter's question has been answered; 0: the last one was
+        self._silent_since: float = 0.0
+        self._told_of: float = 0.0  # the silence, by its beginning, of which all waiters were told
         self._want = want
         self._watchdog = watchdog
         partition.on_other_node = self.on_other_node
@@ -102,9 +101,9 @@ class Listener:
         self._silent_since = 0.0
 
     def unanswered(self) -> float:
-        """Redis has not answered a waiter; return until when (monotonic) it asks again.
+        """A waiter's question was not answered. Return until when (monotonic) it goes on asking.
 
-        When that is over, all others look. Most only wait for a message, and would find out one after the other.
+        Once that time is over, all waiters look: most only wait for a message, and would find out one after the other.
         """
         now = monotonic()
         since = self._silent_since = self._silent_since or now
@@ -116,7 +115,7 @@ class Listener:
     def tell_all(self, name: str | None = None) -> None:
         """Make all waiters look, or all that wait for ``name``: they may no longer be in the queue.
 
-        Those whose first answer is still to come look again.
+        Those still waiting for their first answer look once more when it has come.
         """
         for waiter in self.waiters.of(name):
             waiter.tell()
@@ -130,7 +129,9 @@ class Listener:
         for group in self.waiters.groups(name):
             if now >= group.recheck_from:
                 group.recheck_from = now + RECHECK_EVERY
-                self.tell_all(group.name)
+                for waiter in self.waiters.of(group.name):
+                    if waiter.group is group or not waiter.registered:
+                        waiter.tell()
 
     # -- the subscription -------------------------------------------------------------------------------------------
 

@@ -253,5 +253,5 @@ class Waiters:
     def of(self, name: str | None = None) -> list[Waiter]:
         """The waiters for ``name``, and those expected to wait for it; None: all of them."""
         with self._mutex:
-            known = [*self._by_id.values(), *list(self._expected.values())]  # the latter changes without the mutex
+            known = [*self._by_id.values(), *self._expected.values()]
         return [waiter for waiter in known if name is None or waiter.name == name]

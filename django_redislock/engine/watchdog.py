@@ -90,14 +90,14 @@ class Watchdog:
                 self._wake_for(due)
 
     def unwatch(self, lease: Lease) -> None:
-        """Renew this lease no more, and ignore answers that are on their way. It is known until :meth:`forget`."""
+        """Stop renewing this lease, and ignore answers still on their way. It stays known until :meth:`forget`."""
         with self._mutex:
             lease.watched = False
             if lease.canceller is not None:
                 lease.canceller.end()
 
     def forget(self, lease: Lease) -> None:
-        """Know no longer of this lease, so that no message concerns it."""
+        """Forget this lease: messages no longer concern it."""
         self._fresh.pop(lease.id, None)
         self._leases.pop(lease.id, None)
 
@@ -348,7 +348,7 @@ class Watchdog:
             for task, *_ in parcels:
                 task = task.lease if isinstance(task, Following) else task  # both once more
                 if isinstance(task, Lease):
-                    self._plan(min(now + delay, task.due), task)  # stale, where it has ended
+                    self._plan(min(now + delay, task.due), task)  # without effect if the lease has ended
                 elif now < task.until and not task.partition.store.closed:
                     self._plan(now + delay, task)
                 else:

@@ -92,7 +92,7 @@ def call(
 ) -> Steps[Reply]:
     """Run ``command``, which must be safe to retry; after connection trouble again, for at most the setting RETRY_FOR.
 
-    A try may take as long as the connection waits for an answer: see DEFAULT_TIMEOUT.
+    A single try may take as long as the alias's ``socket_timeout``.
 
     ``deadline``: when not to try again, and a little later, when to stop waiting for an answer. ``name``, ``noun``: for
     errors. ``urgency``: see LEAVING. ``replicas``: wait up to ACKNOWLEDGED_WITHIN seconds for so many to acknowledge

@@ -47,7 +47,7 @@ class Replaced(ConnectionError):
     """A cluster node's answer does not count, as another node has its slots now (C7)."""
 
 
-# The connections that _ask() uses: not those for sentinels, which look at each answer, nor a site's own
+# The connections of which _ask() uses the parser: not those for sentinels, which look at each answer, nor a site's own
 _PLAIN = frozenset({Connection, SSLConnection, UnixDomainSocketConnection})
 
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
@@ -94,13 +94,13 @@ def _is_the_systems(sock: Any) -> bool:
 def begins(connection: Any, seconds: float | None) -> bool:
     """Return whether an answer or a message begins to arrive within so many seconds; None: wait without end.
 
-    What ``connection.can_read()`` does, in one system call instead of three, and without a look whether the server has
-    closed the connection: whoever reads next finds that out.
+    ``connection.can_read()`` takes three system calls for that, ends with let_the_system_wait()'s limit where it waits
+    by reading, and looks whether the server has closed the connection, which whoever reads next finds out.
     """
-    reader: Any = getattr(connection._parser, "_reader", None)  # that of hiredis
-    if type(connection) not in _PLAIN or reader is None or not _is_the_systems(connection._sock):
+    if not _is_the_systems(connection._sock):
         return bool(connection.can_read(seconds))
-    if reader.has_data():
+    reader: Any = getattr(connection._parser, "_reader", None)  # that of hiredis
+    if connection._parser._buffer.unread_bytes() if reader is None else reader.has_data():
         return True
     poll = select.poll()
     poll.register(connection._sock, select.POLLIN)

@@ -16,13 +16,14 @@ import redis
 from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockNotAcquired, LockPool, force_release, locked
-from redisserver import redis_server
+from redisserver import RedisServer, redis_server
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other, asked_for, server_time
 from tests.helpers.cancelling import Interrupt
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import Twins
 from tests.helpers.state import NAME, QUEUE, WAITERS, count, put, queued
+from tests.helpers.ways import DJANGO_REDIS, alias, caches
 from tests.inside import hears, limit, listen, own_channel, subscriptions
 
 Eventually = Callable[..., Any]
@@ -299,6 +300,23 @@ def test_where_messages_no_longer_arrive_those_who_wait_look_by_themselves(
     eventually(lambda: not hears())
     me(lock, "release")
     assert waiting.result(GENEROUS)
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("parser", ["_RESP2Parser", "_HiredisParser"])
+def test_a_subscription_outlasts_silence_whichever_parser_reads_it(
+    parser: str, client: redis.Redis, server: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, message_within=0.1)
+    own = alias(DJANGO_REDIS, server.url)
+    own["OPTIONS"]["PARSER_CLASS"] = f"redis._parsers.{parser}"
+    with caches(own):
+        listen()
+        eventually(lambda: hears() and inside.heard())
+        subscribed, since = subscriptions(), server_time(client)
+        eventually(lambda: server_time(client) > since + 500_000)
+        assert hears()
+        assert subscriptions() == subscribed
 
 
 ONE, ANOTHER = "@" + "a" * 40, "@" + "b" * 40

@@ -18,7 +18,7 @@ from sys import intern
 from typing import NamedTuple
 
 LEFT_FREE = 1.5  # seconds for which a lock may be free though somebody waits for it, when nothing is wrong anywhere
-LEFT_FREE_AT_MOST = 3.0  # the same on a busy machine
+LEFT_FREE_IF_BUSY = 3.0  # the same on a busy machine
 GRACE = 0.8  # seconds past its deadline in which a worker waits for an answer
 LEFT_FOR = 5.0  # seconds after which everything that had to be released in the background is released
 
@@ -323,7 +323,7 @@ def _lost_early(history: History) -> Iterator[Violation]:
 def _left_free(history: History) -> Iterator[Violation]:
     """No lock stays free while somebody waits for it, if nothing is wrong anywhere; nor for long once that is over."""
     for begin, end, name in history.gaps():
-        most = LEFT_FREE_AT_MOST if history.busy else LEFT_FREE
+        most = LEFT_FREE_IF_BUSY if history.busy else LEFT_FREE
         for seconds, since in ((most, begin), (history.late, end - history.late)):
             if end - begin > seconds and not history.troubled(since, end):
                 yield Violation("left_free", f"nobody held {name} for {end - begin:.3f} s")

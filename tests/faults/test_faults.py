@@ -50,7 +50,7 @@ def bare_server() -> Iterator[RedisServer]:
 def test_a_fault_alone(fault: Fault, launcher: Worker) -> None:
     workers = 3 if fault in SEVERAL else 2
     with (fault.server or redis_server)() as server, trial(launcher, server, workers, **fault.options) as run:
-        run.history.busy = True  # with other tests
+        run.history.busy = True  # other tests run beside it
         fault.strike(run)
         run.obtained(3)
         assert run.finish() == []
@@ -65,7 +65,7 @@ def test_faults_at_random(kind: dict[str, Any], launcher: Worker, bare_server: R
     """One after the other, while processes are killed and stopped. REDISLOCK_TEST_FAULTS: how many."""
     print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_FAULTS={ROUNDS}")
     with trial(launcher, bare_server, workers=3, proxied=[0, 1], seed=SEED, **kind) as run:
-        run.history.busy = True  # with other tests
+        run.history.busy = True  # other tests run beside it
         strike(run, [AT_ANY_TIME, PROCESSES], every=0.5, rounds=ROUNDS)
         run.obtained(3)
         assert run.finish() == []

@@ -270,7 +270,7 @@ def test_when_redis_hangs_the_waiters_of_a_process_give_up_together(
         with own.client() as client:
             eventually(lambda: queued(client) == 15)
         with stopped(own):
-            eventually(lambda: all(one.done() for one in waiting))
+            eventually(lambda: all(one.done() for one in waiting), within=30)
         assert {type(one.exception()) for one in waiting} == {LockUnavailable}
 
 

@@ -285,7 +285,7 @@ def test_r4_the_waiters_of_a_process_that_was_stopped_come_back_with_their_ticke
 def test_r4_who_was_dropped_before_the_answer_to_its_first_request_came_is_back_as_well(
     held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
 ) -> None:
-    first = join(Lock(NAME, ttl=3, using="other"))
+    first = join(Lock(NAME, ttl=2, using="other"))
     wake, answer = network.hold_message(f"g {listed(client)[0][0]}"), network.hold_answer(ACQUIRE)
     second = join(Lock(NAME, using="other"))
     before = listed(client)

@@ -123,6 +123,7 @@ def test_tls_with_certificates_on_both_sides(
     files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
     with caches(alias(backend, f"rediss://127.0.0.1:{tls_port}/0", ssl_cert_reqs="required", **files)):
         first = Wire().exchange(("CLIENT", "ID"))
+        assert Wire().exchange(("CLIENT", "ID")) == first
         Wire().spoil("closed")
         assert Wire().exchange(("CLIENT", "ID")) != first
         exercise()

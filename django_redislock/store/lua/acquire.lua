@@ -1,5 +1,5 @@
 -- acquire: takes the lock, or queues for it; also every later look of a waiter. Idempotent per attempt. A free lock that
--- nobody waits for is granted by acquire_fast: TIME, EXISTS, SET fence, SET lock, ZADD index.
+-- nobody waits for is granted by acquire_fast (seven in eight) or by grant.
 -- KEYS     @lock queue waiters index never fence gone
 -- ARGV     name id channel known ttl wait ticket token own most limit owner
 --            known: the highest fence that the caller knows; ttl: ms
