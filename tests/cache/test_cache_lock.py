@@ -139,7 +139,7 @@ def test_what_is_owned_no_more_is_refused(call: Any, taken: bool, make: Make, ev
     with pytest.raises(LockNotOwnedError):
         call(lock)
     assert another.owned() is taken
-    assert not taken or 30 < left(client, another) <= 60
+    assert not taken or eventually(lambda: 30 < left(client, another) <= 60)  # a handoff has less until it is confirmed
     assert make(timeout=1).acquire(blocking=False) is not taken
 
 

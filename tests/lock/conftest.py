@@ -57,7 +57,7 @@ def using(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
     with proxy(server.port) as between:
-        far = {**settings.CACHES["default"], "LOCATION": between.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
+        far = {**settings.CACHES["default"], "LOCATION": between.url, "OPTIONS": {"SOCKET_TIMEOUT": 3}}
         settings.CACHES = {**settings.CACHES, "far": far}
         yield between
 

@@ -264,7 +264,7 @@ def test_when_redis_hangs_the_waiters_of_a_process_give_up_together(
     """One of them looks, and the others do not wait to find out by themselves, one after the other."""
     limit(monkeypatch, look_every=0.2, sit_out=3)
     me = crowd()
-    with caches(alias(DJANGO_REDIS, own.url, socket_timeout=0.3)):
+    with caches(alias(DJANGO_REDIS, own.url, socket_timeout=1)):
         me(Lock(NAME, ttl=300), "acquire")
         waiting = [crowd().start(Lock(NAME), "acquire") for _ in range(15)]
         with own.client() as client:
