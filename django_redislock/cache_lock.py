@@ -256,23 +256,23 @@ class CacheLock:
         """Why it failed, if it did. ``given``: the token as the caller knows it."""
         ours = None if given is None else make_token(given)
         with _as_redis_has_it():
-            section = Acquisition(self.name, self._options(), token=ours)
+            acquisition = Acquisition(self.name, self._options(), token=ours)
             try:
                 if block is not None:
-                    block.enter(section)
-                refusal = section.acquire(section.terms.deadline(bool(blocking), _patience(timeout)))
+                    block.enter(acquisition)
+                refusal = acquisition.acquire(acquisition.terms.deadline(bool(blocking), _patience(timeout)))
                 if refusal is not None:
                     return refusal
                 if not self.thread_local:
-                    section.keep_for(self)
+                    acquisition.keep_for(self)
                 if not self.thread_local or self.timeout:
                     # it ends by itself or in another thread, so whoever waits for it in this one may wait
-                    section.disown()
-                self.local.held = section
-                self.local.token = section.its_lease.token.encode() if given is None else bytes(given)
+                    acquisition.disown()
+                self.local.held = acquisition
+                self.local.token = acquisition.its_lease.token.encode() if given is None else bytes(given)
                 return None
             except BaseException:
-                section.abandon()
+                acquisition.abandon()
                 raise
 
     def _renew(self, verb: str, how: str, left: float | None) -> Literal[True]:

@@ -42,8 +42,8 @@ class Computation:
     It carries no value: each reads its own from the cache, since no two should share a mutable object.
     """
 
-    def __init__(self, section: Acquisition, frame: Frame) -> None:
-        self.section = section
+    def __init__(self, acquisition: Acquisition, frame: Frame) -> None:
+        self.acquisition = acquisition
         self._loop = asyncio._get_running_loop()  # of a coroutine
         self._frame = weakref.ref(frame)  # whoever is interrupted does not come to the end
         self.ended: bool = False
@@ -53,8 +53,8 @@ class Computation:
     @property
     def goes_on(self) -> bool:
         """Whether it may still come to its end, so that nobody else should compute."""
-        lease = self.section.lease
-        return self._frame() is not None and not self.section.orphaned and not (lease is not None and lease.lost)
+        lease = self.acquisition.lease
+        return self._frame() is not None and not self.acquisition.orphaned and not (lease is not None and lease.lost)
 
     def _may_need_this_thread(self) -> bool:
         """Return whether this thread runs sync code for the event loop of the coroutine that computes."""
@@ -93,12 +93,12 @@ class _Computations:
             if known is not None and known.goes_on:
                 return known, False
             made = Computation(Acquisition(name, options), frame)
-            made.section.abandon_after(frame)
+            made.acquisition.abandon_after(frame)
             self._under_way[options.using, name] = made
             return made, True
 
     def end(self, computation: Computation, trouble: LockUnavailable | None) -> None:
-        key = (computation.section.options.using, computation.section.name)
+        key = (computation.acquisition.options.using, computation.acquisition.name)
         with self._mutex:
             if self._under_way.get(key) is computation:
                 del self._under_way[key]
@@ -239,22 +239,22 @@ def _lookup(
             return (yield from keep((yield CallOut(default))))
         if computation.trouble is not None:
             raise LockUnavailable(str(computation.trouble), name) from computation.trouble
-    section = computation.section
+    acquisition = computation.acquisition
     trouble: LockUnavailable | None = None
     try:
-        refusal = yield from section.obtain(deadline)
+        refusal = yield from acquisition.obtain(deadline)
         if refusal is not None:
             raise refusal.in_words(not_in_time, waited=monotonic() - begun)
         value = yield get()
         if value is MISSING:
             value = yield Call(default) if iscoroutinefunction(default) else CallOut(default)
             value = yield from keep(value)
-        yield from section.exit_quietly()  # the value is there
+        yield from acquisition.exit_quietly()  # the value is there
         return value
     except BaseException as error:
         if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses
             trouble = error
-        yield from section.fail(error)
+        yield from acquisition.fail(error)
         raise
     finally:
         computations.get().end(computation, trouble)

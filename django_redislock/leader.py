@@ -96,14 +96,14 @@ class leader(Lock):  # noqa: N801 (reads as ``locked`` does)
         self._block, self._latest, self._over = engine.block_of(self), None, False
         return self
 
-    def entered(self, section: Acquisition) -> None:
-        super().entered(section)
+    def entered(self, acquisition: Acquisition) -> None:
+        super().entered(acquisition)
         if self._block is not None:
-            self._block.enter(section)
+            self._block.enter(acquisition)
 
-    def _end(self, section: Acquisition | None, error: BaseException | None) -> Steps[None]:
+    def _end(self, acquisition: Acquisition | None, error: BaseException | None) -> Steps[None]:
         """The block has ended. Whoever was told that the term is over needs no error, nor to wait for Redis."""
-        if section is not None and self._over:
-            section.abandon()
-        elif section is not None:
-            yield from super()._end(section, error)
+        if acquisition is not None and self._over:
+            acquisition.abandon()
+        elif acquisition is not None:
+            yield from super()._end(acquisition, error)

@@ -44,21 +44,21 @@ def _leave_block(
     block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
 ) -> None:
     lock: Lock = block.lock
-    section: Any = None
+    acquisition: Any = None
     try:
         if _get_running_loop() is not None:
             refuse_event_loop("Use async with instead.")
-        section = engine.section_of(block)
-        if error is None and section is not None and section.at_least == 0.0 and section.release_at_once():
-            warn_of_release(lock.name, unclaimed=section.lease.unclaimed)
+        acquisition = engine.acquisition_of(block)
+        if error is None and acquisition is not None and acquisition.at_least == 0.0 and acquisition.release_at_once():
+            warn_of_release(lock.name, unclaimed=acquisition.lease.unclaimed)
         else:
-            run(lock._end(section, error))
+            run(lock._end(acquisition, error))
     except (LockError, SynchronousOnlyOperation):
         raise
     except BaseException:  # interrupted; what an ExitStack has entered, nobody else gives back
-        section = section or engine.section_of(block)
-        if section is not None:
-            section.abandon()
+        acquisition = acquisition or engine.acquisition_of(block)
+        if acquisition is not None:
+            acquisition.abandon()
         raise
 
 
@@ -70,11 +70,11 @@ def _aleave_block(
 
 async def _await_end(block: WithBlock, error: BaseException | None, kept: object) -> None:
     lock: Lock = block.lock
-    section: Any = engine.section_of(block)
-    if error is None and section is not None and section.at_least == 0.0 and await section.arelease_at_once():
-        warn_of_release(lock.name, unclaimed=section.its_lease.unclaimed)
+    own: Any = engine.acquisition_of(block)
+    if error is None and own is not None and own.at_least == 0.0 and await own.arelease_at_once():
+        warn_of_release(lock.name, unclaimed=own.its_lease.unclaimed)
     else:
-        await arun(lock._end(section, error))
+        await arun(lock._end(own, error))
 
 
 class Lock:
@@ -156,7 +156,7 @@ class Lock:
     monotonic clock stands still while it sleeps.
     """
 
-    __slots__ = ("__weakref__", "_latest", "_options", "_sections", "_token", "name")
+    __slots__ = ("__weakref__", "_acquisitions", "_latest", "_options", "_token", "name")
 
     @takes_by_name
     def __init__(self, name: str, *wrong: NoReturn, token: str | None = None, **options: Unpack[LockOptions]) -> None:
@@ -167,7 +167,7 @@ class Lock:
             warn_of_fields(name)
         self._options = read_options(options, "Lock()", beside=["token"], wrong=wrong)
         self._token = None if token is None else check_token(token)
-        self._sections: list[Acquisition] = []  # of all threads and tasks
+        self._acquisitions: list[Acquisition] = []  # of all threads and tasks
         self._latest: Lease | None = None
 
     def __repr__(self) -> str:
@@ -177,7 +177,7 @@ class Lock:
         """A copy has acquired nothing."""
         reduced: Any = super().__reduce_ex__(protocol)
         function, arguments, (attributes, slots), *rest = reduced
-        return function, arguments, (attributes, {**slots, "_sections": [], "_latest": None}), *rest
+        return function, arguments, (attributes, {**slots, "_acquisitions": [], "_latest": None}), *rest
 
     @property
     def using(self) -> str | None:
@@ -205,12 +205,12 @@ class Lock:
             refuse_arguments("Lock.acquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         if _get_running_loop() is not None:
             refuse_event_loop("Await aacquire() instead")
-        section = self._section(token)
+        acquisition = self._acquisition(token)
         del token  # error reports show local variables
         try:
-            return section.acquire(section.terms.deadline(blocking, check_timeout(blocking_timeout))) is None
+            return acquisition.acquire(acquisition.terms.deadline(blocking, check_timeout(blocking_timeout))) is None
         except BaseException:
-            section.abandon()
+            acquisition.abandon()
             raise
 
     @twin
@@ -229,47 +229,48 @@ class Lock:
         """
         if wrong or unknown:
             refuse_arguments("Lock.aacquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
-        section = self._section(token)
-        return self._aobtain(section, blocking, blocking_timeout)
+        acquisition = self._acquisition(token)
+        return self._aobtain(acquisition, blocking, blocking_timeout)
 
-    async def _aobtain(self, section: Acquisition, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
+    async def _aobtain(self, acquisition: Acquisition, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
         try:
-            return await section.aacquire(section.terms.deadline(blocking, check_timeout(blocking_timeout))) is None
+            deadline = acquisition.terms.deadline(blocking, check_timeout(blocking_timeout))
+            return await acquisition.aacquire(deadline) is None
         except BaseException as error:
-            section.abandon_cancelled(error)
+            acquisition.abandon_cancelled(error)
             raise
 
     def __enter__(self) -> Self:
         if _get_running_loop() is not None:
             refuse_event_loop("Use async with instead.")
         block = engine.block_of(self)
-        section = self._section(None)
+        acquisition = self._acquisition(None)
         try:
             if block is not None:
-                block.enter(section)
-            refusal = section.acquire()
+                block.enter(acquisition)
+            refusal = acquisition.acquire()
             if refusal is not None:
                 raise refusal
             return self
         except BaseException:
-            section.abandon()
+            acquisition.abandon()
             raise
 
     def __aenter__(self) -> Any:
         """See __enter__()."""
         block = engine.block_of(self)
-        return self._aenter(self._section(None), block)
+        return self._aenter(self._acquisition(None), block)
 
-    async def _aenter(self, section: Acquisition, block: WithBlock | None) -> Self:
+    async def _aenter(self, acquisition: Acquisition, block: WithBlock | None) -> Self:
         try:
             if block is not None:
-                block.enter(section)
-            refusal = await section.aacquire()
+                block.enter(acquisition)
+            refusal = await acquisition.aacquire()
             if refusal is not None:
                 raise refusal
             return self
         except BaseException as error:
-            section.abandon_cancelled(error)
+            acquisition.abandon_cancelled(error)
             raise
 
     # -- releasing --------------------------------------------------------------------------------------------------
@@ -283,17 +284,17 @@ class Lock:
         """
         if _get_running_loop() is not None:
             refuse_event_loop("Await arelease() instead")
-        section = self._own()
-        if section is None:
+        own = self._own()
+        if own is None:
             run(self._release_by_token())
             return
         try:
-            if section.release_at_once() or run(section.release()):
-                warn_of_release(self.name, unclaimed=section.its_lease.unclaimed)
+            if own.release_at_once() or run(own.release()):
+                warn_of_release(self.name, unclaimed=own.its_lease.unclaimed)
         except LockError:
             raise
         except BaseException:
-            section.abandon()
+            own.abandon()
             raise
 
     @twin
@@ -302,12 +303,12 @@ class Lock:
         return self._arelease(self._own())
 
     async def _arelease(self, own: Acquisition | None) -> None:
-        section = own or self._own()  # a framework may make the call in no task, and await it in the right one
-        if section is None:
+        own = own or self._own()  # a framework may make the call in no task, and await it in the right one
+        if own is None:
             await arun(self._release_by_token())
             return
-        if await section.arelease_at_once() or await arun(section.release()):
-            warn_of_release(self.name, unclaimed=section.its_lease.unclaimed)
+        if await own.arelease_at_once() or await arun(own.release()):
+            warn_of_release(self.name, unclaimed=own.its_lease.unclaimed)
 
     def detach(self, ttl: Seconds | None = None) -> str:
         """End renewal and ownership here without a release; return the token with which another process can go on.
@@ -381,23 +382,23 @@ class Lock:
         In a thread or task that has not acquired it (a helper of the holder), whether the latest acquisition through
         this object is lost. False where nothing was acquired, and after a release.
         """
-        section = self._own()
-        lease = self._latest if section is None else section.its_lease
+        own = self._own()
+        lease = self._latest if own is None else own.its_lease
         return lease is not None and lease.here and lease.lost
 
     def remaining(self) -> float:
         """Seconds of lease left by the local monotonic clock; 0.0 when lost or not held here."""
-        section = self._own()
-        return 0.0 if section is None else section.its_lease.remaining()
+        own = self._own()
+        return 0.0 if own is None else own.its_lease.remaining()
 
     @property
     def token(self) -> str | None:
         """The secret of the current acquisition: whoever has it can adopt or release the lock."""
-        section = self._own()
-        if section is None:
+        own = self._own()
+        if own is None:
             return None if self._token is None else str(self._token)
-        engine.start_listening(section.its_lease)
-        return str(section.its_lease.token)  # as plain text
+        engine.start_listening(own.its_lease)
+        return str(own.its_lease.token)  # as plain text
 
     @property
     def fence(self) -> int:
@@ -410,9 +411,9 @@ class Lock:
     @property
     def ttl(self) -> float:
         """Seconds after which Redis frees the lock if nobody renews it."""
-        section = self._own()
-        if section is not None:
-            return section.its_lease.ttl
+        own = self._own()
+        if own is not None:
+            return own.its_lease.ttl
         return conf().ttl_of(self.name) if self._options.ttl is None else self._options.ttl
 
     # -- asking Redis -----------------------------------------------------------------------------------------------
@@ -481,27 +482,27 @@ class Lock:
 
     # -- for sync and async alike -----------------------------------------------------------------------------------
 
-    def _section(self, token: str | None) -> Acquisition:
+    def _acquisition(self, token: str | None) -> Acquisition:
         given = self._token if token is None else check_token(token)
         return Acquisition(self.name, self._options, through=self, token=given)
 
-    def entered(self, section: Acquisition) -> None:
-        for other in tuple(self._sections):  # in place: others leave meanwhile
+    def entered(self, acquisition: Acquisition) -> None:
+        for other in tuple(self._acquisitions):  # in place: others leave meanwhile
             # a lost one tells of its loss as long as anybody may ask
             if other.over or (other.its_lease.lost and (other.orphaned or find([other]) is other)):
                 self.left(other)
-        self._sections.append(section)
-        self._latest = section.lease
+        self._acquisitions.append(acquisition)
+        self._latest = acquisition.lease
 
-    def left(self, section: Acquisition) -> None:
+    def left(self, acquisition: Acquisition) -> None:
         try:
-            self._sections.remove(section)
+            self._acquisitions.remove(acquisition)
         except ValueError:
             pass  # it was never entered; or the watchdog has come here as well
 
     def _own(self) -> Acquisition | None:
         """The acquisition of which this object speaks here; see engine.find()."""
-        found: Acquisition | None = find(self._sections)
+        found: Acquisition | None = find(self._acquisitions)
         return found
 
     def _release_by_token(self) -> Steps[None]:
@@ -511,26 +512,26 @@ class Lock:
             raise self._not_owned("release")
         warn_of_release(self.name)
 
-    def _end(self, section: Acquisition | None, error: BaseException | None) -> Steps[None]:
-        """The ``with`` block of this section (None: there is none) has ended: with ``error``, or (None) normally."""
-        lease = self._latest if section is None else section.lease
+    def _end(self, acquisition: Acquisition | None, error: BaseException | None) -> Steps[None]:
+        """The ``with`` block of an acquisition (None: there is none) has ended: with ``error``, or (None) normally."""
+        lease = self._latest if acquisition is None else acquisition.lease
         if lease is not None and lease.detached:
             return  # handed over inside the block
-        if section is not None and section.lease is not None and section.lease.closed:
-            section = self._own()  # released inside the block, and perhaps acquired again
-        if section is None:
+        if acquisition is not None and acquisition.lease is not None and acquisition.lease.closed:
+            acquisition = self._own()  # released inside the block, and perhaps acquired again
+        if acquisition is None:
             if error is None:
                 raise self._not_owned("release")
-        elif (yield from section.exit(error)) and error is None:
-            warn_of_release(section.its_lease.name, unclaimed=section.its_lease.unclaimed)
+        elif (yield from acquisition.exit(error)) and error is None:
+            warn_of_release(acquisition.its_lease.name, unclaimed=acquisition.its_lease.unclaimed)
 
     __exit__: engine.ExitMethod = engine.ExitMethod(_leave_block)
     __aexit__: engine.ExitMethod = engine.ExitMethod(_aleave_block, awaited=True)
 
     def _detach(self, own: Acquisition | None, ttl: Seconds | None) -> Steps[str]:
-        section = self._held("detach", own)
-        left = section.its_lease.ttl if ttl is None else ttl_seconds(ttl, "ttl")
-        return (yield from engine.detach(section, left))
+        own = self._held("detach", own)
+        left = own.its_lease.ttl if ttl is None else ttl_seconds(ttl, "ttl")
+        return (yield from engine.detach(own, left))
 
     def _extend(self, own: Acquisition | None, additional: Seconds | None, replaces: bool) -> Steps[bool]:
         lease = self._held("extend", own).its_lease
@@ -560,10 +561,10 @@ class Lock:
         return (None, self._token) if own is None else (own.its_lease.id, None)
 
     def _held(self, verb: str, called: Acquisition | None = None) -> Acquisition:
-        section = called or self._own()
-        if section is None:
+        own = called or self._own()
+        if own is None:
             raise self._not_owned(verb)
-        return section
+        return own
 
     def _not_owned(self, verb: str) -> LockNotOwned:
         elsewhere = holds(self._partition(), self.name) is not None

@@ -252,19 +252,19 @@ class LockSet:
 
     def _own(self) -> Several:
         """What is held through this object here."""
-        return Several(section for _, section in self._each() if section is not None)
+        return Several(acquisition for _, acquisition in self._each() if acquisition is not None)
 
     def _begin(self, several: Several, block: WithBlock | None) -> Steps[None]:
         if block is not None:
             block.context = several
-            for section in several.sections:
-                block.enter(section)
+            for acquisition in several.acquisitions:
+                block.enter(acquisition)
         refusal = yield from several.obtain()
         if refusal is not None:
             raise refusal
 
     def _obtain(self, several: Several, blocking: bool | None, blocking_timeout: Seconds | None) -> Steps[bool]:
-        terms = several.sections[0].terms
+        terms = several.acquisitions[0].terms
         return (yield from several.obtain(terms.deadline(blocking, check_timeout(blocking_timeout)))) is None
 
     def _leave(self, several: Several, error: BaseException | None, instead: str) -> None:
@@ -280,7 +280,7 @@ class LockSet:
         """A block has ended: with ``error``, or (None) normally, or by a release."""
         if all(lease.closed for lease in several.leases):
             several = self._own()  # released inside the block, and perhaps acquired again
-        if not several.sections:
+        if not several.acquisitions:
             if error is None:
                 raise next(iter(self._locks.values()))._not_owned("release")
             return
@@ -290,14 +290,14 @@ class LockSet:
                 warn_of_release(lease.name, unclaimed=lease.unclaimed)
 
     def _extend(self, each: list[tuple[Lock, Acquisition | None]], additional: Seconds, replaces: bool) -> Steps[bool]:
-        for lock, section in each:
-            lock._held("extend", section)
-        for lock, section in each:
-            yield from lock._extend(section, additional, replaces)
+        for lock, acquisition in each:
+            lock._held("extend", acquisition)
+        for lock, acquisition in each:
+            yield from lock._extend(acquisition, additional, replaces)
         return True
 
     def _owned(self, each: list[tuple[Lock, Acquisition | None]]) -> Steps[bool]:
-        for lock, section in each:
-            if not (yield from lock._owned(section)):
+        for lock, acquisition in each:
+            if not (yield from lock._owned(acquisition)):
                 return False
         return True

@@ -44,10 +44,10 @@ class PoolMember(Lock):
         self._entered: Lease | None = None  # by a block, which will release it
 
     @classmethod
-    def of(cls, section: Acquisition, options: LockOptions) -> Self:
+    def of(cls, acquisition: Acquisition, options: LockOptions) -> Self:
         """The member that was acquired."""
-        member = cls(section.its_lease.name, **options)
-        section.belongs_to(member)
+        member = cls(acquisition.its_lease.name, **options)
+        acquisition.belongs_to(member)
         return member
 
     def __enter__(self) -> Self:
@@ -62,27 +62,27 @@ class PoolMember(Lock):
 
     async def _aenter_member(self, block: engine.WithBlock | None, *, held: bool) -> Self:
         if not held:
-            await self._aenter(self._section(None), block)
+            await self._aenter(self._acquisition(None), block)
             self._entered = self._latest
         return self
 
     def _go_on(self, block: engine.WithBlock | None) -> bool:
         """Return whether it is held already, so that the block only has to release it."""
-        section = self._own()
-        if section is None:
+        acquisition = self._own()
+        if acquisition is None:
             return False
-        if section.its_lease.lost:  # and may be somebody else's
-            raise section.its_lease.lost_error()
-        if section.its_lease is self._entered:
+        if acquisition.its_lease.lost:  # and may be somebody else's
+            raise acquisition.its_lease.lost_error()
+        if acquisition.its_lease is self._entered:
             raise LockError(
                 f"Cannot enter a block with the member {self.name!r}: this thread or task is in one already, which "
                 f"releases it.",
                 self.name,
             )
-        self._entered = section.its_lease
+        self._entered = acquisition.its_lease
         block = block or engine.block_of(self)
         if block is not None:
-            block.enter(section)
+            block.enter(acquisition)
         return True
 
 
@@ -254,42 +254,42 @@ class LockPool:
         with the same meaning: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``poll``, ``backoff``, ``attempts``,
         ``replicas``, ``slow_wait``, ``note``, ``purpose``, ``template``.
         """
-        section = self._section(wrong, options)
+        acquisition = self._acquisition(wrong, options)
         try:
             # named first: what a signal handler raises as the call returns is met here as well
-            member = run_blocking(self._obtain(section, options), "Await aacquire() instead")
+            member = run_blocking(self._obtain(acquisition, options), "Await aacquire() instead")
             return member  # noqa: RET504
         except BaseException:
-            section.abandon()
+            acquisition.abandon()
             raise
 
     @twin
     @takes_by_name
     def aacquire(self, *wrong: NoReturn, **options: Unpack[AcquireOptions]) -> Coroutine[Any, Any, PoolMember]:
         """See acquire(): ``async with await pool.aacquire() as account``."""
-        section = self._section(wrong, options)
-        return self._aobtain(section, options)
+        acquisition = self._acquisition(wrong, options)
+        return self._aobtain(acquisition, options)
 
-    async def _aobtain(self, section: Acquisition, options: AcquireOptions) -> PoolMember:
+    async def _aobtain(self, acquisition: Acquisition, options: AcquireOptions) -> PoolMember:
         try:
-            return await arun(self._obtain(section, options))
+            return await arun(self._obtain(acquisition, options))
         except BaseException as error:
-            section.abandon_cancelled(error)
+            acquisition.abandon_cancelled(error)
             raise
 
     # -- for sync and async alike ------------------------------------------------------------------------------------
 
-    def _section(self, wrong: Sequence[object], given: AcquireOptions) -> Acquisition:
+    def _acquisition(self, wrong: Sequence[object], given: AcquireOptions) -> Acquisition:
         read_options(given, "LockPool.acquire()", AcquireOptions, wrong=wrong, number="blocking_timeout")
         checked = read_options({**given, "using": self.using}, "LockPool.acquire()")
         return Acquisition(pool_name(self.name), checked)
 
-    def _obtain(self, section: Acquisition, options: AcquireOptions) -> Steps[PoolMember]:
-        refusal = yield from section.obtain()
+    def _obtain(self, acquisition: Acquisition, options: AcquireOptions) -> Steps[PoolMember]:
+        refusal = yield from acquisition.obtain()
         if refusal is not None:
             raise (yield from self._explained(refusal))
         kept: Any = {**options, "using": self.using}
-        return PoolMember.of(section, kept)
+        return PoolMember.of(acquisition, kept)
 
     def _explained(self, refusal: LockNotAcquired) -> Steps[LockNotAcquired]:
         """Say that the pool has no members where none was held, so that no other refusal costs a round trip more."""

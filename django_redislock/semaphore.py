@@ -54,7 +54,7 @@ class Semaphore(Lock):
         self._options = read_options(every, "Semaphore()", LimitedOptions, wrong=wrong, number="limit")
         self.limit: int = limit
         self._token = None
-        self._sections = []
+        self._acquisitions = []
         self._latest = None
 
     def locked(self) -> bool:

@@ -40,8 +40,8 @@ from django_redislock.cached_values import computations
 from django_redislock.conf import conf
 from django_redislock.engine import Frame, Lease, acquisition, draw_new_fence, held
 from django_redislock.engine import lease as _reasons
+from django_redislock.engine import release as engine_release
 from django_redislock.engine import runtime as runtime_module
-from django_redislock.engine import section as engine_section
 from django_redislock.engine.attempt import Attempt, _tell_of_limits
 from django_redislock.engine.owner import _describe_process
 from django_redislock.engine.receiver import Receiver
@@ -295,9 +295,9 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
 
 
 def lease_of(lock: Lock) -> Lease:
-    section = lock._own()
-    assert section is not None
-    return section.its_lease
+    own = lock._own()
+    assert own is not None
+    return own.its_lease
 
 
 def ends(lock: Lock) -> float:
@@ -352,8 +352,8 @@ def renew_all(using: str | None = None) -> None:
 
 
 def all_seen() -> bool:
-    """Whether the renewer has looked at every lease, so that it treats none as a short section, and is about to ask
-    Redis for none."""
+    """Whether the renewer has looked at every lease, so that none counts as held for a moment only, and is about to
+    ask Redis for none."""
     return all(lease.seen and not lease.urgent for lease in leases())
 
 
@@ -471,7 +471,7 @@ def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], objec
         return tried
 
     patch.setattr(calls, "call", slow)
-    for module in (acquisition, engine_section):
+    for module in (acquisition, engine_release):
         patch.setattr(module, "try_once", quick)
 
 
@@ -650,7 +650,7 @@ def drop_idle_here() -> None:
 AWAITING: list[tuple[Any, str]] = [
     *((step, "arun") for step in (Call, CallOut, Roundtrip, Park, Pause)),
     (acquisition, "atry_once"),
-    (engine_section, "atry_once"),
+    (engine_release, "atry_once"),
 ]
 
 
@@ -771,12 +771,12 @@ def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = Fals
             patch.setattr(f"django_redislock.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
 
 
-def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
-    """A section is interrupted whose lock is given back by ``undo``; returns whether that is over."""
-    block, section = Frame(), SimpleNamespace(abandon=undo)
+def interrupt_acquisition(undo: Callable[[], object]) -> Callable[[], bool]:
+    """An acquisition is interrupted whose lock is given back by ``undo``; returns whether that is over."""
+    block, acquisition = Frame(), SimpleNamespace(abandon=undo)
     runtime().watchdog.wake_up()
     finalizer = Finalizer(block, runtime().watchdog.interruptions.note)
-    finalizer.section = cast("Any", section)
+    finalizer.acquisition = cast("Any", acquisition)
     return lambda: not (finalizer() or runtime().watchdog.interruptions)
 
 

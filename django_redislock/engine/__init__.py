@@ -7,8 +7,8 @@ from .extension import detach, draw_new_fence, release_by_token, renew, renew_by
 from .held import caller, find, hide, holds, twin, under
 from .lease import Lease
 from .owner import describe_owner
-from .several import Several, around, in_order, make_section
-from .with_block import ExitMethod, WithBlock, block_of, section_of
+from .several import Several, around, in_order, make_acquisition
+from .with_block import ExitMethod, WithBlock, acquisition_of, block_of
 
 __all__ = [
     "Acquisition",
@@ -17,6 +17,7 @@ __all__ = [
     "Lease",
     "Several",
     "WithBlock",
+    "acquisition_of",
     "around",
     "block_of",
     "caller",
@@ -27,11 +28,10 @@ __all__ = [
     "hide",
     "holds",
     "in_order",
-    "make_section",
+    "make_acquisition",
     "release_by_token",
     "renew",
     "renew_by_token",
-    "section_of",
     "start_listening",
     "twin",
     "under",

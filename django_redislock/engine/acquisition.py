@@ -1,4 +1,4 @@
-"""A section under a lock: getting the lock. See section.py for what follows."""
+"""Acquiring a lock. See release.py for what an acquisition does once it has the lock."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from .listener import Listener
 from .old_code import take_old_key
 from .order import note_order
 from .owner import describe_owner
+from .release import Releasable, release_unused
 from .runtime import Runtime, runtime
-from .section import Section, release_unused
 from .waiters import Loop, Waiter, make_waiter
 
 _URLSAFE = bytes.maketrans(b"+/", b"-_")
@@ -65,7 +65,7 @@ class Place:
         self.listener: Listener | None = None if self.partition is None else self.runtime.listener(self.partition)
 
 
-class Acquisition(Section):
+class Acquisition(Releasable):
     """One attempt to acquire a lock for whoever makes this object, and then the lock, until it is released.
 
     It exists before anything is sent, and always knows what there is to give back: :meth:`abandon` does so, wherever an
@@ -73,7 +73,7 @@ class Acquisition(Section):
 
     ``name`` is that of a lock, of a semaphore (if the options have a limit), or of a pool, any member of which will do.
     ``through`` is the object by which users hold the lock, a Lock: while that lives, the lock is renewed; None, where
-    the section ends with a function that runs. ``purpose`` is shown after the owner: a request path, for instance.
+    it ends with a function that runs. ``purpose`` is shown after the owner: a request path, for instance.
     """
 
     __slots__ = ("_generation", "_listener", "_request", "options", "purpose", "terms", "token")
@@ -266,7 +266,7 @@ class Acquisition(Section):
             runner = caller()  # whoever awaits what that has called for
         found = leases_on(self.name, self._above, runner)
         if found and self._runtime.watchdog.interruptions.abandon_under(found[0][0]):
-            found = leases_on(self.name, self._above, runner)  # another section may use it as well
+            found = leases_on(self.name, self._above, runner)  # another acquisition may use it as well
         return found[0] if found else (None, False)
 
     def _enter_again(self, held: Lease, own: bool, deadline: Deadline) -> Steps[bool]:

@@ -11,7 +11,7 @@ from ..base.times import monotonic
 from ..store.calls import WITHDRAWAL, LockRequest, Renewed, release_command
 from ..store.lock_store import Partition
 from ..store.old_key import OldKey
-from .dispatch import Parcel
+from .dispatch import Outgoing
 from .lease import Lease
 
 CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
@@ -35,8 +35,8 @@ class PendingRelease(NamedTuple):
         """Whether to log a failure: a withdrawal concerns nothing that was held, and its caller has had an error."""
         return self.how != WITHDRAWAL
 
-    def parcel(self) -> Parcel:
-        return Parcel(self, release_command(self.request, unknown=self.unknown, how=self.how), 0.0)
+    def outgoing(self) -> Outgoing:
+        return Outgoing(self, release_command(self.request, unknown=self.unknown, how=self.how), 0.0)
 
 
 class PendingFree(NamedTuple):
@@ -50,8 +50,8 @@ class PendingFree(NamedTuple):
     def partition(self) -> Partition:
         return self.old.partition
 
-    def parcel(self) -> Parcel:
-        return Parcel(self, self.old.command("free"), 0.0)
+    def outgoing(self) -> Outgoing:
+        return Outgoing(self, self.old.command("free"), 0.0)
 
 
 class Following(NamedTuple):

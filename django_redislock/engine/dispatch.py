@@ -31,8 +31,8 @@ from .announcements import Notifier
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 
 
-class Parcel(NamedTuple):
-    """One command to send. The rest is for the watchdog: what it is for, when it was due, and what it asks for."""
+class Outgoing(NamedTuple):
+    """A command to send. The rest is for the watchdog: what it is for, when it was due, and what it asks for."""
 
     task: Any
     command: Command
@@ -40,26 +40,26 @@ class Parcel(NamedTuple):
     how: str = ""
 
 
-class _Trip:
+class _Sender:
     """A thread at work, and what it sends next."""
 
-    __slots__ = ("parcels", "timeout")
+    __slots__ = ("batch", "timeout")
 
-    def __init__(self, timeout: float, parcels: list[Parcel]) -> None:
+    def __init__(self, timeout: float, batch: list[Outgoing]) -> None:
         self.timeout = timeout
-        self.parcels = parcels
+        self.batch = batch
 
 
 class Dispatch:
-    """Calls ``on_answer(parcel, answer, node, sent)``; ``again(parcels, delay)`` for what has to be sent once more
+    """Calls ``on_answer(outgoing, answer, node, sent)``; ``again(batch, delay)`` for what has to be sent once more
     after so many seconds; and ``on_recovery(partition)`` when a node has answered that had failed before.
     """
 
     def __init__(
         self,
         notifier: Notifier,
-        on_answer: Callable[[Parcel, Any, Node, float], object],
-        again: Callable[[list[Parcel], float], object],
+        on_answer: Callable[[Outgoing, Any, Node, float], object],
+        again: Callable[[list[Outgoing], float], object],
         on_recovery: Callable[[Partition], object],
     ) -> None:
         self._notifier = notifier
@@ -67,74 +67,74 @@ class Dispatch:
         self._again = again
         self._on_recovery = on_recovery
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may find a node closed
-        self._trips: WeakKeyDictionary[Node, list[_Trip]] = WeakKeyDictionary()
+        self._senders: WeakKeyDictionary[Node, list[_Sender]] = WeakKeyDictionary()
         self._spare: dict[Node, tuple[float, Connection]] = {}
         self._outages: WeakKeyDictionary[Node, Outage] = WeakKeyDictionary()
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
-    def send(self, parcels: Iterable[Parcel]) -> None:
+    def send(self, batch: Iterable[Outgoing]) -> None:
         """Send them, and return at once."""
-        batches, lost = _by_node(parcels)
+        batches, lost = _by_node(batch)
         if lost:  # of a cluster that could never be asked
             self._again(lost, LAST_RETRY)
         # C5: each node for itself, with a time limit of its own
         for node, batch in batches.items():
-            patience = min(getattr(parcel.task, "ttl", math.inf) / 6 for parcel in batch)  # of leases
+            patience = min(getattr(outgoing.task, "ttl", math.inf) / 6 for outgoing in batch)  # of leases
             self._send(node, batch, max(0.05, min(node.config.timeout, patience)))
 
-    def _send(self, node: Node, parcels: list[Parcel], timeout: float) -> None:
-        """Send ``parcels`` in one write. Neither connecting nor any answer takes longer than ``timeout`` seconds."""
+    def _send(self, node: Node, batch: list[Outgoing], timeout: float) -> None:
+        """Send ``batch`` in one write. Neither connecting nor any answer takes longer than ``timeout`` seconds."""
         with self._mutex:
-            if node not in self._trips:
-                self._trips[node] = []
+            if node not in self._senders:
+                self._senders[node] = []
                 node.on_close.append(lambda: self._forget(node))
-            for trip in self._trips[node]:
-                if trip.timeout <= timeout:
-                    trip.parcels += parcels
+            for sender in self._senders[node]:
+                if sender.timeout <= timeout:
+                    sender.batch += batch
                     return
-            trip = _Trip(timeout, parcels)
-            self._trips[node].append(trip)
-        thread = threading.Thread(target=self._run, args=(node, trip), name="redislock-sender", daemon=True)
+            sender = _Sender(timeout, batch)
+            self._senders[node].append(sender)
+        thread = threading.Thread(target=self._run, args=(node, sender), name="redislock-sender", daemon=True)
         if not try_start(thread):
-            self._run(node, trip)  # none is left, or the process is about to end: better late than not at all
+            self._run(node, sender)  # none is left, or the process is about to end: better late than not at all
 
-    def _run(self, node: Node, trip: _Trip) -> None:
+    def _run(self, node: Node, sender: _Sender) -> None:
         try:
-            self._carry(node, trip)
+            self._send_all(node, sender)
         except BaseException:  # of any kind: a thread that ends must get nothing more to send
             with self._mutex:
-                self._trips[node] = [other for other in self._trips[node] if other is not trip]
+                self._senders[node] = [other for other in self._senders[node] if other is not sender]
             raise
 
-    def _carry(self, node: Node, trip: _Trip) -> None:
+    def _send_all(self, node: Node, sender: _Sender) -> None:
         connection: Connection | None = None
         while True:
             with self._mutex:
-                parcels, trip.parcels = trip.parcels, []
-                if not parcels:
-                    self._trips[node].remove(trip)
+                batch, sender.batch = sender.batch, []
+                if not batch:
+                    self._senders[node].remove(sender)
                     if connection is not None and node not in self._spare and not node.closed:
-                        self._spare[node] = trip.timeout, connection
+                        self._spare[node] = sender.timeout, connection
                         connection = None
                     break
                 if connection is None:
                     timeout, spare = self._spare.pop(node, (0.0, None))
-                    if timeout == trip.timeout:
+                    if timeout == sender.timeout:
                         connection = spare
                     elif spare is not None:
                         spare.disconnect()
             try:
-                connection = connection or node.config.connection(trip.timeout)
-                answers, sent = send_now(connection, parcels)
+                connection = connection or node.config.connection(sender.timeout)
+                answers, sent = send_now(connection, batch)
                 if any(map(is_demoted, answers)):
                     connection.disconnect()
             except Exception as error:  # of any kind: the watchdog must hear of it
                 if connection is not None:
                     connection.disconnect()
-                self._failed(node, parcels, error)
+                self._failed(node, batch, error)
             else:
-                self._answered(node, parcels, answers, sent)
+                self._answered(node, batch, answers, sent)
         if connection is not None:
             connection.disconnect()
 
@@ -144,9 +144,9 @@ class Dispatch:
         if spare is not None:
             spare.disconnect()
 
-    def send_last(self, parcels: Iterable[Parcel]) -> None:
+    def send_last(self, batch: Iterable[Outgoing]) -> None:
         """Send them before the process ends, and its threads with it, in this thread. Takes LAST_WORDS in all."""
-        batches, _ = _by_node(parcels)
+        batches, _ = _by_node(batch)
         end = monotonic() + LAST_WORDS
         for nodes, (node, batch) in zip(range(len(batches), 0, -1), batches.items(), strict=True):
             # each node gets its share of the time left, for connecting and for the answers
@@ -156,27 +156,27 @@ class Dispatch:
             try:
                 send_now(connection, batch, by)
             except Exception as error:
-                if any(parcel.task.matters for parcel in batch):
+                if any(outgoing.task.matters for outgoing in batch):
                     log_event(WARNING, "releases-not-sent", alias=node.config.alias, error=error)
             finally:
                 connection.disconnect()
 
     # -- what comes of it -------------------------------------------------------------------------------------------
 
-    def _answered(self, node: Node, parcels: list[Parcel], answers: list[Any], sent: float) -> None:
-        moved: list[Parcel] = []
-        refused: list[Parcel] = []
+    def _answered(self, node: Node, batch: list[Outgoing], answers: list[Any], sent: float) -> None:
+        moved: list[Outgoing] = []
+        refused: list[Outgoing] = []
         trouble: ResponseError | None = None
-        for parcel, answer in zip(parcels, answers, strict=True):
-            partition = parcel.task.partition
+        for outgoing, answer in zip(batch, answers, strict=True):
+            partition = outgoing.task.partition
             partition.heard_from(node)
             if not isinstance(answer, ResponseError):
-                self._on_answer(parcel, answer, node, sent)
+                self._on_answer(outgoing, answer, node, sent)
             elif partition.store.redirect(partition, answer, node):
-                moved.append(parcel)
+                moved.append(outgoing)
             else:
                 trouble = trouble or answer
-                refused.append(parcel)
+                refused.append(outgoing)
         self._again(moved, 0.0)
         if trouble is not None:
             self._failed(node, refused, trouble)
@@ -185,47 +185,47 @@ class Dispatch:
         if over is not None:
             if over.end_is_due() and not over.is_stale(node.config.timeout):
                 self._notifier.log(WARNING, "renewal-recovered", alias=node.config.alias, outage=over.lasted)
-            for partition in {parcel.task.partition for parcel in parcels}:
+            for partition in {outgoing.task.partition for outgoing in batch}:
                 self._on_recovery(partition)
 
-    def _failed(self, node: Node, parcels: list[Parcel], error: Exception) -> None:
+    def _failed(self, node: Node, batch: list[Outgoing], error: Exception) -> None:
         outage = self._outages.get(node)
         if outage is None or outage.is_stale(node.config.timeout):
             outage = self._outages[node] = Outage()
-        self._again(parcels, outage.fail())
-        if any(parcel.task.matters for parcel in parcels) and outage.log_is_due():
+        self._again(batch, outage.fail())
+        if any(outgoing.task.matters for outgoing in batch) and outage.log_is_due():
             self._notifier.log(
                 WARNING,
                 "renewal-failed",
                 alias=node.config.alias,
-                tasks=len(parcels),
+                tasks=len(batch),
                 outage=outage.lasted,
                 error=wording(error),
             )
         # a node of a cluster that says so may be cut off from the others, and not know who has its slots now
         if isinstance(error, ClusterDownError) or not isinstance(error, ResponseError):
-            for store in {parcel.task.partition.store for parcel in parcels}:
+            for store in {outgoing.task.partition.store for outgoing in batch}:
                 store.look_around(node)
 
 
-def send_now(connection: Connection, parcels: Sequence[Parcel], by: float | None = None) -> tuple[list[Any], float]:
-    """Send ``parcels``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
+def send_now(connection: Connection, batch: Sequence[Outgoing], by: float | None = None) -> tuple[list[Any], float]:
+    """Send ``batch``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
     connection.connect()
     sent = monotonic()
-    answers = exchange(connection, [parcel.command for parcel in parcels], by)
-    refused = [i for i, answer in enumerate(answers) if wants_source(parcels[i].command, answer)]
+    answers = exchange(connection, [outgoing.command for outgoing in batch], by)
+    refused = [i for i, answer in enumerate(answers) if wants_source(batch[i].command, answer)]
     if refused:
-        again = exchange(connection, [with_source(parcels[i].command) for i in refused], by)
+        again = exchange(connection, [with_source(batch[i].command) for i in refused], by)
         for i, answer in zip(refused, again, strict=True):
             answers[i] = answer
     return answers, sent
 
 
-def _by_node(parcels: Iterable[Parcel]) -> tuple[dict[Node, list[Parcel]], list[Parcel]]:
+def _by_node(batch: Iterable[Outgoing]) -> tuple[dict[Node, list[Outgoing]], list[Outgoing]]:
     """Return which go to which node; and those whose node is not known."""
-    batches: dict[Node, list[Parcel]] = defaultdict(list)
-    lost: list[Parcel] = []
-    for parcel in parcels:
-        node = parcel.task.partition.node_if_known
-        (lost if node is None else batches[node]).append(parcel)
+    batches: dict[Node, list[Outgoing]] = defaultdict(list)
+    lost: list[Outgoing] = []
+    for outgoing in batch:
+        node = outgoing.task.partition.node_if_known
+        (lost if node is None else batches[node]).append(outgoing)
     return batches, lost

@@ -79,18 +79,18 @@ def release_by_token(partition: Partition, name: str, bears: Callable[[str], boo
     return released
 
 
-def detach(section: Held, left: float) -> Steps[str]:
-    """End renewal and ownership here, for all sections that use the lease; the lock stays for ``left`` seconds.
+def detach(acquisition: Held, left: float) -> Steps[str]:
+    """End renewal and ownership here, for all acquisitions that use the lease; the lock stays for ``left`` seconds.
 
     Returns the token by which another process can adopt it.
     """
-    lease = section.its_lease
+    lease = acquisition.its_lease
     lease.detaching = lease.changing = True
     try:
         yield from renew(lease, "detach", left)
     finally:
         lease.changing = False
-    for each in (*lease.shares, section):
+    for each in (*lease.shares, acquisition):
         each.leave()
     return str(lease.token)  # as plain text
 

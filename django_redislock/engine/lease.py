@@ -144,13 +144,13 @@ class Lease:
         self.pid: int = os.getpid()
         self.renewing: bool = terms.auto_renew
         self.template: str = template  # the name as it was written
-        self.shares: list[Any] = []  # the sections that use it: several, if it is reentrant
+        self.shares: list[Any] = []  # the acquisitions that use it: several, if it is reentrant
         self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
         self.asked_fence: int = fence  # in the latest renewal
         self.closed: bool = False  # released or detached: nobody here may use it any more
         self.watched: bool = False
         self.due: float = 0.0  # when the watchdog looks next
-        self.seen: bool = False  # the watchdog has looked at it: it is no short section
+        self.seen: bool = False  # the watchdog has looked at it: it is not held for a moment only
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """A lease cannot be pickled or copied: a copy of an object that refers to it has None instead."""
@@ -215,25 +215,25 @@ class Lease:
 
     # -- who may release it -----------------------------------------------------------------------------------------
 
-    def is_last(self, section: object) -> bool:
-        """Return whether no other section uses it; this one may have been abandoned meanwhile."""
-        return self.shares in ([section], [])
+    def is_last(self, acquisition: object) -> bool:
+        """Return whether no other acquisition uses it; this one may have been abandoned meanwhile."""
+        return self.shares in ([acquisition], [])
 
-    def leave(self, section: object) -> None:
-        """This section no longer uses it. May be called again, and from any thread."""
+    def leave(self, acquisition: object) -> None:
+        """This acquisition no longer uses it. May be called again, and from any thread."""
         try:
-            self.shares.remove(section)
+            self.shares.remove(acquisition)
         except ValueError:
             pass
 
     def may_be_released(self) -> bool:
         """Return whether anybody is left who could release it."""
-        return any(section.may_be_given_back() for section in tuple(self.shares))
+        return any(acquisition.may_be_given_back() for acquisition in tuple(self.shares))
 
     # -- errors -----------------------------------------------------------------------------------------------------
 
     def cancelled_by(self, error: BaseException | None) -> bool:
-        """Return whether ``error``, with which the section has ended, is the cancellation sent because of its loss."""
+        """Return whether ``error``, with which the work under it ended, is the cancellation that its loss has sent."""
         return self.canceller is not None and self.canceller.caused(error)
 
     def unreleased_error(self, error: LockUnavailable) -> LockUnavailable:

@@ -1,4 +1,4 @@
-"""Several locks for one section: all or none, in the order of their names, in which nobody waits in a circle.
+"""Several locks at once: all or none, in the order of their names, in which nobody waits in a circle.
 
 ``Several`` has those methods of an Acquisition that matter to whoever runs something under either.
 """
@@ -28,7 +28,7 @@ from ..store.wire import CONNECTION_ERRORS, Command
 from .acquisition import Acquisition, Frame
 from .announcements import tell_acquired, tell_released
 from .lease import Lease
-from .section import Ending, Section
+from .release import Ending, Releasable
 
 
 class _Once:
@@ -45,10 +45,10 @@ class _Once:
 class Several(Ending):
     """Acquisitions of different locks, in the order of their names, made before anything is sent."""
 
-    __slots__ = ("sections",)
+    __slots__ = ("acquisitions",)
 
-    def __init__(self, sections: Iterable[Section]) -> None:
-        self.sections: tuple[Any, ...] = tuple(sections)
+    def __init__(self, acquisitions: Iterable[Releasable]) -> None:
+        self.acquisitions: tuple[Any, ...] = tuple(acquisitions)
 
     @classmethod
     def of(
@@ -70,19 +70,19 @@ class Several(Ending):
             Acquisition(name, _like(options, templates[name], on_lost), through=through.get(name), purpose=purpose)
             for name in in_order(templates)
         )
-        for section in made.sections:
-            section.stand_beside(made.sections)
+        for one in made.acquisitions:
+            one.stand_beside(made.acquisitions)
         return made
 
     @property
     def leases(self) -> list[Lease]:
         """Of those that are obtained."""
-        return [section.lease for section in self.sections if section.lease is not None]
+        return [one.lease for one in self.acquisitions if one.lease is not None]
 
     def keep(self, seconds: float) -> None:
-        """See Section.keep()."""
-        for section in self.sections:
-            section.keep(seconds)
+        """See Releasable.keep()."""
+        for one in self.acquisitions:
+            one.keep(seconds)
 
     def obtain(self, deadline: Deadline | None = None) -> Steps[LockNotAcquired | None]:
         """Get all locks, one after the other; return the error where one was not acquired in time: none is held then.
@@ -90,17 +90,17 @@ class Several(Ending):
         ``deadline``: for all of them. Raises as obtain() of one does, and LockLost where one was lost while this waited
         for the next: then it is for the caller to abandon it.
         """
-        begun, deadline = monotonic(), deadline or self.sections[0].terms.deadline()
+        begun, deadline = monotonic(), deadline or self.acquisitions[0].terms.deadline()
         got, tried = yield from self._try_together(deadline, begun)
-        for section in self.sections[got:]:
+        for one in self.acquisitions[got:]:
             refusal: LockNotAcquired | None
             if tried is None:
-                refusal = yield from section.obtain(deadline)
+                refusal = yield from one.obtain(deadline)
             else:
-                refusal, tried = (yield from section.go_on(deadline, begun, tried)), None
+                refusal, tried = (yield from one.go_on(deadline, begun, tried)), None
             if refusal is not None:
                 yield from self.fail(refusal)
-                names = shown(tuple(section.name for section in self.sections))
+                names = shown(tuple(one.name for one in self.acquisitions))
                 return refusal.in_words(f"{refusal} Of the set {names}, none was acquired.", monotonic() - begun)
         for lease in self.leases:
             if lease.lost:
@@ -113,11 +113,11 @@ class Several(Ending):
         Returns how many it has got, and what has come of asking for the next one (None: nothing yet). What was granted
         behind that one is given back: whoever waits holds nothing that comes later.
         """
-        partition, loop = self.sections[0].partition, (yield DrivingLoop())
-        near = [*takewhile(lambda section: section.partition is partition, self.sections)]
+        partition, loop = self.acquisitions[0].partition, (yield DrivingLoop())
+        near = [*takewhile(lambda one: one.partition is partition, self.acquisitions)]
         commands: list[Command] = []
-        for section in near if len(near) > 1 else ():
-            command = section.prepare_first_try(deadline, loop, queues=not commands)
+        for one in near if len(near) > 1 else ():
+            command = one.prepare_first_try(deadline, loop, queues=not commands)
             if command is None:
                 break
             commands.append(command)
@@ -128,31 +128,31 @@ class Several(Ending):
         while got < len(tried) and near[got].take_grant(tried[got]):
             got += 1
         behind = [
-            (section, command)
-            for section, one in zip(near[got + 1 :], tried[got + 1 :], strict=False)
-            if (command := section.give_up_try(one)) is not None
+            (one, command)
+            for one, found in zip(near[got + 1 :], tried[got + 1 :], strict=False)
+            if (command := one.give_up_try(found)) is not None
         ]
         if behind:
             answers = yield from _send(partition, [command for _, command in behind], deadline.answer_by)
-            for (section, _), answer in zip(behind, answers, strict=True):
-                section.forget_try(given_back=released_at_once(answer))
-        for section in near[:got]:
-            yield from tell_acquired(section.its_lease, monotonic() - begun)
+            for (one, _), answer in zip(behind, answers, strict=True):
+                one.forget_try(given_back=released_at_once(answer))
+        for one in near[:got]:
+            yield from tell_acquired(one.its_lease, monotonic() - begun)
         return got, tried[got] if got < len(tried) else None
 
     def exit(self, error: BaseException | None) -> Steps[bool]:
-        """See Section.exit(): of all, the last one first. What goes wrong with one does not keep the others.
+        """See Releasable.exit(): of all, the last one first. What goes wrong with one does not keep the others.
 
         Raises LockLost rather than LockUnavailable.
         """
         errors, free = list[LockError](), True
         try:
-            for section in (yield from self._release_together(error)):
-                if section.lease is None or section.lease.closed or LockUnavailable in map(type, errors):
-                    section.abandon()  # not to wait for Redis once more
+            for one in (yield from self._release_together(error)):
+                if one.lease is None or one.lease.closed or LockUnavailable in map(type, errors):
+                    one.abandon()  # not to wait for Redis once more
                     continue
                 try:
-                    free = (yield from section.exit(error)) and free
+                    free = (yield from one.exit(error)) and free
                 except LockError as found:
                     errors.append(found)
         except BaseException:
@@ -167,28 +167,28 @@ class Several(Ending):
 
         Returns the others, the last one first. Where one was sent in vain, exit() goes on with what has come of it.
         """
-        last_first, sent = self.sections[::-1], list[tuple[Any, Command]]()
+        last_first, sent = self.acquisitions[::-1], list[tuple[Any, Command]]()
         partition = last_first[0].partition
-        near = [section for section in last_first if section.partition is partition and _only_ends(section, error)]
-        for section in near if len(near) > 1 else ():
-            command = section.prepare_release(HOLDER)
+        near = [one for one in last_first if one.partition is partition and _only_ends(one, error)]
+        for one in near if len(near) > 1 else ():
+            command = one.prepare_release(HOLDER)
             if command is not None:
-                sent.append((section, command))
+                sent.append((one, command))
         if not sent:
             return [*last_first]
         tried = yield from _send(partition, [command for _, command in sent], None, LEAVING)
-        released = [section for (section, _), one in zip(sent, tried, strict=True) if section.let_go(one)]
-        for section in released:
-            yield from tell_released(section.its_lease)
-        return [section for section in last_first if section not in released]
+        released = [one for (one, _), found in zip(sent, tried, strict=True) if one.let_go(found)]
+        for one in released:
+            yield from tell_released(one.its_lease)
+        return [one for one in last_first if one not in released]
 
     def fail(self, error: BaseException) -> Steps[None]:
-        """See Section.fail()."""
+        """See Releasable.fail()."""
         yield from self.exit(error)
 
     def abandon(self) -> None:
-        for section in self.sections:
-            section.abandon()
+        for one in self.acquisitions:
+            one.abandon()
 
     def abandon_cancelled(self, error: BaseException) -> None:
         """See Acquisition.abandon_cancelled()."""
@@ -198,14 +198,14 @@ class Several(Ending):
             raise lost[0].lost_error() from None
 
     def abandon_after(self, block: object) -> None:
-        for section in self.sections:
-            section.abandon_after(block)
+        for one in self.acquisitions:
+            one.abandon_after(block)
 
 
-def _only_ends(section: Any, error: BaseException | None) -> bool:
+def _only_ends(one: Any, error: BaseException | None) -> bool:
     """Return whether its exit() would be a release now, if it is held."""
     # a coroutine that is being closed must not wait; at_least may keep the lock
-    return section.lease is not None and not isinstance(error, GeneratorExit) and not (section.at_least and not error)
+    return one.lease is not None and not isinstance(error, GeneratorExit) and not (one.at_least and not error)
 
 
 def _send(
@@ -225,7 +225,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted({*names})
 
 
-def make_section(
+def make_acquisition(
     templates: Mapping[str, str], options: Options, *, token: str | None = None, purpose: str = ""
 ) -> Acquisition | Several:
     """Of one lock, or of several. See Several.of()."""
@@ -244,20 +244,20 @@ def _like(options: Options, template: str, on_lost: Any) -> Options:
     return other
 
 
-def around(section: Acquisition | Several, step: Step) -> Steps[Any]:
+def around(acquisition: Acquisition | Several, step: Step) -> Steps[Any]:
     """Get the lock, or all of them, perform ``step``, and give back; return what the step has sent back.
 
     Raises LockNotAcquired, and what obtain() and exit() raise.
     """
     frame = Frame()
-    section.abandon_after(frame)
+    acquisition.abandon_after(frame)
     try:
-        refusal = yield from section.obtain()
+        refusal = yield from acquisition.obtain()
         if refusal is not None:
             raise refusal
         result = yield step
-        yield from section.exit(None)
+        yield from acquisition.exit(None)
         return result
     except BaseException as error:
-        yield from section.fail(error)
+        yield from acquisition.fail(error)
         raise

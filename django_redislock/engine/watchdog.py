@@ -27,7 +27,7 @@ from ..store.stores import all_stores
 from . import agenda
 from .agenda import Agenda, Following, PendingFree, PendingRelease, Task, call_for, first_check, next_check
 from .announcements import Notifier, reason_of, tell_lost
-from .dispatch import Dispatch, Parcel
+from .dispatch import Dispatch, Outgoing
 from .lease import LIMITED, OLD_KEY, OVER, Lease
 from .with_block import Interruptions
 
@@ -154,7 +154,7 @@ class Watchdog:
     def send_pending(self) -> None:
         """Before the process ends, and its threads with it: what was not yet sent. Takes LAST_WORDS in all."""
         known = list(self._pending)
-        self._dispatch.send_last([pending.parcel() for pending in known])
+        self._dispatch.send_last([pending.outgoing() for pending in known])
         self._pending.difference_update(known)  # there are several ways in which a process ends: not once more
 
     def _plan(self, due: float, task: Task) -> None:
@@ -267,18 +267,18 @@ class Watchdog:
                 store.trim()
 
     def _work(self, tasks: Sequence[Task]) -> None:
-        parcels: list[Parcel] = []
+        batch: list[Outgoing] = []
         for task in tasks:
             try:
-                parcel = self._look_after(task) if isinstance(task, Lease) else task.parcel()
+                outgoing = self._look_after(task) if isinstance(task, Lease) else task.outgoing()
             except Exception as error:
                 self._put_off([task], error)  # and no other
                 continue
-            if parcel is not None:
-                parcels.append(parcel)
-        self._dispatch.send(parcels)
+            if outgoing is not None:
+                batch.append(outgoing)
+        self._dispatch.send(batch)
 
-    def _look_after(self, lease: Lease) -> Parcel | None:
+    def _look_after(self, lease: Lease) -> Outgoing | None:
         """Return what is to be sent for this lease now, if anything; else plan the next look."""
         now = monotonic()
         if lease.changing:  # the answer to that counts for more than the clock. Later, ask in any case
@@ -315,23 +315,23 @@ class Watchdog:
         with self._mutex:  # until the answer comes, only wake up for the end of the lease
             due = lease.ends
             self._plan(due, lease)
-        return Parcel(lease, command, due, how)
+        return Outgoing(lease, command, due, how)
 
     # -- what comes of what was sent ---------------------------------------------------------------------------------
 
-    def _answered(self, parcel: Parcel, answer: Any, node: Node, sent: float) -> None:
-        task = parcel.task
+    def _answered(self, outgoing: Outgoing, answer: Any, node: Node, sent: float) -> None:
+        task = outgoing.task
         if isinstance(task, Lease):
             found, old = renewed(node, answer, sent), task.request.old
             if old is None or not old.held or found.state != HELD:
-                self._note(task, parcel, found)
+                self._note(task, outgoing, found)
             else:  # only then does it count
                 command = old.command("keep", answer[2] / 1000)
-                self._dispatch.send([Parcel(Following(task, old, found), command, parcel.due, parcel.how)])
+                self._dispatch.send([Outgoing(Following(task, old, found), command, outgoing.due, outgoing.how)])
             return
         if isinstance(task, Following):
             if answer:
-                self._note(task.lease, parcel, task.answer)
+                self._note(task.lease, outgoing, task.answer)
             else:
                 self.lose(task.lease, OLD_KEY)
             return
@@ -342,10 +342,10 @@ class Watchdog:
         if rest is not None:
             self.abandon(rest, unknown=False, how=WITHDRAWAL)
 
-    def _again(self, parcels: list[Parcel], delay: float) -> None:
+    def _again(self, batch: list[Outgoing], delay: float) -> None:
         with self._mutex:
             now = monotonic()
-            for task, *_ in parcels:
+            for task, *_ in batch:
                 task = task.lease if isinstance(task, Following) else task  # both once more
                 if isinstance(task, Lease):
                     self._plan(min(now + delay, task.due), task)  # without effect if the lease has ended
@@ -354,12 +354,12 @@ class Watchdog:
                 else:
                     self._pending.discard(task)
 
-    def _note(self, lease: Lease, parcel: Parcel, answer: Renewed) -> None:
+    def _note(self, lease: Lease, outgoing: Outgoing, answer: Renewed) -> None:
         if answer.state == HELD:
             with self._mutex:
                 # not when it was released, or extended by its holder, while the answer was on its way
-                if lease.watched and lease.due == parcel.due:
-                    self.moved(lease, parcel.how, lease.ttl, answer)
+                if lease.watched and lease.due == outgoing.due:
+                    self.moved(lease, outgoing.how, lease.ttl, answer)
         elif lease.changing or lease.asked_fence != lease.fence:
             with self._mutex:  # asked with a fence that was about to change, or while it is being detached
                 if lease.watched:

@@ -2,7 +2,7 @@
 
 A signal handler may raise in the very first instruction of ``__exit__``. But the ``with`` statement looks ``__exit__``
 up before it calls ``__enter__``, and keeps what it got until its block has ended. So each look-up returns a new object,
-and if that dies without having been called to its end, the section is abandoned: its lock is released in the
+and if that dies without having been called to its end, the acquisition is abandoned: its lock is released in the
 background.
 """
 
@@ -23,13 +23,13 @@ from .lease import Lease
 class Finalizer(weakref.ref[Any]):
     """Notices the death of the object that a ``with`` statement keeps while its block runs (see with_block.py)."""
 
-    __slots__ = ("section",)
+    __slots__ = ("acquisition",)
 
-    section: Held
+    acquisition: Held
 
 
 class Interruptions:
-    """The sections that are still to be abandoned."""
+    """The acquisitions that are still to be abandoned."""
 
     def __init__(self) -> None:
         self._found: deque[Finalizer] = deque()
@@ -40,10 +40,10 @@ class Interruptions:
         return bool(self._found)
 
     def abandon_under(self, lease: Lease) -> bool:
-        """Abandon at once the section under this lease, if it was interrupted and still has to be."""
-        found = [finalizer for finalizer in self._found.copy() if finalizer.section.lease is lease]
+        """Abandon at once the acquisition under this lease, if it was interrupted and still has to be."""
+        found = [finalizer for finalizer in self._found.copy() if finalizer.acquisition.lease is lease]
         for finalizer in found:
-            finalizer.section.abandon()  # abandon_all() does so again, without harm, in case this is interrupted
+            finalizer.acquisition.abandon()  # abandon_all() does so again, without harm, in case this is interrupted
         return bool(found)
 
     def abandon_all(self) -> list[Exception]:
@@ -51,7 +51,7 @@ class Interruptions:
         failures: list[Exception] = []
         for finalizer in self._found.copy():
             try:
-                finalizer.section.abandon()
+                finalizer.acquisition.abandon()
             except Exception as error:
                 failures.append(error)
             with suppress(ValueError):  # another thread was faster
@@ -63,7 +63,7 @@ class WithBlock:
     """One run of a ``with`` block, from the look-up of its ``__exit__`` on."""
 
     lock: Any
-    section: Held | None = None  # once it was entered
+    acquisition: Held | None = None  # once it was entered
     context: Any = None  # or what else is to be left at the end
     _exit: Callable[[], object]
 
@@ -75,12 +75,12 @@ class WithBlock:
         """
         return self._exit()
 
-    def enter(self, section: Held) -> None:
-        """The block is about to begin, with this section."""
-        self.section = section
+    def enter(self, acquisition: Held) -> None:
+        """The block is about to begin, with this acquisition."""
+        self.acquisition = acquisition
         exit = self._exit()
         if exit is not None:  # it is dead if __exit__ was called by hand before; a traceback may keep the block
-            section.abandon_after(exit)
+            acquisition.abandon_after(exit)
 
 
 class ExitMethod:
@@ -105,10 +105,10 @@ class ExitMethod:
         return exit
 
 
-def section_of(block: WithBlock) -> Held | None:
-    """The section that this block ends. An ExitStack enters the lock itself, so then it is the lock's own."""
-    section: Held | None = block.section or block.lock._own()
-    return section
+def acquisition_of(block: WithBlock) -> Held | None:
+    """The acquisition that this block ends. An ExitStack enters the lock itself, so then it is the lock's own."""
+    acquisition: Held | None = block.acquisition or block.lock._own()
+    return acquisition
 
 
 _last: Any = threading.local()  # the block whose exit this thread has looked up last: it is the next one to be entered

@@ -40,7 +40,7 @@ LONGEST_PAUSE = 600.0  # seconds after which a job that met a busy lock comes ag
 
 
 class JobOptions(SectionOptions, total=False):
-    """The options of a job: those of a section, and what only jobs have."""
+    """The options of a job: those of an acquisition, and what only jobs have."""
 
     lock_from: str
     busy: str

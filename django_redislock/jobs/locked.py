@@ -24,7 +24,7 @@ from ..call_names import (
     template_of,
     wraps,
 )
-from ..engine import around, make_section
+from ..engine import around, make_acquisition
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
 from ..options import SectionOptions, SetOptions, mark_locked, read_options, refuse_fenced
@@ -100,19 +100,19 @@ def locked(
 
         def guarded(args: Any, kwargs: Any) -> Steps[Any]:
             names, note, filled = texts.fill(function, signature, args, kwargs)
-            section = make_section(names, checked.with_note(note), token=filled)
-            section.keep(least)
+            acquisition = make_acquisition(names, checked.with_note(note), token=filled)
+            acquisition.keep(least)
 
             def claiming() -> Any:
                 """Call the function; where transactions are open, claim the locks before, if they are fenced."""
-                with begin([], section.leases, beside=open_aliases(), required=bool(checked.fenced)):
+                with begin([], acquisition.leases, beside=open_aliases(), required=bool(checked.fenced)):
                     result = function(*args, **kwargs)
                     refuse_body(function, result, "locked")
                     return result
 
-            result = yield from around(section, Call(claiming, twin=partial(function, *args, **kwargs)))
-            for lease in section.leases:
-                if lease.closed:  # else an outer section still holds it
+            result = yield from around(acquisition, Call(claiming, twin=partial(function, *args, **kwargs)))
+            for lease in acquisition.leases:
+                if lease.closed:  # else an outer acquisition still holds it
                     warn_of_release(lease.name, unclaimed=lease.unclaimed, claimed=lease.claimed)
             return result
 

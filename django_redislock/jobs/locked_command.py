@@ -189,18 +189,18 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
 
 
 def _release_lock(lock: Lock, at_least: float) -> None:
-    section = lock._own()
-    if section is None:
+    acquisition = lock._own()
+    if acquisition is None:
         return  # released by the command itself
-    section.at_least = at_least
+    acquisition.at_least = at_least
     try:
-        run(section.exit_surely())
+        run(acquisition.exit_surely())
     except LockLost:
         raise
     except BaseException:  # interrupted
-        section.abandon()
+        acquisition.abandon()
         raise
-    warn_of_release(lock.name, unclaimed=section.its_lease.unclaimed)
+    warn_of_release(lock.name, unclaimed=acquisition.its_lease.unclaimed)
 
 
 def _held_by(lock: Lock) -> str:

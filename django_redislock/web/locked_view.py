@@ -28,7 +28,7 @@ from ..call_names import (
     wraps,
 )
 from ..conf import check_count
-from ..engine import Acquisition, Frame, Several, make_section
+from ..engine import Acquisition, Frame, Several, make_acquisition
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
@@ -247,48 +247,50 @@ class _LockedView:
         )
         purpose = yield CallOut(lambda: describe_request(request), twice=True)
         try:
-            section = make_section(names, self.options.with_note(note), token=token, purpose=purpose)
+            acquisition = make_acquisition(names, self.options.with_note(note), token=token, purpose=purpose)
         except LockUnavailable as error:  # a cluster that was never reached has not said where this lock is
             return (yield from unavailable(request, min(names), purpose, error))
         frame = Frame()
-        section.abandon_after(frame)
+        acquisition.abandon_after(frame)
         try:
             try:
-                refusal = yield from section.obtain()
+                refusal = yield from acquisition.obtain()
             except LockUnavailable as error:
-                section.abandon()
+                acquisition.abandon()
                 return (yield from unavailable(request, error.name or min(names), purpose, error))
             if refusal is not None:
-                busy = next((one for one in section.sections if one.name == refusal.name), section.sections[0])
+                wanted = acquisition.acquisitions
+                busy = next((one for one in wanted if one.name == refusal.name), wanted[0])
                 return (yield from conflict(request, busy, refusal, self.on_conflict))
-            function = view if aliases is None else partial(self._in_transactions, section, aliases, begun)
+            function = view if aliases is None else partial(self._in_transactions, acquisition, aliases, begun)
             response = yield Call(function, (request, *args), kwargs)
             if begun or isinstance(response, StreamingHttpResponse):
-                for lease in section.leases:
+                for lease in acquisition.leases:
                     if aliases is None and lease.lost:
                         raise lease.lost_error()
                     if lease.unclaimed:
                         warn_unclaimed(lease.name)
-                LateRelease(section, request, purpose, response, begun)
+                LateRelease(acquisition, request, purpose, response, begun)
             else:
-                yield from _release(section, purpose, aliases or [])
+                yield from _release(acquisition, purpose, aliases or [])
             return response
         except BaseException as error:
-            if begun and len(section.leases) == len(section.sections):  # whoever catches it may still commit
-                LateRelease(section, request, purpose, None, begun)
+            got_all = len(acquisition.leases) == len(acquisition.acquisitions)
+            if begun and got_all:  # whoever catches it may still commit
+                LateRelease(acquisition, request, purpose, None, begun)
             else:
-                yield from section.fail(error)
+                yield from acquisition.fail(error)
             raise
 
     def _in_transactions(
-        self, section: Acquisition | Several, aliases: list[str], begun: list[str], /, *args: Any, **kwargs: Any
+        self, acquisition: Acquisition | Several, aliases: list[str], begun: list[str], /, *args: Any, **kwargs: Any
     ) -> Any:
         """Call the view in a transaction on each alias, the last one outermost.
 
         They claim the lock where it is fenced, and are rolled back when it is known to be lost at the end. ``begun``:
         where Django has begun one already.
         """
-        with begin(aliases[::-1], section.leases, beside=begun, required=bool(self.options.fenced)):
+        with begin(aliases[::-1], acquisition.leases, beside=begun, required=bool(self.options.fenced)):
             response = self.view(*args, **kwargs)
             if inspect.iscoroutine(response):
                 response.close()  # else Python warns that nobody has awaited it
@@ -297,16 +299,16 @@ class _LockedView:
                     f"to be run when the lock is free again. If a decorator hides that the view is async, let it use "
                     f"functools.wraps, or asgiref.sync.markcoroutinefunction."
                 )
-            for lease in section.leases:
+            for lease in acquisition.leases:
                 if lease.lost:
                     raise lease.lost_error()
             return response
 
 
-def _release(section: Acquisition | Several, purpose: str, aliases: list[str]) -> Steps[None]:
-    leases = section.leases
+def _release(acquisition: Acquisition | Several, purpose: str, aliases: list[str]) -> Steps[None]:
+    leases = acquisition.leases
     try:
-        if (yield from section.exit_surely(request=purpose)):
+        if (yield from acquisition.exit_surely(request=purpose)):
             for lease in leases:
                 note_held(lease.template, monotonic() - lease.since)
     except LockLost:

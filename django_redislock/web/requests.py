@@ -124,7 +124,7 @@ def _try_again_in(template: str) -> int:
 
 
 def conflict(
-    request: HttpRequest, section: Acquisition, refusal: LockNotAcquired, on_conflict: OnConflict | None
+    request: HttpRequest, acquisition: Acquisition, refusal: LockNotAcquired, on_conflict: OnConflict | None
 ) -> Steps[HttpResponseBase]:
     """The response to a request that did not acquire its lock."""
     settings = conf()
@@ -132,7 +132,7 @@ def conflict(
     if respond is not None:
         holder: LockInfo | None = None
         try:
-            holder = yield from inspect(section.partition, section.name)
+            holder = yield from inspect(acquisition.partition, acquisition.name)
         except LockUnavailable:
             pass  # that it is busy is known
         response: HttpResponseBase | None = yield CallOut(lambda: respond(request, holder))
@@ -141,14 +141,14 @@ def conflict(
             raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
         return response
     suspended = refusal.outcome == "suspended"  # then its end is known
-    wait = max(1, ceil(refusal.busy_for or 0)) if suspended else _try_again_in(section.options.template)
+    wait = max(1, ceil(refusal.busy_for or 0)) if suspended else _try_again_in(acquisition.options.template)
     text = ngettext(
         "Somebody else is working on this. Please try again in %(wait)d second.",
         "Somebody else is working on this. Please try again in %(wait)d seconds.",
         wait,
     ) % {"wait": wait}
     status = settings.VIEW_STATUS
-    if section.options.limit is not None:
+    if acquisition.options.limit is not None:
         status = TOO_MANY
         text = ngettext(
             "Too many of these requests are running. Please try again in %(wait)d second.",

@@ -71,9 +71,9 @@ class LateRelease:
     """
 
     def __init__(
-        self, section: Acquisition | Several, request: HttpRequest, purpose: str, response: Any, begun: list[str]
+        self, acquisition: Acquisition | Several, request: HttpRequest, purpose: str, response: Any, begun: list[str]
     ) -> None:
-        self._section = section
+        self._acquisition = acquisition
         self._purpose = purpose
         self._once = threading.Lock()
         # DRF gives views a wrapper around the request that the handler closes
@@ -90,9 +90,9 @@ class LateRelease:
                 follow: Any = self._aiterate if response.is_async else self._iterate
                 # not response.streaming_content, which hides the iterator that has to be closed
                 response.streaming_content = follow(response._iterator, keeper)
-            for one in section.sections:
+            for one in acquisition.acquisitions:
                 hide(one)
-        for one in section.sections:
+        for one in acquisition.acquisitions:
             if atomic == begun:
                 one.keep_for(keeper, abandon=True)
             else:
@@ -110,14 +110,14 @@ class LateRelease:
         if asyncio._get_running_loop() is None:
             run(self._release())
         elif self._once.acquire(blocking=False):
-            self._section.abandon()
+            self._acquisition.abandon()
 
     def _release(self) -> Steps[None]:
         # the first to come releases, even what is being released in the background
         if self._once.acquire(blocking=False):
-            for lease in self._section.leases:
+            for lease in self._acquisition.leases:
                 note_held(lease.template, monotonic() - lease.since)
-            yield from self._section.exit_quietly(request=self._purpose)
+            yield from self._acquisition.exit_quietly(request=self._purpose)
 
     def _iterate(self, content: Any, keeper: object) -> Iterator[Any]:
         with ExitStack() as stack:
@@ -125,7 +125,7 @@ class LateRelease:
             if hasattr(content, "close"):
                 stack.callback(content.close)  # its cleanup still runs under the lock
             while True:
-                with under(*self._section.sections):
+                with under(*self._acquisition.acquisitions):
                     part = next(content, self)
                 if part is self:
                     return
@@ -135,7 +135,7 @@ class LateRelease:
         try:
             try:
                 while True:
-                    with under(*self._section.sections):
+                    with under(*self._acquisition.acquisitions):
                         try:
                             part = await content.__anext__()
                         except StopAsyncIteration:

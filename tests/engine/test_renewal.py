@@ -181,7 +181,7 @@ def test_an_interrupted_section_that_cannot_be_undone_is_logged_once_and_keeps_n
     inside.limit(monkeypatch, idle_look=0.05, look_around=0.05)
     undone: list[bool] = []
     for undo in (fail, lambda: undone.append(True)):
-        over = inside.interrupt_section(undo)
+        over = inside.interrupt_acquisition(undo)
         with Lock(NAME):  # which wakes it up
             eventually(over)
     eventually(lambda: undone and "TypeError: unhashable" in caplog.text)

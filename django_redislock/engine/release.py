@@ -1,4 +1,4 @@
-"""A section under a lock: having the lock, and giving it back."""
+"""Having a lock, and giving it back."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Ending:
             pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
 
-class Section(Ending, Held):
-    """The second half of an Acquisition: what it does once it has the lock. In a module of its own for its length."""
+class Releasable(Ending, Held):
+    """The half of an Acquisition that has the lock, and gives it back."""
 
     __slots__ = ("_above", "_finalizer", "_runtime", "_through")
 
@@ -65,7 +65,7 @@ class Section(Ending, Held):
     _tried: Tried | None = None  # a release that was not enough
 
     @property
-    def sections(self) -> tuple[Section]:
+    def acquisitions(self) -> tuple[Releasable]:
         """Itself; see Several."""
         return (self,)
 
@@ -110,7 +110,7 @@ class Section(Ending, Held):
         if not watchdog.runs:
             watchdog.wake_up()
         self._finalizer = Finalizer(block, watchdog.interruptions.note)
-        self._finalizer.section = self
+        self._finalizer.acquisition = self
 
     # -- giving it back, in one command ------------------------------------------------------------------------------
 
@@ -169,9 +169,9 @@ class Section(Ending, Held):
     # -- giving it back, whatever it takes ---------------------------------------------------------------------------
 
     def release(self) -> Steps[bool]:
-        """Release the lock. False: other sections still use it (it is reentrant).
+        """Release the lock. False: other acquisitions still use it (it is reentrant).
 
-        Raises LockLost; LockNotOwned where the lock was detached, or the process was forked inside the section; and
+        Raises LockLost; LockNotOwned where the lock was detached, or the process was forked while it was held; and
         LockUnavailable when Redis cannot be told, then it can be tried again.
         """
         lease = self.its_lease
@@ -196,7 +196,7 @@ class Section(Ending, Held):
             raise
 
     def release_lease(self, *, bearer: bool = False) -> Steps[None]:
-        """release() for the last section that uses the lease, from any thread, task or context.
+        """release() for the last acquisition that uses the lease, from any thread, task or context.
 
         ``bearer``: by right of the token, also if it was detached. Where this is interrupted, it is for the caller to
         abandon it.
@@ -226,10 +226,10 @@ class Section(Ending, Held):
     # -- the end of what was done under it ---------------------------------------------------------------------------
 
     def exit(self, error: BaseException | None) -> Steps[bool]:
-        """The section has ended, with ``error`` or (None) well. Returns whether the lock is free.
+        """What was done under it has ended, with ``error`` or (None) well. Returns whether the lock is free.
 
-        As release(), except that a lock which was detached ends in silence, and that ``at_least`` is kept. Where the
-        section has ended with an error, that matters more than what goes wrong here.
+        As release(), except that a lock which was detached ends in silence, and that ``at_least`` is kept. Where that
+        has ended with an error, it matters more than what goes wrong here.
         """
         lease = self.its_lease
         if lease.cancelled_by(error):
@@ -276,7 +276,7 @@ class Section(Ending, Held):
                 abandon_lease(lease)
 
     def leave(self) -> None:
-        """This section no longer uses the lease. May be called again, and from any thread."""
+        """This acquisition no longer uses the lease. May be called again, and from any thread."""
         assert self.lease is not None
         self.lease.leave(self)
         self._end()
@@ -301,6 +301,6 @@ def abandon_lease(lease: Lease) -> None:
 
 
 def release_unused(lease: Lease) -> None:
-    """Release it where two sections have left at the same moment, each taking the other for the last."""
+    """Release it where two acquisitions have left at the same moment, each taking the other for the last."""
     if not (lease.shares or lease.closed or lease.lost_reason):
         abandon_lease(lease)
