@@ -16,6 +16,9 @@ import redis
 from django_redislock import get_lock, list_locks
 from tests.helpers.forkserver import fork
 from tests.helpers.processes import ROOT, MissingError, require, wheel_folder
+from tests.inside import limit
+
+limit(grace=5.0)  # in the programs that run jobs, as in tests/conftest.py
 
 
 def url(database: int) -> str:

@@ -37,6 +37,12 @@ def hear():
     return sys.stdin.readline().strip()
 """
 
+# as in tests/conftest.py; only where it is imported once for many processes
+PATIENT = """
+from tests.inside import limit
+limit(grace=5.0)
+"""
+
 
 class Worker:
     """A process that runs ``first``, the prelude and ``code``, in which ``values`` are global names. It says lines and
@@ -48,7 +54,7 @@ class Worker:
     def __init__(self, code: str, *, first: str = "", fresh: bool = False, **values: Any) -> None:
         source = "".join(f"{key} = {value!r}\n" for key, value in values.items()) + code
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "testproject")])}
-        forked = None if first or fresh else fork(PRELUDE, source, environment, ROOT)
+        forked = None if first or fresh else fork(PRELUDE + PATIENT, source, environment, ROOT)
         command, pipe = [sys.executable, "-c", first + PRELUDE + source], subprocess.PIPE
         self.process: Any = forked or subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, cwd=ROOT)
         self.buffer = b""
