@@ -104,6 +104,6 @@ class leader(Lock):  # noqa: N801 (reads as ``locked`` does)
     def _end(self, acquisition: Acquisition | None, error: BaseException | None) -> Steps[None]:
         """The block has ended. Whoever was told that the term is over needs no error, nor to wait for Redis."""
         if acquisition is not None and self._over:
-            acquisition.abandon()
+            acquisition.abandon_cancelled(error)
         elif acquisition is not None:
             yield from super()._end(acquisition, error)

@@ -344,8 +344,8 @@ class Acquisition(Releasable):
         if through is not None:
             through.entered(self)
 
-    def abandon_cancelled(self, error: BaseException) -> None:
-        """Give back all that there may be: ``error`` was raised in a coroutine that was to get the lock.
+    def abandon_cancelled(self, error: BaseException | None) -> None:
+        """Give back all that there may be: ``error``, if any, was raised in a coroutine that was to get the lock.
 
         Raises LockLost where that is the cancellation which a loss has sent.
         """

@@ -148,8 +148,8 @@ def _seconds_to(moment: datetime | str | float) -> float:
 
 
 def _release(task: Any, id: str, args: Any, kwargs: Any) -> None:
-    if isinstance(task, LockedTask) and task._job_lock.release(tuple(args or ()), kwargs or {}, id):
-        task.apply_async(args, kwargs)
+    if isinstance(task, LockedTask):
+        task._job_lock.release(tuple(args or ()), kwargs or {}, id, lambda: task.apply_async(args, kwargs))
 
 
 @signals.task_revoked.connect(weak=False)

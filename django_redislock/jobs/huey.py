@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from huey.api import Huey, RedisHuey, Result, Task, TaskWrapper
@@ -21,7 +22,7 @@ from huey.exceptions import CancelExecution, RateLimitExceeded, RetryTask
 from huey.utils import normalize_time
 
 from ..call_names import Name
-from ..exceptions import LockError
+from ..exceptions import LockError, LockUnavailable
 from .job_function import P, R, lock_function, lock_of
 from .job_lock import JobLock, JobOptions
 
@@ -68,15 +69,21 @@ class LockedHuey(Huey):
         if lock is None or not lock.from_enqueue or self.immediate:
             return super().enqueue(task)
         # Huey enqueues it again for every retry, and when its time has come: then it has the lock, and keeps it
-        send = super().enqueue
-        return lock.enqueue(
-            *_call_of(task),
-            task.id,
-            lambda taken: send(task),
-            lambda other: Result(self, Task(id=other)) if self.results else None,
-            wait=self._seconds_to(task.eta),
-            awaited=task.on_complete is not None or task.chord_config is not None,
-        )
+        send, current = super().enqueue, _current.get()
+        is_again = (current is not None and current.task is task) or (task.eta and not self._seconds_to(task.eta))
+        try:
+            return lock.enqueue(
+                *_call_of(task),
+                task.id,
+                lambda taken: send(task),
+                lambda other: Result(self, Task(id=other)) if self.results else None,
+                wait=self._seconds_to(task.eta),
+                awaited=task.on_complete is not None or task.chord_config is not None,
+            )
+        except LockUnavailable:
+            if not is_again:
+                raise
+            return send(task)  # it is nowhere else by now; when it starts, it acquires the lock
 
     def execute(self, task: Any, timestamp: Any = None) -> Any:
         """See Huey."""
@@ -88,12 +95,17 @@ class LockedHuey(Huey):
         finally:
             _current.reset(before)
             if not delivery.began and self.ready_to_run(task, now):  # revoked, expired, cancelled
-                _release_lock(task)
+                self._release_lock(task)
 
     def revoke(self, task: Any, *args: Any, **kwargs: Any) -> Any:
         """See Huey."""
         super().revoke(task, *args, **kwargs)
-        _release_lock(task)
+        self._release_lock(task)
+
+    def _release_lock(self, task: Any) -> None:
+        lock = lock_of(task)
+        if lock is not None and lock.from_enqueue:
+            lock.release(*_call_of(task), task.id, _Delivery(self, task).again)
 
     def _seconds_to(self, eta: Any) -> float:
         return 0.0 if eta is None else max(0.0, (eta - self._get_timestamp()).total_seconds())
@@ -106,12 +118,6 @@ class LockedRedisHuey(LockedHuey, RedisHuey):
 def _call_of(task: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with which its function is called."""
     return tuple(task.args), {**task.kwargs, "task": task} if task.context else task.kwargs
-
-
-def _release_lock(task: Any) -> None:
-    lock = lock_of(task)
-    if lock is not None and lock.from_enqueue:
-        lock.release(*_call_of(task), task.id)
 
 
 _current: ContextVar[_Delivery | None] = ContextVar("django_redislock.huey_task", default=None)
@@ -140,8 +146,10 @@ class _Delivery:
         raise RetryTask(delay=pause)  # this one Huey does not count
 
     def again(self) -> None:
-        task = self.task
-        again = type(task)(task.args, task.kwargs, priority=task.priority, expires=task.expires, timeout=task.timeout)
+        task, expires = self.task, self.task.expires
+        if isinstance(expires, datetime) and task.expires_resolved <= self._huey._get_timestamp():
+            expires = None  # for whoever asked for this run, it was not over
+        again = type(task)(task.args, task.kwargs, priority=task.priority, expires=expires, timeout=task.timeout)
         self._huey.enqueue(again)
 
     def comes_back_in(self, error: BaseException) -> float | None:

@@ -22,9 +22,9 @@ from ..base.steps import run
 from ..base.times import Seconds, monotonic, seconds
 from ..base.usual import note_held, usually_held_for
 from ..call_names import CallTexts, Name, are_several, template_of
-from ..exceptions import LockError, LockNotAcquired, LockUnavailable
+from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
-from ..options import Options, SectionOptions, mark_locked, read_options
+from ..options import Options, SectionOptions, cut_note, mark_locked, read_options
 from ..semaphore import Semaphore
 from ..store.calls import read_holder
 from ..store.stores import get_partition
@@ -78,10 +78,12 @@ class Job(Protocol):
 class Running:
     """A job that holds its lock in this context."""
 
-    __slots__ = ("id", "kept", "kind", "lock")
+    __slots__ = ("id", "kept", "kind", "lock", "marked")
 
     def __init__(self, kind: JobLock, id: str, lock: Lock) -> None:
-        self.kind, self.id, self.lock, self.kept = kind, id, lock, False
+        self.kind, self.id, self.lock = kind, id, lock
+        self.kept = False  # the lock, for the next run
+        self.marked = False  # as ended
 
     def keep_for_next(self, wait: float = 0.0, most: float = math.inf) -> None:
         """Leave the lock to the next run of the same job. See JobLock.enqueue()."""
@@ -169,7 +171,7 @@ class JobLock:
     def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None = None, **options: Any) -> Lock:
         """The lock of a job with these arguments; ``id``: None for a call that goes through no queue."""
         names, note, _ = self._texts.fill(self._function, self._signature, args, kwargs)
-        (name,), every = names, {**self._options, "note": note, **options}
+        (name,), every = names, {**self._options, "note": cut_note(note), **options}
         if self._limit is not None:
             return Semaphore(name, limit=self._limit, **every)
         return Lock(name, token=None if id is None else _token_of(id), **every)
@@ -219,7 +221,7 @@ class JobLock:
         try:
             yield
         except BaseException:
-            self.release(args, kwargs, id)
+            self.release(args, kwargs, id, None)
             raise
 
     def _take(self, lock: Lock, ttl: float) -> LockNotAcquired | None:
@@ -230,21 +232,24 @@ class JobLock:
             return refusal
         return None
 
-    def release(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str) -> bool:
+    def release(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str, again: Callable[[], object] | None
+    ) -> None:
         """Release the lock of a job that has ended without running to its end, unless somebody alive uses it.
 
-        Return whether another run was asked for meanwhile, of busy="merge".
+        ``again`` is called if another run was asked for meanwhile, of busy="merge". None: the next one does it.
         """
         if self._limit is not None:
-            return False  # permits do not wait in queues
+            return  # permits do not wait in queues
         lock = self.make(args, kwargs, id, adopt=True, blocking_timeout=0)
         try:
             if not lock.acquire():
-                return False
-            lock.release()
+                return
+            run(lock._held("release").exit_quietly())  # whatever transaction is open: nothing was done under it here
         except LockError:
             pass  # it is gone already; or it ends by itself
-        return self._is_asked_for(lock)
+        if again is not None and self._is_asked_for(lock):
+            again()
 
     # -- when it runs -------------------------------------------------------------------------------------------------
 
@@ -255,15 +260,23 @@ class JobLock:
             return self._run(job, lock, body)
         except _NotRun as end:
             error = end.error
-        if isinstance(error, LockNotAcquired):
-            if lock.owned():  # by the same job: this is a copy of it
-                return job.later(min(lock.ttl, LONGEST_PAUSE), error, is_copy=True)
-            if self.busy == "merge":
+        is_copy = merges = False
+        try:
+            if isinstance(error, LockNotAcquired):
+                is_copy = lock.owned()  # it is held by the same job
+                merges = self.busy == "merge" and not is_copy
+            if merges:
                 self._asked(lock).incr(ttl=ASKED)
-                try:
-                    return self._run(job, lock, body)  # the other may have ended before it could see that
-                except _NotRun as end:
-                    error = end.error
+        except LockUnavailable as trouble:
+            error, is_copy, merges = trouble, False, False
+        if is_copy:
+            return job.later(min(lock.ttl, LONGEST_PAUSE), error, is_copy=True)
+        if merges:
+            try:
+                return self._run(job, lock, body)  # the other may have ended before it could see that
+            except _NotRun as end:
+                error = end.error
+        if isinstance(error, LockNotAcquired):
             log_event(INFO, "job-busy", name=lock.name, job=job.id, busy=self.busy, error=error)
             if self.busy in ("skip", "merge"):
                 return None
@@ -275,6 +288,8 @@ class JobLock:
         running: Running | None = None
         result, ended = None, False
         try:
+            if self.at_least and self._has_ended(job):
+                return self._repeat(job, lock)  # first, as the lock may be kept for that long
             with lock:
                 running = Running(self, job.id, lock)
                 result = self._run_inside(job, running, body)
@@ -285,6 +300,11 @@ class JobLock:
             if not ended or isinstance(error, LockNotAcquired):
                 raise
             log_event(WARNING, "not-released", name=lock.name, error=error, lease_left=error.lease_left)
+        except LockLost:
+            if running is not None and running.marked:  # it has not ended well after all
+                with suppress(LockUnavailable):
+                    self._ended(job.id).reset()
+            raise
         finally:
             if running is not None and not running.kept and self._is_asked_for(lock):
                 job.again()
@@ -292,11 +312,15 @@ class JobLock:
 
     def _run_inside(self, job: Job, running: Running, body: Callable[[], Any]) -> Any:
         lock, began = running.lock, monotonic()
-        if job.repeated is not None and self._ended(job.id).get():
-            log_event(INFO, "job-repeated", name=lock.name, job=job.id)
-            return job.repeated()
-        if self.busy == "merge":
-            self._asked(lock).reset()  # what was asked for until now, this run does
+        try:
+            if self._has_ended(job):
+                if self.at_least:
+                    lock.detach(ttl=self.at_least)  # it has ended while this one waited
+                return self._repeat(job, lock)
+            if self.busy == "merge":
+                self._asked(lock).reset()  # what was asked for until now, this run does
+        except LockUnavailable as error:
+            raise _NotRun(error) from error
         before = _running.set(running)
         try:
             result = body()
@@ -311,9 +335,19 @@ class JobLock:
         if not running.kept:
             lock._held("keep").keep(self.at_least)
             if job.repeated is not None:
+                running.marked = True
                 with suppress(LockUnavailable):  # then a copy would run again, if there is one
                     self._ended(job.id).incr(ttl=REMEMBERED)
         return result
+
+    def _has_ended(self, job: Job) -> bool:
+        """Return whether this is a copy of a job that has ended well."""
+        return job.repeated is not None and self._ended(job.id).get() > 0
+
+    def _repeat(self, job: Job, lock: Lock) -> Any:
+        assert job.repeated is not None
+        log_event(INFO, "job-repeated", name=lock.name, job=job.id)
+        return job.repeated()
 
     def _is_asked_for(self, lock: Lock) -> bool:
         """Return whether another run was asked for, which only one is told."""

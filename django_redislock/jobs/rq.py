@@ -69,7 +69,7 @@ class LockedJob(Job):
     def _release_lock(self) -> None:
         lock = _lock_of(self)
         if lock is not None and lock.from_enqueue:
-            lock.release(tuple(self.args), self.kwargs, _run_of(self))
+            lock.release(tuple(self.args), self.kwargs, _run_of(self), _Delivery(self).again)
 
 
 class LockedQueue(Queue):

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_redislock import Lock, LockNotAcquired
+from django_redislock import Lock, LockNotAcquired, LockUnavailable
 from redisserver import RedisServer
 from tests.helpers.actors import Other
 from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_package, runs, url
+from tests.helpers.proxy import Proxy
 
 Eventually = Callable[..., Any]
 Work = Callable[..., None]
@@ -227,6 +228,51 @@ def test_a_task_that_never_runs_gives_its_lock_back(how: str, site: Any, work: W
     work()
     site.huey.unregister_pre_execute("cancel")
     assert (runs(), held()) == ([], [])
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_what_was_merged_into_a_task_that_never_runs_is_run(how: str, site: Any, work: Work) -> None:
+    first = site.sync.schedule(delay=0, expires=datetime.now() - timedelta(seconds=9) if how == "expired" else None)
+    assert site.sync().id == first.id  # asks for a run that begins after this
+    if how == "revoked":
+        first.revoke()
+    work()
+    assert (runs(), held()) == (["sync"], [])
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_retry_survives_that_redis_is_away_when_it_is_due(
+    delay: int,
+    site: Any,
+    work: Work,
+    network: Proxy,
+    retry_for: Callable[[float], None],
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of the locks. Huey has taken it out of its schedule by then, while whoever calls anew is told."""
+    retry_for(0.1)
+    network.cut()
+    with pytest.raises(LockUnavailable):
+        site.mail(7, "fails")
+    network.mend()
+    site.mail(7, "fails", retries=1, retry_delay=delay)
+    site.huey.signal("retrying")(cut := lambda signal, task: network.cut())
+    enqueue = site.huey.storage.enqueue
+
+    def mends(*args: Any) -> Any:
+        network.mend()
+        return enqueue(*args)
+
+    monkeypatch.setattr(site.huey.storage, "enqueue", mends)
+
+    def has_run_twice() -> bool:
+        work()
+        return len(runs()) == 2
+
+    eventually(has_run_twice)
+    site.huey.disconnect_signal(cut)
+    assert (runs(), held(), state(site)) == (["mail fails"] * 2, [], (0, 0))
 
 
 def test_a_task_may_be_scheduled_for_another_time(site: Any, work: Work) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import redis
+from django.db import transaction
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, get_lock, list_locks
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy
-from tests.inside import job_lock
+from tests.inside import PREFIX, job_lock, limit
 
 NAME = "report:7"
+LOCK_KEY = f"{PREFIX}lock:{NAME}"
 
 
 class Job:
@@ -97,6 +99,30 @@ def test_what_fails_for_good_gives_its_lock_back_and_may_be_queued_again_by_hand
     assert held() == []
     assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
     assert lease() > 200
+    assert lock.run(job, (7,), {}, lambda: pytest.fail("a copy ran")) == "repeated"
+    assert lease() > 200
+
+
+def test_a_copy_that_waits_for_the_end_leaves_the_lock_as_long_as_it_has_to_stay(
+    eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, look_every=0.05)
+    lock, found = make(at_least=300, blocking_timeout=GENEROUS), list[Any]()
+    copy = threading.Thread(target=lambda: found.append(lock.run(Job(), (7,), {}, lambda: "ran")))
+
+    def body() -> None:
+        copy.start()
+        eventually(lambda: waiting() == 1)
+
+    lock.run(Job(), (7,), {}, body)
+    copy.join(GENEROUS)
+    assert found == ["repeated"]
+    assert lease() > 200
+
+
+def waiting() -> int:
+    info = get_lock(NAME)
+    return 0 if info is None else info.waiters
 
 
 @pytest.mark.parametrize(
@@ -152,6 +178,23 @@ def test_a_job_that_has_lost_its_lock_fails(client: redis.Redis) -> None:
     assert held() == []
 
 
+def test_a_job_that_has_lost_its_lock_has_not_ended_well_and_may_be_tried_again(client: redis.Redis) -> None:
+    lock, job = make(), Job()
+    with pytest.raises(LockLost):
+        lock.run(job, (7,), {}, lambda: client.flushall())
+    assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
+
+    def lose(*result: str) -> str:
+        client.delete(LOCK_KEY)
+        return "repeated"
+
+    job.repeated = lose  # type: ignore[method-assign]
+    with pytest.raises(LockLost):
+        lock.run(job, (7,), {}, lambda: pytest.fail("a copy ran"))
+    del job.repeated
+    assert lock.run(job, (7,), {}, lambda: pytest.fail("a copy ran")) == "repeated"  # it did end well
+
+
 @pytest.mark.parametrize("error", [LockNotAcquired("no", NAME), LockUnavailable("no", NAME)])
 def test_an_error_of_another_lock_is_the_jobs_own(error: Exception) -> None:
     def body() -> None:
@@ -176,6 +219,43 @@ def test_redis_is_away_when_it_starts(busy: str, network: Proxy, retry_for: Call
     network.mend()
 
 
+@pytest.mark.parametrize("at_least", [0, 300])
+def test_redis_is_away_once_it_has_the_lock(
+    at_least: float, network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any]
+) -> None:
+    lock, job = make(at_least=at_least), Job()
+    retry_for(0.1)
+    repeated = job.repeated
+
+    class Unseen(Job):
+        @property
+        def repeated(self) -> Any:
+            """What is asked before Redis is: whether it may be a copy."""
+            if held() or at_least:
+                network.cut()
+            return repeated
+
+    unseen = Unseen()
+    assert lock.run(unseen, (7,), {}, lambda: pytest.fail("it ran")) == "later"
+    assert unseen.asked == [("later", 1.0, LockUnavailable)]
+    network.mend()
+    eventually(lambda: held() == [])
+
+
+@pytest.mark.parametrize("busy", ["merge", "skip"])
+def test_redis_is_away_when_the_lock_was_busy(
+    busy: str, network: Proxy, retry_for: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is a copy, and that it is asked for once more, cannot be known then: it must not be dropped."""
+    lock, job = make(busy="merge"), Job()
+    retry_for(0.1)
+    lock.asks(monkeypatch, network.cut)
+    with Lock(NAME):
+        assert lock.run(job, (7,), {}, lambda: "ran") == "later"
+        network.mend()
+    assert job.asked == [("later", 1.0, LockUnavailable)]
+
+
 def test_redis_is_away_when_it_ends(
     network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any]
 ) -> None:
@@ -195,20 +275,46 @@ def test_redis_is_away_when_it_ends(
 def test_only_what_waits_is_given_back() -> None:
     lock, job = make(), Job()
     assert lock.queue((7,), {}, job.id) is True
-    lock.release((7,), {}, job.id)
+    lock.release((7,), {}, job.id, job.again)
     assert held() == []
-    lock.release((7,), {}, job.id)  # again
+    lock.release((7,), {}, job.id, job.again)  # once more
 
     def body() -> list[str]:
-        lock.release((7,), {}, job.id)
-        in_thread(lambda: lock.release((7,), {}, job.id))
+        lock.release((7,), {}, job.id, job.again)
+        in_thread(lambda: lock.release((7,), {}, job.id, job.again))
         return held()
 
     assert lock.run(job, (7,), {}, body) == [NAME]
+    assert job.asked == []
+
+
+def test_what_was_merged_into_a_job_that_never_runs_is_asked_for_once_more() -> None:
+    lock, job = make(busy="merge"), Job()
+    assert lock.queue((7,), {}, job.id) is True
+    assert lock.queue((7,), {}, "other-other-other-other") == job.id
+    for _ in range(2):
+        lock.release((7,), {}, job.id, job.again)
+    assert (job.asked, held()) == (["again"], [])
+
+
+@pytest.mark.django_db
+def test_what_cannot_be_queued_inside_a_transaction_says_why(settings: Any) -> None:
+    settings.REDISLOCK = {"RELEASE_IN_TRANSACTION": "error"}
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        make().enqueue((7,), {}, Job().id, lambda taken: 1 / 0, lambda other: other)
+    assert held() == []
+
+
+def test_a_note_that_is_too_long_is_cut() -> None:
+    def note() -> str:
+        info = get_lock("report:" + "7" * 300)
+        return "" if info is None else info.note
+
+    assert len(make(note="{pk}" * 9).run(Job(), ("7" * 300,), {}, note)) == 1000
 
 
 def test_a_permit_is_given_back_by_whoever_has_it() -> None:
-    make(lock_from="start", limit=2).release((7,), {}, Job().id)
+    make(lock_from="start", limit=2).release((7,), {}, Job().id, Job().again)
     assert held() == []
 
 

@@ -246,6 +246,11 @@ def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, queue: A
     with Lock("page:7") as lock:  # a job that has none leaves those of others alone
         getattr(queue.enqueue(site.page, 7), how)()
         lock.check()
+    first = queue.enqueue(site.sync)
+    assert queue.enqueue(site.sync).id == first.id
+    getattr(queue.fetch_job(first.id), how)()
+    assert held() == ["report:2024", "sync"]  # what was merged into it is run all the same
+    assert queue.enqueue(site.sync).id != first.id
 
 
 def test_a_job_that_fails_gives_its_lock_back(site: Any, queue: Any, worker: Any, eventually: Eventually) -> None:

@@ -214,6 +214,19 @@ def test_with_cancel_the_task_is_cancelled_before_anybody_else_can_lead(own: Red
         asyncio.run(lead())
 
 
+def test_with_cancel_the_loss_is_raised_also_where_lead_has_told_of_it_first() -> None:
+    async def lead() -> None:
+        async with leader(NAME, on_lost="cancel") as term:
+            assert await term.alead()
+            await asyncio.to_thread(lose, term)
+            while await term.alead():
+                time.sleep(0.01)
+            await asyncio.sleep(GENEROUS)
+
+    with pytest.raises(LockLost):
+        asyncio.run(lead())
+
+
 @pytest.mark.parametrize("poll", [False, True])
 def test_a_standby_outlasts_any_outage_of_redis_and_keeps_its_place(
     poll: bool, crowd: Crowd, own: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch,
