@@ -184,12 +184,12 @@ class Process:
         return run(calls.release(request, unknown=unknown, how=how))
 
     def renew(self, request: Request, how: str = "keep", left: float = 30, fence: int | None = None) -> calls.Renewed:
-        """``how``: keep, confirm, add, set, detach or raise."""
+        """``how``: keep, confirm, set, detach or raise."""
         return run(calls.renew(request, how, left, fence))
 
-    def force(self, name: str, highest: int | None = None, what: str = "") -> bytes | None:
-        """Release the lock whoever holds it, unless its fence is higher; the value that it had. ``what``: SUSPENSION,
-        or whatever there is."""
+    def force(self, name: str, highest: int | None = None, what: str = "") -> bool:
+        """Release the lock whoever holds it, unless its fence is higher; whether it was held. ``what``: SUSPENSION, or
+        whatever there is."""
         return run(calls.force(*self._lock(name), highest, what))
 
     def info(self, name: str, waiters: int) -> list[Any]:

@@ -67,7 +67,6 @@ def run_program(
         )
     warn_of_memory(output, store)
     running: Program
-    lock: Lock
     given: LeaderOptions = {
         "ttl": ttl,
         "on_lost": lambda error: running.look(),
@@ -75,13 +74,12 @@ def run_program(
         # without its arguments, which may hold secrets
         "purpose": f"redislocks run {os.path.basename(program[0])}",
     }
+    try:
+        lock = _make_lock(name, given, stay, limit, blocking_timeout)
+    except ValueError as error:
+        raise CommandError(str(error), returncode=2) from None
     if stay:
-        lock = leader(name, **given)
         kill_after = min(kill_after, lock.ttl / 4)  # of the third that is left when a leader's lease counts as over
-    elif limit is None:
-        lock = Lock(name, blocking_timeout=blocking_timeout, auto_renew=True, **given)
-    else:
-        lock = Semaphore(name, limit=limit, blocking_timeout=blocking_timeout, auto_renew=True, **given)
     with Program(kill_after) as running:
         while True:
             try:
@@ -96,6 +94,14 @@ def run_program(
                     raise
     if status:
         sys.exit(status)
+
+
+def _make_lock(name: str, given: LeaderOptions, stay: bool, limit: int | None, blocking_timeout: float) -> Lock:
+    if stay:
+        return leader(name, **given)
+    if limit is None:
+        return Lock(name, blocking_timeout=blocking_timeout, auto_renew=True, **given)
+    return Semaphore(name, limit=limit, blocking_timeout=blocking_timeout, auto_renew=True, **given)
 
 
 def _run_once(lock: Lock, running: Program, program: Sequence[str]) -> int:

@@ -17,12 +17,14 @@ RENEWED_WITHIN = 3.0  # seconds in which a process that lives renews a lease, as
 
 
 def renew(lease: Lease, how: str, left: float) -> Steps[None]:
-    """Move the end of this very acquisition, from any thread, task or context; ``how``, ``left``: see renew_command().
+    """Move the end of this very acquisition, from any thread, task or context.
 
-    Raises LockLost, LockUnavailable.
+    ``how``: "add", for ``left`` seconds more, or see renew_command(). Raises LockLost, LockUnavailable.
     """
     if lease.lost_reason:
         raise lease.lost_error()
+    if how == "add":
+        how, left = "keep", lease.left_with(left)  # which may be sent again if the answer is lost
     if how == "set" and lease.renewing:
         left = max(left, min(lease.ttl, RENEWED_WITHIN))
     if how in ("set", "detach"):
@@ -63,7 +65,11 @@ def draw_new_fence(lease: Lease) -> Steps[None]:
 def renew_by_token(partition: Partition, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
     """Move the end of the lease, whoever acquired it, if ``bears`` accepts its token. Returns whether that was done."""
     held = yield from calls.find_held(partition, name, bears)
-    return held is not None and (yield from calls.renew(held, how, left)).state == calls.HELD
+    if held is None:
+        return False
+    if how == "add":
+        how, left = "keep", held.left + left  # as in renew()
+    return (yield from calls.renew(held.request, how, left)).state == calls.HELD
 
 
 def release_by_token(partition: Partition, name: str, bears: Callable[[str], bool]) -> Steps[bool]:
@@ -71,9 +77,9 @@ def release_by_token(partition: Partition, name: str, bears: Callable[[str], boo
     held = yield from calls.find_held(partition, name, bears)
     if held is None:
         return False
-    answer = yield from calls.release(held, unknown=False, how=calls.BEARER)
+    answer = yield from calls.release(held.request, unknown=False, how=calls.BEARER)
     released = answer.state == calls.RELEASED or answer.repeated
-    lease = runtime().watchdog.lease_of(held.id)
+    lease = runtime().watchdog.lease_of(held.request.id)
     if released and lease is not None:
         runtime().watchdog.lose(lease, RELEASED)  # Redis tells only other processes
     return released

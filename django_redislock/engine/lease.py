@@ -11,7 +11,7 @@ from typing import Any
 from ..base.times import monotonic
 from ..exceptions import LockLost, LockUnavailable
 from ..options import Terms
-from ..store.calls import LockRequest, Renewed, lease_end
+from ..store.calls import LockRequest, Renewed, lease_end, lease_left
 from ..store.lock_store import Partition
 
 Task = asyncio.Task[Any]
@@ -182,6 +182,13 @@ class Lease:
         """Seconds of lease left by the local clock."""
         return 0.0 if self.lost_reason or self.closed else max(0.0, self.ends - monotonic())
 
+    def left_with(self, additional: float) -> float:
+        """Seconds from now until the end in Redis, as far as it is known here, and ``additional`` ones."""
+        ends = self.ends + self.spare
+        if self.handed:
+            ends = max(ends, lease_end(self.since, self.ttl))  # to which whatever moves it confirms it
+        return max(0.0, lease_left(ends)) + additional
+
     def moved(self, how: str, left: float, answer: Renewed) -> None:
         """It is held, says Redis, which was asked to move its end; ``how``, ``left``: see renew_command()."""
         asked = self.ends + self.spare
@@ -191,8 +198,6 @@ class Lease:
             asked = max(asked, lease_end(answer.sent, left))
         elif self.handed:
             asked = max(asked, lease_end(self.since, self.ttl))
-        if how == "add":
-            asked += left
         # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
         self.ends = min(answer.ends, asked) - self.spare
         self.known = answer.sent

@@ -20,11 +20,12 @@ from ..options import check_note
 from ..signals import lock_force_released, sending
 from ..store import calls
 from ..store.lock_store import Partition
-from ..store.reading import Found, read_values
+from ..store.reading import Found, batches, read_all, read_values
 from ..store.records import make_keys, parse_holder, parse_waiter, shown_holder
 from ..store.stores import get_partition
+from ..store.wire import Command
 
-LISTED_WAITERS = 100
+LISTED_WAITERS = LISTED_PERMITS = 100
 
 
 class LockStatus(Enum):
@@ -177,17 +178,12 @@ def make_info(
 
 def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
     """One round trip; None when nobody holds the lock."""
-    return _info_of(partition.alias, name, (yield from _ask(partition, name, waiters)))
-
-
-def _info_of(alias: str, name: str, answer: Sequence[Any]) -> LockInfo | None:
-    """``answer``: what _ask() has returned."""
-    value, left, us, planned, permits, *queues = answer
+    value, left, us, planned, permits, *queues = yield from _ask(partition, name, waiters)
     if value is None:
         return None
     if permits is None:
-        return make_info(alias, name, value, us, left, *queues, planned=planned)
-    return make_semaphore_info(alias, name, us, permits.limit, permits.held, permits.leases, *queues)
+        return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
+    return make_semaphore_info(partition.alias, name, us, permits.limit, permits.held, permits.leases, *queues)
 
 
 def make_semaphore_info(
@@ -206,6 +202,44 @@ def make_semaphore_info(
         permits_held=held,
         permits=permits,
     )
+
+
+class PermitLease(NamedTuple):
+    """One permit of a semaphore, as Redis has it."""
+
+    id: str
+    value: bytes
+    left: float  # seconds
+    us: int  # the server's time of that
+
+
+def read_semaphores(
+    partition: Partition, names: Sequence[str], since: int = 0, most: int = -1
+) -> Steps[list[tuple[LockInfo, list[PermitLease]]]]:
+    """Those of these semaphores that are held, with the permits that end first: ``most`` of each, or all (-1).
+
+    ``since``: the server's time, or an earlier one: what had ended then is not read. One round trip for each batch.
+    """
+    found = list[tuple[LockInfo, list[PermitLease]]]()
+    for batch in batches(names):
+        keys = [make_keys(partition.prefix, name) for name in batch]
+        reads: list[Command] = []
+        for permits, ends, *_ in (key.all for key in keys):
+            reads.append(("HGETALL", permits))
+            reads.append(("ZRANGEBYSCORE", ends, f"({since}", "+inf", "WITHSCORES", "LIMIT", "0", str(most)))
+            reads.append(("ZCOUNT", ends, f"({since}", "+inf"))
+        us, answers = yield from read_all(partition, reads, [key.queue for key in keys])
+        for number, name in enumerate(batch):
+            fields, ends, held = answers[3 * number : 3 * number + 3]
+            values = dict(zip(fields[::2], fields[1::2], strict=True))
+            lefts = [(id, (float(end) - us) / 1e6) for id, end in zip(ends[::2], ends[1::2], strict=True)]
+            leases = [PermitLease(id.decode(), values[id], left, us) for id, left in lefts if left > 0 and id in values]
+            if leases:
+                limit, queue = int(values.get(b":", 1)), Queue(answers[3 * len(keys) + number])
+                held -= len(lefts) - len(leases)
+                first = [(lease.value, lease.left) for lease in leases[:LISTED_PERMITS]]
+                found.append((make_semaphore_info(partition.alias, name, us, limit, held, first, queue), leases))
+    return found
 
 
 def read_status(partition: Partition, name: str, id: str | None, token: str | None) -> Steps[LockStatus]:
@@ -280,7 +314,8 @@ def force_release(
     checks the lock: make sure that it is dead or harmless. ``by`` says who asked, for the log and the signal. ``fence``
     spares an acquisition with a higher fence (None is returned then): pass the fence that you saw when you decided.
     Of a semaphore (``"semaphore:name"``), all permits are released that are held when this is called, or only the
-    ``permit`` with this fence. Raises LockUnavailable when Redis cannot be reached.
+    ``permit`` with this fence. Whoever gets the lock, or a permit, after that call is spared. Raises LockUnavailable
+    when Redis cannot be reached.
     """
     return run_blocking(_force(name, using, by, fence, permit), "Await aforce_release() instead")
 
@@ -302,16 +337,16 @@ def _force(name: str, using: str | None, by: str, fence: int | None, permit: int
         return (yield from _force_permits(partition, name, by, fence, permit))
     if permit is not None:
         raise ValueError(f"{name!r} is a lock, and has no permits: pass its fence as fence=.")
-    before = yield from inspect(partition, name, waiters=0)
-    value = yield from calls.force(partition, keys, name, fence)
-    return None if value is None else (yield from _tell_of_force(partition, name, value, before, by))
+    seen = yield from inspect(partition, name, waiters=0)
+    if seen is None or (fence is not None and seen.fence > fence):
+        return None
+    # and nobody else: if this has to be sent again, the next one has the lock by then. (A foreign value has no fence.)
+    if not (yield from calls.force(partition, keys, name, seen.fence or None)):
+        return None
+    return (yield from _tell_of_force(name, seen, by))
 
 
-def _tell_of_force(partition: Partition, name: str, value: bytes, before: LockInfo | None, by: str) -> Steps[LockInfo]:
-    """``before``: what was known of it."""
-    released = make_info(partition.alias, name, value, 0, 0.0)
-    if before is not None and before.fence == released.fence:
-        released = before  # knows more; it has not changed hands since
+def _tell_of_force(name: str, released: LockInfo, by: str) -> Steps[LockInfo]:
     log_event(WARNING, "force-released", name=name, by=by, owner=released.owner)
     yield sending(lock_force_released, name=name, by=by)
     return released
@@ -321,24 +356,17 @@ def _force_permits(
     partition: Partition, name: str, by: str, fence: int | None, permit: int | None
 ) -> Steps[LockInfo | None]:
     """Return the one that was released, or (without ``permit``) what was known of all."""
-    answer = yield from _ask(partition, name, 0)
-    before = _info_of(partition.alias, name, answer)
-    if before is None:
+    found = yield from read_semaphores(partition, [name])
+    if not found:
         return None
-    asked_at, permits = answer[2], answer[4]
-    known = {each.fence: replace(each, waiters=before.waiters) for each in before.permits}
-    keys, released = make_keys(partition.prefix, name), list[LockInfo]()
-    for more_to_read in reversed(range(math.ceil(permits.held / len(permits.leases)))):
-        for value, _left in permits.leases:
-            holder = parse_holder(value)
-            meant = holder is not None and (fence is None or holder.fence <= fence) and permit in (None, holder.fence)
-            if holder is not None and meant and holder.since <= asked_at:  # whoever came later is spared
-                gone, seen = (yield from calls.force(partition, keys, name, id=holder.id)), known.get(holder.fence)
-                # None: it has been given back meanwhile
-                released += [] if gone is None else [(yield from _tell_of_force(partition, name, gone, seen, by))]
-        if more_to_read:
-            permits = yield from calls.read_permits(partition, name)
-    return released[0] if permit is not None and released else before if released else None
+    (semaphore, leases), keys, released = found[0], make_keys(partition.prefix, name), list[LockInfo]()
+    for lease in leases:
+        seen = make_info(partition.alias, name, lease.value, lease.us, lease.left, Queue(semaphore.waiters))
+        if permit not in (None, seen.fence) or (fence is not None and seen.fence > fence):
+            continue
+        if (yield from calls.force(partition, keys, name, id=lease.id)):  # else it was given back meanwhile
+            released.append((yield from _tell_of_force(name, seen, by)))
+    return released[0] if permit is not None and released else semaphore if released else None
 
 
 def suspend(partition: Partition, name: str, period: Seconds, note: str) -> Steps[None]:
@@ -354,8 +382,10 @@ def resume(partition: Partition, name: str) -> Steps[bool]:
     """See Lock.resume()."""
     if name.startswith(SEMAPHORE):
         return False
-    value = yield from calls.force(partition, make_keys(partition.prefix, name), name, what=calls.SUSPENSION)
-    if value is None:
+    seen = yield from inspect(partition, name, waiters=0)
+    if seen is None or seen.suspension is None:
+        return False
+    if not (yield from calls.force(partition, make_keys(partition.prefix, name), name, what=calls.SUSPENSION)):
         return False
     log_event(INFO, "resumed", name=name, by=describe_owner("", caller()))
     return True

@@ -9,11 +9,21 @@ from ..base.names import SEMAPHORE, is_name, known_as, matcher, member_name, poo
 from ..base.steps import Steps, arun, run_blocking
 from ..store.calls_once import read_members
 from ..store.lock_store import Partition
-from ..store.reading import batches, read_all, read_index, read_values, together
+from ..store.reading import read_all, read_index, read_values, together
 from ..store.records import check_member, make_keys, pools_key
 from ..store.stores import get_store, get_stores
 from ..store.wire import Command
-from .info import LockInfo, LockStatus, Queue, WaiterInfo, make_info, make_semaphore_info, read_queue, read_statuses
+from .info import (
+    LISTED_PERMITS,
+    LockInfo,
+    LockStatus,
+    Queue,
+    WaiterInfo,
+    make_info,
+    read_queue,
+    read_semaphores,
+    read_statuses,
+)
 
 
 def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
@@ -50,11 +60,12 @@ def read_matching(partitions: Sequence[Partition], matches: Callable[[str], obje
 
 
 def _read_matching(partition: Partition, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
-    _, index = yield from read_index(partition)
+    us, index = yield from read_index(partition)
     # those whose time is up, too: they have expired, or never will
     listed = [name for name, _ in index if is_name(name) and matches(name)]
     names = [name for name in listed if not name.startswith(SEMAPHORE)]
-    locks = yield from _read_semaphores(partition, [name for name in listed if name.startswith(SEMAPHORE)])
+    semaphores = [name for name in listed if name.startswith(SEMAPHORE)]
+    locks = [info for info, _ in (yield from read_semaphores(partition, semaphores, us, LISTED_PERMITS))]
     if not names:
         return locks
     keys = [make_keys(partition.prefix, name) for name in names]
@@ -66,26 +77,6 @@ def _read_matching(partition: Partition, matches: Callable[[str], object]) -> St
             own, pool = Queue(counts[key.queue]), Queue(counts.get(key.line, 0))
             locks.append(make_info(partition.alias, name, each.value, us, each.left, own, pool))
     return locks
-
-
-def _read_semaphores(partition: Partition, names: Sequence[str]) -> Steps[list[LockInfo]]:
-    found: list[LockInfo] = []
-    for batch in batches(names):
-        keys = [make_keys(partition.prefix, name) for name in batch]
-        reads: list[Command] = []
-        for permits, ends, *_ in (key.all for key in keys):
-            reads += ("HGETALL", permits), ("ZRANGE", ends, "0", "99", "WITHSCORES"), ("ZCARD", ends)
-        us, answers = yield from read_all(partition, reads, [key.queue for key in keys])
-        for number, name in enumerate(batch):
-            fields, ends, held = answers[3 * number : 3 * number + 3]
-            values = dict(zip(fields[::2], fields[1::2], strict=True))
-            lefts = [(id, (float(end) - us) / 1e6) for id, end in zip(ends[::2], ends[1::2], strict=True)]
-            leases = [(values[id], left) for id, left in lefts if left > 0 and id in values]
-            if leases:
-                limit, queue = int(values.get(b":", 1)), Queue(answers[3 * len(keys) + number])
-                held -= len(lefts) - len(leases)
-                found.append(make_semaphore_info(partition.alias, name, us, limit, held, leases, queue))
-    return found
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ def lease_end(start: float, left: float) -> float:
     return start + left * 0.999 - 0.002
 
 
+def lease_left(end: float) -> float:
+    """The seconds from now that lease_end() would turn into this end."""
+    return (end + 0.002 - monotonic()) / 0.999
+
+
 class LockRequest(NamedTuple):
     """What one attempt asks for each time that it asks."""
 
@@ -272,9 +277,9 @@ class Renewed(NamedTuple):
 
 
 def renew_command(request: LockRequest, how: str, left: float, fence: int | None = None) -> Command:
-    """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant on), add (``left``
-    more), set (``left`` from now), detach (as set, and nobody here holds it any more), raise (as keep, with a new
-    fence). ``fence``: of the acquisition; None: whatever this attempt holds.
+    """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant on), set (``left``
+    from now), detach (as set, and nobody here holds it any more), raise (as keep, with a new fence). ``fence``: of the
+    acquisition; None: whatever this attempt holds.
     """
     partition, keys = request.partition, request.keys
     args = (request.name, request.id, request.channel, str(partition.highest_fence), _ms(request.ttl), how, _ms(left))
@@ -311,22 +316,24 @@ def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
 
 def force(
     partition: Partition, keys: Keys, name: str, highest: int | None = None, what: str = WHATEVER, id: str = ""
-) -> Steps[bytes | None]:
-    """Release the lock, whoever holds it, unless the fence is above ``highest``; return the value that it had.
+) -> Steps[bool]:
+    """Release the lock, whoever holds it, unless the fence is above ``highest``; return whether there was one.
 
+    The answer may get lost, and this be sent again: where that finds nothing, the first one has done it.
     ``what``: WHATEVER there is, a planned suspension included, or a SUSPENSION alone. ``id``: of a semaphore, whose
     permit.
     """
     value: bytes | None = None
+    repeated = False
     while True:
         most = "" if highest is None else str(highest)
         args = (name, id, partition.channel, str(partition.highest_fence), most, what)
         reply = yield from call(partition, _FORCE[keys.stored].command(keys.all, args), name)
         held, more = reply.answer
-        value = value or held
+        value, repeated = value or held, repeated or reply.repeated
         if not more:
             yield from _free_old(partition, keys, name, value)
-            return value
+            return value is not None or repeated
         highest = 0  # it was released: whoever holds it by now came later
 
 
@@ -387,16 +394,25 @@ def read_permits(partition: Partition, name: str, id: str = "") -> Steps[Permits
     return parse_permits(answer[5])
 
 
-def find_held(partition: Partition, name: str, bears: Callable[[str], bool]) -> Steps[LockRequest | None]:
-    """The acquisition that holds the lock, whoever made it, if ``bears`` accepts its token; one round trip.
+class FoundHeld(NamedTuple):
+    """The acquisition that holds a lock, whoever made it.
 
-    Calls made with the result name this very acquisition, so they cannot affect a later one with the same token (R16).
+    Calls made with ``request`` name this very one, so they cannot affect a later one with the same token (R16).
     """
-    _, holder = yield from read_holder(partition, name)
+
+    request: LockRequest
+    left: float  # seconds of lease
+
+
+def find_held(partition: Partition, name: str, bears: Callable[[str], bool]) -> Steps[FoundHeld | None]:
+    """Who holds the lock, if ``bears`` accepts the token; one round trip."""
+    keys = make_keys(partition.prefix, name)
+    value, left, *_ = yield from info(partition, keys, name, 0)
+    holder = parse_holder(value)
     if holder is None or not bears(holder.token):
         return None
-    keys = make_keys(partition.prefix, name)
-    return LockRequest(partition, keys, name, holder.id, old=old_key_of(partition, keys, name, holder.id, holder.token))
+    old = old_key_of(partition, keys, name, holder.id, holder.token)
+    return FoundHeld(LockRequest(partition, keys, name, holder.id, old=old), max(0.0, left / 1000))
 
 
 def _ms(seconds: float) -> str:

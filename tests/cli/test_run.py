@@ -115,6 +115,21 @@ def test_wrong_arguments_are_errors_before_anything_runs(arguments: list[str], m
     fails(1, re.escape(message), "run", *arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["semaphore:export"], "is a semaphore, not a lock: use Semaphore('export', limit=...)"),
+        (["x" * 505, "--limit", "3"], "has 515 bytes; at most 512 are allowed"),
+    ],
+)
+def test_so_are_names_of_another_kind(arguments: list[str], message: str) -> None:
+    fails(2, re.escape(message), "run", *arguments, "--", "true")
+
+
+def test_a_semaphore_may_be_named_as_lists_show_it() -> None:
+    assert sh("exit 3", "--limit", "2", name="semaphore:export") == 3
+
+
 def test_wrong_arguments_end_with_2_and_programs_inherit_the_streams(in_process: InProcess, capsys: Any) -> None:
     assert main("run", NAME, "true") == 2
     assert capsys.readouterr().err.startswith("usage: ")

@@ -101,7 +101,7 @@ def meet_the_dead(name: str) -> None:
 
     assert (acquire(a), acquire(a)) == (inside.GRANTED, inside.ALREADY)
     assert acquire(b, polled(50)) == acquire(d._replace(id="c" * 22)) == inside.BUSY
-    for how in ("keep", "confirm", "add", "set", "detach"):
+    for how in ("keep", "confirm", "set", "detach"):
         assert nobody.renew(a, how).state == inside.HELD
     assert nobody.release(a).state == inside.DETACHED
     assert nobody.release(a, how=inside.BEARER).state == inside.RELEASED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +29,7 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
-from tests.helpers.proxy import proxy
+from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import INDEX, put
 from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias, caches
 from tests.inside import FORCE, PREFIX, limit, names_everywhere, page
@@ -279,21 +279,61 @@ def test_a_fence_spares_whoever_came_later(
     assert get_lock("a")
 
 
-def test_it_tells_whom_it_has_released_and_not_whom_it_saw_before(
-    server: RedisServer, own_pools: None, crowd: Crowd, caplog: pytest.LogCaptureFixture
-) -> None:
-    me, before, after = crowd(), Lock("a", token=hold("a")), Lock("a", purpose="the later one", using="straight")
-    force_release("another")  # the script is known
+@pytest.fixture
+def road(server: RedisServer, own_pools: None) -> Iterator[Proxy]:
+    """That to Redis; "straight" is an alias with another one. Redis knows the script."""
     with proxy(server.port) as network, caches(alias(DJANGO, network.url), straight=alias(DJANGO, server.url)):
-        late = network.hold_request(FORCE)
-        forced = me.start(django_redislock, "force_release", "a")
-        assert late.caught.wait(GENEROUS)
-        Lock("a", token=before.token, using="straight").release()
-        assert after.acquire()
+        hold("another")
+        assert force_release("another")
+        yield network
+
+
+def test_whoever_gets_the_lock_after_the_call_is_spared(
+    road: Proxy, crowd: Crowd, caplog: pytest.LogCaptureFixture
+) -> None:
+    me, token, after = crowd(), hold("a"), Lock("a", using="straight")
+    caplog.clear()
+    late = road.hold_request(FORCE)
+    forced = me.start(django_redislock, "force_release", "a")
+    assert late.caught.wait(GENEROUS)
+    Lock("a", token=token, using="straight").release()
+    with after:
         late.let_go()
-        released = forced.result(GENEROUS)
-    assert released.owner.endswith(" the later one")
-    assert "the later one" in caplog.text
+        assert forced.result(GENEROUS) is None
+        assert after.owned()
+    assert "force-released" not in caplog.text
+
+
+def test_so_is_the_next_one_in_order_where_the_answer_is_lost(
+    road: Proxy, crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is sent again then."""
+    me, you, wanted = crowd(), crowd(), Lock("a", using="straight")
+    hold("a", ttl=600, note="stuck")
+    waiting = you.start(wanted, "acquire")
+    eventually(lambda: (info := get_lock("a")) and info.waiters)
+    lost = road.lose_answer(FORCE)
+    released = me(django_redislock, "force_release", "a")
+    assert lost.over.is_set()
+    assert (released.note, released.waiters) == ("stuck", 1)
+    assert caplog.text.count("event=force-released name=a ") == 1
+    assert waiting.result(GENEROUS)
+    assert you(wanted, "owned")
+    you(wanted, "release")
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_suspension_that_ends_without_an_answer_has_ended(held: bool, road: Proxy, crowd: Crowd) -> None:
+    me, lock = crowd(), Lock("a")
+    if held:
+        hold("a", ttl=600)
+    me(lock, "suspend", 600)
+    lost = road.lose_answer(FORCE)
+    assert me(lock, "resume") is True
+    assert lost.over.is_set()
+    assert me(lock, "resume") is False
+    info = get_lock("a")
+    assert (info is not None, info and info.suspension) == (held, None)
 
 
 def listed(way: str) -> list[LockInfo]:

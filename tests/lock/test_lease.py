@@ -67,6 +67,20 @@ def test_extend_adds_to_the_lease_and_reacquire_resets_it(crowd: Crowd, using: s
     assert_left(80, 100)
 
 
+@pytest.mark.parametrize("ttl", [100, FAR])
+def test_an_extension_whose_answer_is_lost_adds_once(
+    ttl: float, crowd: Crowd, network: Proxy, client: redis.Redis
+) -> None:
+    """It is sent again then."""
+    me, lock = crowd(), Lock(NAME, ttl=ttl, auto_renew=False, using="far")
+    me(lock, "acquire")
+    lost = network.lose_answer(LOCK)
+    assert me(lock, "extend", 1000) is True
+    assert lost.over.is_set()
+    assert ttl + 980 < me.read(lock.remaining) <= ttl + 1000
+    assert (ttl + 980) * 1000 < int(client.pttl(LOCK)) <= (ttl + 1000) * 1000
+
+
 def test_the_holder_knows_at_once_how_far_it_has_moved_the_end() -> None:
     lock = Lock(NAME, ttl=60)
     lock.acquire()

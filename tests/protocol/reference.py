@@ -184,30 +184,30 @@ class Reference:
             ends = max(ends, held.since + ttl * MS)
             self.handed_to = ""
         at_least = max(ends, self.now + ms * MS)
-        wanted = {"keep": at_least, "raise": at_least, "confirm": ends, "add": ends + ms * MS}
+        wanted = {"keep": at_least, "raise": at_least, "confirm": ends}
         # a process that raises the fence of an adopted lock knows that it holds it
         flag = {"detach": "d", "raise": "c"}.get(how, "c" if held.flag == "h" else held.flag)
         raised = self._next_fence(caller) if how == "raise" else 0
         self._hold(held._replace(flag=flag, fence=raised or held.fence, ends=wanted.get(how, self.now + ms * MS)))
         return inside.HELD, self.left(), raised
 
-    def force(self, caller: Process, highest: int | None, what: str = "") -> str | None:
-        """Returns the value that the lock had, or the planned suspension that is cancelled with it.
+    def force(self, caller: Process, highest: int | None, what: str = "") -> bool:
+        """Returns whether the lock was held, or a suspension planned, which is cancelled with it.
 
         ``highest``: the highest fence that may be released; ``what``: see calls.force().
         """
         held = self.lock
         if held and highest is not None and held.fence > highest:
-            return None
+            return False
         planned, self.planned = self.planned, None
-        value = planned.text() if planned and planned.ends > self.now else None
+        was_planned = planned is not None and planned.ends > self.now
         if what == inside.SUSPENSION and held and held.flag != "s":
-            return value
+            return was_planned
         self.lock = None
         if held:
             self._publish(held.channel, f"f {held.id} {self.name}")
         self._free(caller, given_back=held is not None)
-        return held.text() if held else value
+        return held is not None or was_planned
 
     def suspend(self, caller: Process, ms: int, owner: str) -> bool:
         """Returns whether the suspension has begun; if not, somebody holds the lock."""

@@ -309,18 +309,34 @@ def test_a_force_release_of_all_permits_spares_the_waiters_who_get_them(crowd: C
         person(semaphore, "release")
 
 
-def test_more_permits_than_are_listed_are_force_released() -> None:
+def test_more_permits_than_are_listed_are_force_released(client: redis.Redis) -> None:
     semaphore = Semaphore(NAME, limit=201, ttl=LONG)
+    fences = list[Any]()
     for _ in range(201):
         assert semaphore.acquire()
+        fences.append(semaphore.fence)
     info = semaphore.info()
     assert info is not None
     assert (info.permits_held, len(info.permits)) == (201, 100)
     assert redislocks("list").splitlines()[1].startswith("semaphore:export:7 201/201 ")
+    last = force_release(info.name, permit=fences[200])
+    assert last is not None
+    assert (last.fence, client.zcard(ENDS)) == (fences[200], 200)
+    assert force_release(info.name, fence=fences[99]) is not None
+    assert client.zcard(ENDS) == 100
     released = force_release(info.name)
     assert released is not None
-    assert released.permits_held == 201
+    assert released.permits_held == 100
     assert get_lock(info.name) is None
+
+
+def test_permits_that_have_ended_hide_no_other(client: redis.Redis) -> None:
+    """Whoever dies leaves some behind, until somebody acquires or releases another one."""
+    for number in range(102):
+        assert Semaphore(NAME, limit=102, ttl=LONG, note=f"{number}").acquire()
+    in_order = list[Any](client.zrange(ENDS, 0, -1))
+    client.zadd(ENDS, dict.fromkeys(in_order[:101], 1))
+    assert [(lock.permits_held, lock.note) for lock in list_locks()] == [(1, "101")]
 
 
 unchecked: Any = Semaphore  # by mypy

@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
-from django_redislock import Lock, LockPool, LockUnavailable
+from django_redislock import LockPool, LockUnavailable
 from django_redislock.base.names import check_name
 from django_redislock.base.times import seconds, ttl_seconds
 from django_redislock.cli.clear import clear, prune_fences, system_user
@@ -212,7 +212,7 @@ def _add_subcommands(parser: CommandParser) -> None:
     run.takes_program, run.epilog = True, STATUSES
     run.usage = "%(prog)s [OPTIONS] NAME -- PROGRAM [ARGUMENT ...]"
     add = run.add_argument
-    add("name", metavar="NAME", type=_valid(lambda text: Lock(text).name), help="The lock to acquire.")
+    add("name", metavar="NAME", type=lock_name, help="The lock to acquire.")
     add(
         "--limit",
         metavar="N",

@@ -1,8 +1,8 @@
 -- renew: moves the end of a lease that this attempt holds; confirms a handoff.
 -- KEYS     @lock queue waiters index never fence
 -- ARGV     name id channel known ttl how ms token fence
---            how: keep = at least ms from now; confirm = at least ttl from the grant; add = ms more; set = ms from now;
---            detach = the same, and nobody here holds it any more; raise = as keep, and draw a new fence
+--            how: keep = at least ms from now; confirm = at least ttl from the grant; set = ms from now; detach = the
+--            same, and nobody here holds it any more; raise = as keep, and draw a new fence
 --            fence: of the acquisition; '' for whatever this attempt holds
 -- returns  {state, server us, lease left in ms of whoever holds it, the fence if it was raised}; states: calls.py
 --#include @lease
@@ -29,9 +29,7 @@ if flag == 'd' and ARGV.how ~= 'detach' --[[@late-raise]]--[[@or]]and ARGV.how ~
 local handed = flag == 'h' or flag == 'p'
 -- a handoff begins with a short lease: confirmed, it is a full one from the grant on
 if handed then left = math.max(--[[@confirm-lengthens]]left, --[[@]]math.ceil((since - us) / 1000) + tonumber(ARGV.ttl)) end
-if ARGV.how == 'add' then
-  left = left + ms
-elseif ARGV.how == 'set' or ARGV.how == 'detach' then
+if ARGV.how == 'set' or ARGV.how == 'detach' then
   left = ms
 elseif ARGV.how == 'keep' --[[@raise-keeps]]or ARGV.how == 'raise' --[[@]]then
   left = math.max(--[[@renewal-lengthens]]left, --[[@]]ms)
