@@ -316,11 +316,13 @@ def test_a_server_that_is_read_only_is_asked_again_for_a_moment(
 
 def test_what_redis_refuses_for_good_is_an_error_at_once(me: Any, own: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, own.url)), own.client() as client:
-        me(django_redislock, "force_release", "a")  # the scripts are known
+        lock = Lock("a")
+        me(lock, "acquire")  # the scripts are known
+        me(lock, "release")
         client.set("redislock{0}:index", "foreign")
         client.config_resetstat()
         with pytest.raises(LockUnavailable, match="Redis refuses to serve the lock 'a'"):
-            me(django_redislock, "force_release", "a")
+            me(lock, "acquire")
         assert count(client, "evalsha") + count(client, "eval") <= 2
         client.flushall()
         client.config_set("requirepass", "secret")
