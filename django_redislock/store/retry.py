@@ -152,8 +152,9 @@ def _send_until_answered(
                 request.by += ACKNOWLEDGED_WITHIN  # WAIT has used it up, though nothing was written
             continue
         except CONNECTION_ERRORS as error:
-            if not isinstance(error, (NotAsked, Replaced) if partition.store.clustered else TimeoutError):
-                partition.store.suspect(partition.node_if_known)  # its other connections are probably stale, too
+            # its other connections are probably stale, too, or lead to a server that hangs and is being replaced
+            if not isinstance(error, (NotAsked, Replaced)):
+                partition.store.suspect(partition.node_if_known)
             trouble: Exception = error
             repeated = True
         except ResponseError as error:

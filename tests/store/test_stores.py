@@ -23,11 +23,13 @@ from tests.helpers.actors import Crowd
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Sentinels, alias, caches, connections, kill, stopped
 from tests.inside import (
+    Wire,
     all_seen,
     change_caches_while_a_store_is_made,
     distrust,
     hang_up_idle,
     loops_with_connections,
+    unused_here,
     watch_connections,
 )
 
@@ -286,6 +288,29 @@ def test_locks_work_again_after_the_master_died(
         sentinels.wait_for_it(300)  # else the new one may be taken for dead as well, where a machine is busy
         for me in people:
             eventually(lambda me=me: works(me))
+
+
+@pytest.mark.complete
+def test_of_a_master_that_hangs_the_first_call_is_told_and_the_next_reaches_its_successor(
+    sentinels: Sentinels, crowd: Crowd, eventually: Eventually, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    sentinels.wait_for_it(300)  # none is taken for dead, where a machine is busy
+    master, me, given = sentinels.clients[0], crowd(), sentinels.alias()
+    given["OPTIONS"]["SOCKET_TIMEOUT"] = 5
+    with caches(given):
+        waiting = [crowd().start(Wire(), "exchange", ("BLPOP", "busy", "30")) for _ in range(3)]
+        eventually(lambda: master.info("clients")["blocked_clients"] == 3)
+        master.rpush("busy", 1, 2, 3)
+        for waited in waiting:
+            waited.result(60)
+        assert me.read(unused_here) == 3
+        sentinels.replicate()
+        with stopped(sentinels.servers[0]):
+            sentinels.fail_over()
+            with pytest.raises(LockUnavailable, match="cannot be reached"):
+                me(Lock("a"), "acquire")
+            assert me(Lock("a"), "acquire", blocking=False)
 
 
 @pytest.fixture(scope="module")
