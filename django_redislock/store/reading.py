@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from redis.exceptions import ResponseError
+
 from ..base.steps import Call, Pause, Step, Steps
 from .lock_store import LockStore, Partition
 from .node import Node
@@ -124,7 +126,7 @@ def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
 
 
 def _perform(requests: dict[int, Step]) -> Steps[dict[int, Any]]:
-    """The outcomes: answers and node, or a connection error; None of the pauses that follow trouble."""
+    """The outcomes: answers and node, or the error that came instead; None of the pauses that follow trouble."""
     asking = {i: request for i, request in requests.items() if isinstance(request, Roundtrip)}
     outcomes: dict[int, Any] = dict.fromkeys(requests.keys() - asking.keys())
     if outcomes:
@@ -142,7 +144,7 @@ def _perform(requests: dict[int, Step]) -> Steps[dict[int, Any]]:
         commands = [command for i in group for command in asking[i].commands]
         try:
             read, _ = yield Call(store.threads.exchange, (node, commands), twin=store.aexchange)
-        except CONNECTION_ERRORS as error:
+        except (*CONNECTION_ERRORS, ResponseError) as error:  # it may refuse to connect
             outcomes |= dict.fromkeys(group, error)
         else:
             answers = iter(read)

@@ -18,6 +18,7 @@ from django.core.management import CommandError, call_command, load_command_clas
 from django.test import override_settings
 
 from django_redislock import Lock, LockPool
+from redisserver import RedisServer
 from tests.cli.conftest import NOWHERE, WaitFor, fails, hold, main, redislocks
 from tests.helpers.actors import Ghost
 from tests.helpers.state import put
@@ -168,6 +169,17 @@ def test_redis_out_of_reach_is_a_clear_error(arguments: str, retry_for: Any, cap
         fails(69, r"Redis cannot be reached for .*cache alias 'default'", *arguments.split())
         assert main(*arguments.split()) == 69
     assert capsys.readouterr().err.count("\n") == 1  # and no traceback
+
+
+@pytest.mark.usefixtures("two_aliases")
+@pytest.mark.parametrize("arguments", ["list", "clear --all"])
+def test_one_alias_whose_redis_refuses_to_connect_is_named(arguments: str, settings: Any, server: RedisServer) -> None:
+    hold("order:42")
+    missing = f"redis://127.0.0.1:{server.port}/99"  # there is no such database
+    settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": missing}}
+    refused = r"Redis refuses to serve .*\(cache alias 'default'\): .* \(With --using, only one alias is asked\.\)$"
+    fails(69, refused, *arguments.split())
+    assert "order:42" in redislocks("list", "--using=locks")
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["run", "a", "--", "true"]])

@@ -544,6 +544,16 @@ async def test_so_has_one_that_a_coroutine_asks_for() -> None:
     assert await names_everywhere() == ["order:default", "order:locks"]
 
 
+@pytest.mark.usefixtures("two_aliases")
+async def test_an_alias_whose_redis_refuses_to_connect_is_named_to_coroutines_too(
+    settings: Any, server: RedisServer
+) -> None:
+    missing = f"redis://127.0.0.1:{server.port}/99"  # there is no such database
+    settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": missing}}
+    with pytest.raises(LockUnavailable, match=r"refuses to serve locks \(cache alias 'default'\): "):
+        await names_everywhere()
+
+
 def summary(name: str, members: int, held: int = 0, waiters: int = 0) -> PoolSummary:
     return PoolSummary(name, "default", members, held, waiters)
 
