@@ -87,7 +87,7 @@ _LEFT_BEHIND = (
 
 # What Django, django-redis and redis-py raise for an entry whose library or value is missing, or of the wrong type. Not
 # Exception: a task queue's time limit may be raised here, too, and must propagate.
-_UNUSABLE = (ImportError, AttributeError, LookupError, TypeError, ValueError)
+_UNUSABLE = (ImportError, AttributeError, LookupError, TypeError, ValueError, RedisError)
 
 
 Address = tuple[str, int]  # host and port
@@ -203,6 +203,7 @@ def _find_config(alias: str) -> RedisConfig:
         raise ImproperlyConfigured(str(error)) from None
     remap = keywords.pop("address_remap", None) if manager is None else manager.address_remap
     config = RedisConfig(alias, prefix, memory, pool.connection_class, keywords, pool, (cache, client), remap=remap)
+    ways: list[RedisConfig] = []
     if issubclass(pool.connection_class, SentinelManagedConnection):
         watching = [client.connection_pool for client in pool.sentinel_manager.sentinels]
         ways = [
@@ -212,7 +213,7 @@ def _find_config(alias: str) -> RedisConfig:
     if manager is not None:
         return replace(config, startup=tuple((node.host, int(node.port)) for node in manager.startup_nodes.values()))
     # find keywords that no connection accepts now, rather than at the first lock; nothing here connects
-    _ = config.connection(), config.timeout, config.database
+    _ = [each.connection() for each in (config, *ways)], config.timeout, config.database
     if not memory and conf().is_cluster(alias):
         _check_clusterable(config)
         return replace(config, startup=_startup_nodes(cache, pool))

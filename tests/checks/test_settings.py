@@ -84,6 +84,13 @@ def test_a_prefix_of_an_alias_that_keys_cannot_begin_with_is_found(caching: Set)
     assert told == [f"The KEY_PREFIX of the cache alias '{name}'" for name in ("locks", "pages")]
 
 
+ASKING_WRONGLY = {
+    "CLIENT_CLASS": "django_redis.client.SentinelClient",
+    "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+    "SENTINELS": [("127.0.0.1", 1)],
+    "SENTINEL_KWARGS": {"ssl": True, "ssl_cert_reqs": "often"},
+}
+CREDENTIALS = redis.UsernamePasswordCredentialProvider("locks", "b")
 of: Any = partial(dict, BACKEND=DJANGO, LOCATION="redis://127.0.0.1:1")
 UNUSABLE: list[tuple[Any, str]] = [
     (of(LOCATION=None), "The cache alias 'locks' has no LOCATION: "),
@@ -91,15 +98,18 @@ UNUSABLE: list[tuple[Any, str]] = [
     (of(BACKEND=""), f"{CANNOT}Could not find backend ''"),
     (of(BACKEND=OURS, OPTIONS={"COMPRESSOR": "no_such_library.Compressor"}), f"{CANNOT}ModuleNotFoundError: "),
     (of(BACKEND="django.core.cache.backends.filebased.FileBasedCache", LOCATION="/nowhere"), "FileBasedCache"),
+    (of(LOCATION="rediss://127.0.0.1:1", OPTIONS={"ssl_cert_reqs": "often"}), f"{CANNOT}RedisError: Invalid SSL"),
+    (of(OPTIONS={"password": "a", "credential_provider": CREDENTIALS}), f"{CANNOT}DataError: "),
     (of(OPTIONS={"connection_class": partial(redis.Connection)}), "must be a class, not functools.partial"),
     (of(BACKEND=OURS, LOCATION=["redis://127.0.0.1:1"] * 2, OPTIONS={"CLIENT_CLASS": SHARDS}), "spreads its keys"),
+    (of(BACKEND=DJANGO_REDIS, LOCATION="redis://shop/0", OPTIONS=ASKING_WRONGLY), f"{CANNOT}RedisError: Invalid SSL"),
     (None, CANNOT),
     (alias(DJANGO_REDIS, "redis://127.0.0.1:1", foo=1), CANNOT),
 ]
 
 
 @pytest.mark.usefixtures("own_pools")
-@pytest.mark.parametrize(("entry", "problem"), UNUSABLE, ids=str)
+@pytest.mark.parametrize(("entry", "problem"), UNUSABLE, ids=[problem for _, problem in UNUSABLE])
 def test_an_alias_that_cannot_hold_locks_is_found_and_an_error_in_use(entry: Any, problem: str, settings: Any) -> None:
     settings.CACHES = {**settings.CACHES, "locks": entry}
     assert problem in (found := only("E003")).msg
