@@ -274,10 +274,16 @@ def database(alias: str) -> tuple[object, ...] | None:
 
 def _database(pool: Any) -> tuple[object, ...]:
     known = pool.connection_kwargs
-    service = getattr(pool, "service_name", None)  # of a Sentinel
+    where = known.get("path") or _address(known)
+    if service := getattr(pool, "service_name", None):  # of sentinels, whatever their order
+        sentinels = (client.connection_pool.connection_kwargs for client in pool.sentinel_manager.sentinels)
+        where = service, frozenset(map(_address, sentinels))
+    return where, int(known.get("db") or 0)
+
+
+def _address(known: Mapping[str, Any]) -> Address:
     host = known.get("host", "localhost")
-    where = (service,) if service else (known.get("path") or (_HOSTS.get(host, host), known.get("port", 6379)),)
-    return (*where, int(known.get("db") or 0))
+    return _HOSTS.get(host, host), known.get("port", 6379)
 
 
 _HOSTS = {"localhost": "127.0.0.1", "::1": "127.0.0.1"}

@@ -84,12 +84,12 @@ def test_a_prefix_of_an_alias_that_keys_cannot_begin_with_is_found(caching: Set)
     assert told == [f"The KEY_PREFIX of the cache alias '{name}'" for name in ("locks", "pages")]
 
 
-ASKING_WRONGLY = {
+ASKING_SENTINELS = {
     "CLIENT_CLASS": "django_redis.client.SentinelClient",
     "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
     "SENTINELS": [("127.0.0.1", 1)],
-    "SENTINEL_KWARGS": {"ssl": True, "ssl_cert_reqs": "often"},
 }
+ASKING_WRONGLY = {**ASKING_SENTINELS, "SENTINEL_KWARGS": {"ssl": True, "ssl_cert_reqs": "often"}}
 CREDENTIALS = redis.UsernamePasswordCredentialProvider("locks", "b")
 of: Any = partial(dict, BACKEND=DJANGO, LOCATION="redis://127.0.0.1:1")
 UNUSABLE: list[tuple[Any, str]] = [
@@ -162,6 +162,23 @@ def test_which_locks_exclude_each_other_and_whose_clear_flushes_them_is_said(cac
     assert "groups of cache aliases: 'locks'; 'pages' and 'second'. Lock('x') is on 'locks' (REDISLOCK" in told
     setting(CACHE="pages")
     assert "I002" not in ids()
+
+
+@pytest.mark.usefixtures("own_pools")
+def test_the_same_service_of_other_sentinels_is_another_database(caching: Set) -> None:
+    def asking(user: str, *sentinels: tuple[str, int], backend: str = OURS) -> dict[str, Any]:
+        location = f"redis://{user}@shop/0"  # django-redis has one pool for each URL
+        return {"BACKEND": backend, "LOCATION": location, "OPTIONS": {**ASKING_SENTINELS, "SENTINELS": sentinels}}
+
+    caching(
+        locks=asking("a", ("127.0.0.1", 1), ("127.0.0.1", 2), backend=BACKEND),
+        same=asking("b", ("localhost", 2), ("127.0.0.1", 1)),
+        others=asking("c", ("127.0.0.1", 3)),
+    )
+    told = {message.msg for message in check()}
+    assert [text for text in told if "groups of cache aliases: 'locks' and 'same'; 'others'. " in text]
+    (shared,) = [text for text in told if text.startswith("The locks of the cache alias 'locks' share")]
+    assert "a Redis database with the cache 'same': " in shared
 
 
 def test_how_to_spare_the_locks_of_cache_lock_is_told(caching: Set, setting: Set) -> None:
