@@ -117,6 +117,52 @@ def test_missing_rights_are_found(
     assert ids(deploy=True) == [id for id in expected if not poll or id != "W006"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("redis-py", ["~check:*"]),
+        ("django-redis", ["~:1:*"]),
+        ("python-redis-lock", ["~lock:*", "~lock-signal:*"]),
+    ],
+)
+def test_a_missing_right_to_the_keys_of_old_code_is_found(
+    kind: str, keys: list[str], own: RedisServer, caching: Set, settings: Any
+) -> None:
+    rights = ["+@all", "&*", "resetkeys", "~redislock*"]
+    settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": kind}
+    become(own, caching, *rights)
+    (told,) = [message for message in check(deploy=True) if message.level > INFO]
+    assert told.id == "django_redislock.E008"
+    assert "(cache alias 'locks') refuses the keys of old code (ALSO_LOCK): " in told.msg
+    become(own, caching, *rights, *keys)
+    assert ids(deploy=True) == ["I003"]
+    with own.client() as client:
+        assert not [key for key in client.scan_iter() if b"check" in key]
+
+
+@pytest.mark.parametrize(
+    ("location", "function", "said"),
+    [
+        ("{narrow}", None, "(cache alias 'old') refuses the keys of old code"),
+        ("{narrow}", "tests.also_lock.test_names.renamed", ""),  # it need not know the lock of the check
+        ("redis://127.0.0.1:1/0", None, "the Redis server used for locks (cache alias 'old'): Redis cannot be reached"),
+        ("carrier-pigeon://", None, "(cache alias 'old'): Cannot use the cache alias 'old' for locks: "),
+    ],
+)
+def test_those_on_another_alias_are_asked_for_there_unless_a_function_names_them(
+    location: str, function: str | None, said: str, own: RedisServer, caching: Set, settings: Any
+) -> None:
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "+@all", "&*", "~redislock*")
+    narrow = f"redis://narrow:secret@127.0.0.1:{own.port}/5"
+    caching(old={"LOCATION": location.format(narrow=narrow)})
+    also = {"kind": "redis-py", "using": "old"} | ({"name": function} if function else {})
+    settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": also}
+    found = [message.msg for message in check(deploy=True) if message.level > INFO]
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
 def test_the_hint_to_missing_rights_helps(own: RedisServer, caching: Set) -> None:
     rights = ["+info", *(rule for rule in redis_user()[0] if rule[0] == "+" and "sub" not in rule), "-publish"]
     become(own, caching, *rights, "resetchannels")
