@@ -18,7 +18,7 @@ from .aliases import RedisConfig
 from .sentinels import LoopSentinels
 
 # what is only for a pool of connections, or would have to be awaitable here
-_LEFT_BEHIND = {"connection_pool", "parser_class", "redis_connect_func"}
+_LEFT_BEHIND = {"connection_pool", "parser_class"}
 
 
 def for_loops(config: RedisConfig) -> RedisConfig:
@@ -29,6 +29,11 @@ def for_loops(config: RedisConfig) -> RedisConfig:
         raise ImproperlyConfigured(
             f"{twin.__module__}.{twin.__qualname__} does not know {', '.join(unchecked)} of the cache alias "
             f"{config.alias!r}: coroutines cannot use its locks, since their TLS would be checked less."
+        )
+    if config.keywords.get("redis_connect_func") is not None:
+        raise ImproperlyConfigured(
+            f"The redis_connect_func of the cache alias {config.alias!r} is for connections of threads: coroutines "
+            f"cannot use its locks, since what it does would be left out."
         )
     keywords = {key: value for key, value in config.keywords.items() if key in known - _LEFT_BEHIND}
     by = config.sentinels

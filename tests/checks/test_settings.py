@@ -141,6 +141,8 @@ def test_options_that_coroutines_cannot_use_are_found(caching: Set) -> None:
     assert "Own has no counterpart in redis.asyncio" in only("W007").msg
     caching(locks={**entry, "LOCATION": "rediss://127.0.0.1:1/5", "OPTIONS": {"ssl_validate_ocsp": True}})
     assert "does not know ssl_validate_ocsp" in only("W007").msg
+    caching(locks={**entry, "OPTIONS": {"redis_connect_func": redis.Connection.on_connect}})
+    assert "redis_connect_func of the cache alias 'locks'" in only("W007").msg
 
 
 @pytest.mark.parametrize("backend", [BACKEND, DJANGOS])

@@ -40,7 +40,6 @@ pytestmark = pytest.mark.usefixtures("own_pools")
         {"protocol": 3, "decode_responses": True, "encoding": "latin-1"},
         {"pool_class": "redis.connection.BlockingConnectionPool", "max_connections": 3, "timeout": 1},
         {"socket_timeout": 0.2, "socket_keepalive": True, "retry_on_timeout": True, "health_check_interval": 1},
-        {"redis_connect_func": lambda connection: connection.on_connect()},
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -49,6 +48,20 @@ def test_locks_work_whatever_the_alias_is_given(
 ) -> None:
     with caches(alias(backend, server.url, **keywords)):
         exercise()
+
+
+@BOTH
+@pytest.mark.parametrize("crowd", [False], ids=["threads"], indirect=True)
+def test_threads_connect_by_the_function_of_the_alias(backend: str, exercise: Exercise, server: RedisServer) -> None:
+    connected: list[redis.Connection] = []
+
+    def connect(connection: redis.Connection) -> None:
+        connection.on_connect()
+        connected.append(connection)
+
+    with caches(alias(backend, server.url, redis_connect_func=connect)):
+        exercise()
+    assert connected
 
 
 @BOTH
@@ -224,8 +237,12 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
             alias(DJANGO, "rediss://127.0.0.1:1/0", ssl_cert_reqs="none", ssl_validate_ocsp=True),
             r"SSLConnection does not know ssl_validate_ocsp of the cache alias 'default'",
         ),
+        (
+            alias(DJANGO, FAR, redis_connect_func=redis.Connection.on_connect),
+            r"The redis_connect_func of the cache alias 'default' is for connections of threads",
+        ),
     ],
-    ids=["Heir", "a TLS option"],
+    ids=["Heir", "a TLS option", "redis_connect_func"],
 )
 async def test_what_coroutines_cannot_use_is_a_clear_error_and_never_ignored(
     given: dict[str, Any], problem: str
