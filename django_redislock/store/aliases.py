@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import WARNING
 from typing import Any
 
@@ -195,8 +196,9 @@ def _find_config(alias: str) -> RedisConfig:
             f"The connection_class of the cache alias {alias!r} must be a class, not {shown(pool.connection_class)}."
         )
     keywords = _keywords_of(pool)
-    if manager is not None:  # replace redis-py's own function, which sends READONLY
-        keywords["redis_connect_func"] = client.user_on_connect_func
+    if manager is not None:  # replace redis-py's own function, which may send READONLY
+        theirs = client.user_on_connect_func
+        keywords["redis_connect_func"] = None if theirs is None else partial(_log_in_first, theirs)
     try:
         prefix = check_prefix(str(cache.key_prefix), f"The KEY_PREFIX of the cache alias {alias!r}")
     except ValueError as error:
@@ -218,6 +220,11 @@ def _find_config(alias: str) -> RedisConfig:
         _check_clusterable(config)
         return replace(config, startup=_startup_nodes(cache, pool))
     return config
+
+
+def _log_in_first(then: Callable[[Any], object], connection: Any) -> None:
+    connection.on_connect()
+    then(connection)
 
 
 def _keywords_of(pool: Any) -> dict[str, Any]:

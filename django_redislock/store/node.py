@@ -25,7 +25,8 @@ def for_loops(config: RedisConfig) -> RedisConfig:
     """The same, with connections for event loops."""
     twin = _counterpart(config)
     known = {name for base in twin.__mro__ for name in inspect.signature(base).parameters}
-    if unchecked := [key for key in config.keywords if key.startswith("ssl_") and key not in known]:
+    asked = [key for key, given in config.keywords.items() if given]  # for sentinels, redis-py names all that there are
+    if unchecked := [key for key in asked if key.startswith("ssl_") and key not in known]:
         raise ImproperlyConfigured(
             f"{twin.__module__}.{twin.__qualname__} does not know {', '.join(unchecked)} of the cache alias "
             f"{config.alias!r}: coroutines cannot use its locks, since their TLS would be checked less."

@@ -143,6 +143,14 @@ def test_options_that_coroutines_cannot_use_are_found(caching: Set) -> None:
     assert "does not know ssl_validate_ocsp" in only("W007").msg
     caching(locks={**entry, "OPTIONS": {"redis_connect_func": redis.Connection.on_connect}})
     assert "redis_connect_func of the cache alias 'locks'" in only("W007").msg
+    caching(
+        locks=of(
+            BACKEND=DJANGO_REDIS,
+            LOCATION="redis://shop/0",
+            OPTIONS={**ASKING_SENTINELS, "SENTINEL_KWARGS": {"ssl": True}},
+        )
+    )
+    assert ids() == []
 
 
 @pytest.mark.parametrize("backend", [BACKEND, DJANGOS])

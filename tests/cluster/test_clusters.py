@@ -448,6 +448,27 @@ def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable
     assert "Could not read the locks from Redis" in page.text
 
 
+def test_the_function_of_a_cluster_client_comes_after_the_login(
+    cluster: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with redis-py, where the client of one server leaves the login to the function."""
+    users: list[str] = []
+
+    def note(connection: redis.Connection) -> None:
+        connection.send_command("ACL", "WHOAMI")
+        users.append(connection.read_response().decode())
+
+    for node in cluster.nodes:
+        node.ask("ACL", "SETUSER", "locks", "reset", "on", ">s3cret", "+@all", "~*", "&*")
+    make = lambda self, write=True: RedisCluster.from_url(self._server[0], redis_connect_func=note)  # noqa: E731
+    monkeypatch.setattr("django_redis.client.DefaultClient.get_client", make)
+    url = cluster.masters()[0].url.replace("redis://", "redis://locks:s3cret@")
+    settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, url)}
+    with Lock("a", using="locks"):
+        assert get_lock("a", using="locks")
+    assert set(users) == {"locks"}
+
+
 def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> None:
     seen: list[tuple[str, int]] = []
 
