@@ -40,7 +40,7 @@ def hear():
 # as in tests/conftest.py; only where it is imported once for many processes
 PATIENT = """
 from tests.inside import limit
-limit(grace=5.0)
+limit(grace=5.0, listening_within=5.0)
 """
 
 
