@@ -258,8 +258,6 @@ class CacheLock:
         with _as_redis_has_it():
             acquisition = Acquisition(self.name, self._options(), token=ours)
             try:
-                if block is not None:
-                    block.enter(acquisition)
                 refusal = acquisition.acquire(acquisition.terms.deadline(bool(blocking), _patience(timeout)))
                 if refusal is not None:
                     return refusal
@@ -268,6 +266,8 @@ class CacheLock:
                 if not self.thread_local or self.timeout:
                     # it ends by itself or in another thread, so whoever waits for it in this one may wait
                     acquisition.disown()
+                if block is not None:
+                    block.enter(acquisition)  # last: neither of the others leaves it to anybody who may die
                 self.local.held = acquisition
                 self.local.token = acquisition.its_lease.token.encode() if given is None else bytes(given)
                 return None

@@ -278,9 +278,9 @@ class Acquisition(Releasable):
         reentrant = (self.options.reentrant and not adopts) or (self.token is not None and held.token == self.token)
         if not reentrant and (not own or adopts or not endless):
             return False  # it waits for a parent; or for itself, but not without end; or wants another acquisition
-        if reentrant:
-            held.shares.append(self)  # before it is sure, so that whoever leaves meanwhile is not the last
         try:
+            if reentrant:
+                held.shares.append(self)  # before it is sure, so that whoever leaves meanwhile is not the last
             answer = yield from calls.renew(held.request, "confirm", held.ttl, held.fence, deadline)
             if answer.state != calls.HELD:
                 self._runtime.watchdog.lose(held, reason_of(answer))

@@ -57,6 +57,7 @@ class Attempt:
         generation: int,
     ) -> None:
         self.request: LockRequest = request
+        self.wanted: LockRequest = request  # the same, or of a pool, whichever member was granted
         self.listener: Listener = listener
         self.deadline: Deadline = deadline
         self.terms: Terms = terms
@@ -167,6 +168,7 @@ class Attempt:
         answer = yield from calls.renew(request, how, request.ttl, fence, self.deadline, replicas=request.replicas)
         ends = min(answer.ends, calls.lease_end(answer.sent, request.ttl))  # as in look()
         if answer.state != calls.HELD or monotonic() >= ends - self.terms.spare:
+            self.request = self.wanted
             return None
         self._check_acknowledged(answer.acknowledged)
         return Granted(fence, ends, False)

@@ -244,11 +244,11 @@ def find(acquisitions: Sequence[Held]) -> Any:
     """
     if not acquisitions:
         return None
-    runner = caller()
-    for one in reversed(acquisitions):
+    runner, latest_first = caller(), acquisitions[::-1]  # a copy: other threads leave meanwhile
+    for one in latest_first:
         if one.here and not one.over and is_shown(one) and not is_foreign(one, runner):
             return one
-    for one in reversed(acquisitions):
+    for one in latest_first:
         if one.here and not one.over and runner is not None and one.caller is runner:
             return one
     return None

@@ -241,7 +241,7 @@ class Releasable(Ending, Held):
             return False
         try:
             left = lease.since + self.at_least - monotonic()
-            if error is not None or left < 0.001 or not lease.is_last(self):
+            if error is not None or left < 0.001 or not lease.is_last(self) or not lease.here:
                 return (yield from self.release())
             yield from detach(self, left)
             return True

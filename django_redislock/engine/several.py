@@ -155,8 +155,8 @@ class Several(Ending):
                     free = (yield from one.exit(error)) and free
                 except LockError as found:
                     errors.append(found)
-        except BaseException:
-            self.abandon()
+        except BaseException as struck:  # the cancellation that another one's loss has sent, say
+            self.abandon_cancelled(struck)
             raise
         if errors:
             raise min(errors, key=lambda error: not isinstance(error, LockLost))

@@ -265,6 +265,23 @@ def test_one_that_is_lost_while_it_waits_for_the_next_is_an_error(
     eventually(lambda: leftovers(client) == [])
 
 
+async def test_a_loss_while_the_block_ends_cancels_it_as_well(
+    network: Proxy, client: redis.Redis, aeventually: Any
+) -> None:
+    async def hold() -> None:
+        async with LockSet(A, B, C, on_lost="cancel", using="far"):
+            pass
+
+    late = network.hold_request(RELEASE)
+    task = asyncio.create_task(hold())
+    await aeventually(late.caught.is_set)
+    await asyncio.to_thread(force_release, B)
+    with pytest.raises(LockLost, match=B):
+        await task
+    late.let_go()
+    await aeventually(lambda: leftovers(client) == [])
+
+
 async def test_a_loss_can_cancel_the_task(client: redis.Redis, aeventually: Any) -> None:
     locks, forced = LockSet(A, B, on_lost="cancel"), list[Any]()
 

@@ -15,6 +15,7 @@ import pytest
 from django_redislock import list_locks
 from tests.helpers.processes import Worker
 from tests.helpers.state import holder, leftovers, value
+from tests.inside import keys_of
 from tests.project.programs import complaints, environment
 
 pytestmark = pytest.mark.complete
@@ -64,6 +65,34 @@ asyncio.run(main())
         os.kill(int(child), 0)
     finally:
         os.kill(int(child), signal.SIGKILL)
+
+
+def test_a_child_forked_in_a_function_under_a_lock_does_not_end_it(start: Start, client: Any) -> None:
+    """As its own end of the function, with ``at_least``, would."""
+    code = """
+@locked("seat", at_least=5, ttl=600)
+def work():
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        say("child", "ended")
+        hear()
+    return child
+
+try:
+    child = work()
+except LockNotOwned:
+    os._exit(0)
+assert child
+say("fine")
+"""
+    parent = start(code, fresh=True)
+    parent.expect("child")
+    assert client.pttl(keys_of("seat").lock) > 500_000
+    assert f":{parent.pid}:" in value(client, "seat")[-1]
+    parent.tell()
+    parent.expect("fine")
+    assert client.pttl(keys_of("seat").lock) <= 5_000
 
 
 POOL = """

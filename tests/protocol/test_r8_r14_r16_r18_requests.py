@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -232,9 +233,10 @@ def take_member() -> None:
             member.release()
 
 
-def enter_cache_lock() -> None:
-    """Without a timeout it is renewed, for as long as its thread lives."""
-    with inside.redis_py_lock(NAME):
+def enter_cache_lock(**options: Any) -> None:
+    """Without a timeout it is renewed, for as long as its thread lives, or the object of which any thread may release
+    it."""
+    with inside.redis_py_lock(NAME, **options):
         pass
 
 
@@ -277,6 +279,8 @@ SECTIONS: dict[str, Callable[[], object]] = {
     "with a set": enter_set,
     "acquire a set": take_set,
     "cache.lock": enter_cache_lock,
+    "cache.lock that ends": partial(enter_cache_lock, timeout=LONG),
+    "cache.lock of any thread": partial(enter_cache_lock, thread_local=False),
     "cached value": compute,
     "view": lambda: view(RequestFactory().get("/")),
 }

@@ -508,6 +508,20 @@ def test_what_has_ended_stays_no_longer_than_what_has_not(client: redis.Redis, e
     assert leftovers(client) == []
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_nor_does_a_permit_that_is_to_end_sooner(others: int, client: redis.Redis) -> None:
+    for _ in range(others):
+        assert Semaphore(NAME, limit=2, ttl=LONG).acquire()
+    mine = Semaphore(NAME, limit=2, ttl=2 * LONG)
+    assert mine.acquire()
+    mine.extend(LONG / 2, replace_ttl=True)
+    most = LONG if others else LONG / 2
+    left = float(client.zscore(INDEX, f"semaphore:{NAME}") or 0) / 1e6 - client.time()[0]
+    assert max(client.pttl(PERMITS) / 1000, client.pttl(ENDS) / 1000, left) < most + 10
+    locked(NAME, limit=3, at_least=LONG / 2, ttl=3 * LONG)(lambda: None)()  # which keeps it
+    assert client.pttl(PERMITS) / 1000 < most + 10
+
+
 def test_a_permit_that_has_ended_is_handed_on_by_the_next_release_where_nobody_has_looked(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:

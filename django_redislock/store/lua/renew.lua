@@ -50,4 +50,5 @@ else
   move_end(left)
 end
 list_until(left) --@renewal-listed
+if ARGV.how == 'set' or ARGV.how == 'detach' then forget_later_end() end
 return {HELD, us, left--[[@raise-answered]], drawn--[[@]]}

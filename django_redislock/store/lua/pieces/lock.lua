@@ -65,6 +65,7 @@ local function unlist() redis.call('ZREM', KEYS.index, ARGV.name) end
 local function impose_limit() end
 local function count_free() return 1 end
 local function grant_rest() end
+local function forget_later_end() end
 
 -- the field of a waiters hash in which a handoff is remembered
 local function handoff_field() return '!' end

@@ -184,6 +184,12 @@ local function move_end(ms)
   keep_permits(ms)
 end
 
+-- the lease was given an end that may be nearer than the one it had
+local function forget_later_end()
+  expire_permits(math.ceil((last_end() - us) / 1000))
+  unlist()
+end
+
 -- the handoff with this flag is confirmed
 local function clear_handoff(flag)
   if flag == 'h' then redis.call('HDEL', KEYS.waiters, handoff_field(whose)) end
