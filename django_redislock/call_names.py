@@ -6,6 +6,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial, update_wrapper
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, TypeGuard, TypeVar
@@ -207,6 +208,8 @@ def refuse_body(function: Callable[..., Any], result: Any, decorator: str) -> No
 
     A decorator in between, or an object that is called, hides that until it is called.
     """
+    if issubclass(type(result), (AbstractContextManager, AbstractAsyncContextManager)):
+        result = getattr(result, "gen", None)  # that of @contextmanager, which a with block has yet to run
     if type(result) in (GeneratorType, CoroutineType, AsyncGeneratorType):  # not isinstance(): it may be lazy
         inner: Any = inspect.unwrap(function)
         code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)

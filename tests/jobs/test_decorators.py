@@ -7,6 +7,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple, get_type_hints
 
 import pytest
@@ -157,12 +158,13 @@ def test_what_runs_after_its_call_or_has_no_signature_is_refused(decorator: Any,
         return
     with pytest.raises(TypeError, match="cannot decorate <built-in function max>: no signature found"):
         decorator("x")(max)
-    for hidden in (plain(generator), plain(agenerator), plain(coroutine), Called()):
+    managers = contextmanager(generator), asynccontextmanager(agenerator), plain(contextmanager(generator))
+    for hidden in (plain(generator), plain(agenerator), plain(coroutine), Called(), *managers):
         with pytest.raises(TypeError, match=r"cannot decorate .* is free again"):
             decorator("x")(hidden)(None)
     assert lock_names(client) == []
-    others: Any = generator(HttpRequest())  # which are not the function's own body
-    assert decorator("x")(lambda: others)() is others
+    for others in (generator(HttpRequest()), managers[0](HttpRequest())):  # which are not the function's own body
+        assert decorator("x")(lambda others=others: others)() is others
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopIteration])
