@@ -208,14 +208,16 @@ def refuse_body(function: Callable[..., Any], result: Any, decorator: str) -> No
 
     A decorator in between, or an object that is called, hides that until it is called.
     """
-    if issubclass(type(result), (AbstractContextManager, AbstractAsyncContextManager)):
+    kind = type(result)  # not isinstance(): it may be lazy
+    if kind is CoroutineType:
+        result.close()  # else Python warns that nobody has awaited it
+        raise _runs_late(function, decorator)
+    if issubclass(kind, (AbstractContextManager, AbstractAsyncContextManager)):
         result = getattr(result, "gen", None)  # that of @contextmanager, which a with block has yet to run
-    if type(result) in (GeneratorType, CoroutineType, AsyncGeneratorType):  # not isinstance(): it may be lazy
+    if type(result) in (GeneratorType, AsyncGeneratorType):  # it may be another one than the function's own
         inner: Any = inspect.unwrap(function)
         code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
-        if code in [getattr(result, f"{kind}_code", function) for kind in ("gi", "cr", "ag")]:
-            if inspect.iscoroutine(result):
-                result.close()  # else Python warns that nobody has awaited it
+        if code in [getattr(result, f"{prefix}_code", function) for prefix in ("gi", "ag")]:
             raise _runs_late(function, decorator)
 
 

@@ -142,9 +142,14 @@ class Called:
         yield 1
 
 
+def bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hides the function itself."""
+    return lambda *args: function(*args)
+
+
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
     """Hides what the function is."""
-    return functools.wraps(function)(lambda *args: function(*args))
+    return functools.wraps(function)(bare(function))
 
 
 @DECORATORS
@@ -159,7 +164,7 @@ def test_what_runs_after_its_call_or_has_no_signature_is_refused(decorator: Any,
     with pytest.raises(TypeError, match="cannot decorate <built-in function max>: no signature found"):
         decorator("x")(max)
     managers = contextmanager(generator), asynccontextmanager(agenerator), plain(contextmanager(generator))
-    for hidden in (plain(generator), plain(agenerator), plain(coroutine), Called(), *managers):
+    for hidden in (plain(generator), plain(agenerator), plain(coroutine), bare(coroutine), Called(), *managers):
         with pytest.raises(TypeError, match=r"cannot decorate .* is free again"):
             decorator("x")(hidden)(None)
     assert lock_names(client) == []
