@@ -31,10 +31,14 @@ def show_list(
     output: Output, *, pattern: str, format: str, watch: float | None, using: str | None, **options: Any
 ) -> None:
     """List the held locks: who holds them, for how long, how much lease is left, and how many wait."""
-    several, people = len(find_stores(output, using)) > 1, format == "table"
+    people = format == "table"
     terminal = watch is not None and people and output.out.isatty()
+    several: bool | None = None
 
     def listing() -> str:
+        nonlocal several
+        if several is None:  # the client of a cluster may connect for this. Not again: nobody wants a warning twice
+            several = len(find_stores(output, using)) > 1
         locks = list_everywhere(pattern, using)
         if not people:
             return as_json(locks, indent=2 if watch is None else None)

@@ -20,6 +20,9 @@ from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.processes import ROOT
 
 NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+# the same, as a cluster whose client connects as soon as it is made
+OF_CLUSTER = {"OPTIONS": {"CLIENT_CLASS": "tests.helpers.ways.ClusterClient"}}
+NOWHERE_AS_CLUSTER = {"default": {**NOWHERE["default"], **OF_CLUSTER}}
 NAME = "nightly"
 
 Answer = Callable[..., None]

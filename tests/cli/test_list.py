@@ -19,7 +19,7 @@ from django.test import override_settings
 
 from django_redislock import Lock, LockPool
 from redisserver import RedisServer
-from tests.cli.conftest import NOWHERE, WaitFor, fails, hold, main, redislocks
+from tests.cli.conftest import NOWHERE, NOWHERE_AS_CLUSTER, WaitFor, fails, hold, main, redislocks
 from tests.helpers.actors import Ghost
 from tests.helpers.state import put
 from tests.inside import PREFIX
@@ -117,9 +117,13 @@ def test_it_lists_again_and_again_until_interrupted() -> None:
     fails(1, r"at least 0\.001", "list", "--watch=0")
 
 
+AWAY = pytest.mark.parametrize("caches", [NOWHERE, NOWHERE_AS_CLUSTER], ids=["server", "cluster"])
+
+
+@AWAY
 @pytest.mark.complete
-def test_watching_goes_on_when_redis_is_out_of_reach() -> None:
-    with override_settings(CACHES=NOWHERE):
+def test_watching_goes_on_when_redis_is_out_of_reach(caches: Any) -> None:
+    with override_settings(CACHES=caches):
         assert watch(Watched(lambda: None), "--watch=0.01").count("Redis cannot be reached") == 2
         with pytest.raises(CommandError, match="cannot be reached"):
             watch(Watched(), "--watch", "--format=json")
@@ -162,10 +166,11 @@ def test_djangos_own_options_may_stand_on_both_sides_of_the_subcommand() -> None
         assert (options.traceback, options.verbosity, options.no_color) == (True, 2, True)
 
 
+@AWAY
 @pytest.mark.parametrize("arguments", ["list", "show a", "pool a", "clear a", "clear --all", "run a -- false"])
-def test_redis_out_of_reach_is_a_clear_error(arguments: str, retry_for: Any, capsys: Any) -> None:
+def test_redis_out_of_reach_is_a_clear_error(arguments: str, caches: Any, retry_for: Any, capsys: Any) -> None:
     retry_for(0.1)
-    with override_settings(CACHES=NOWHERE):  # 1 would say that nobody holds the lock, or that the program has failed
+    with override_settings(CACHES=caches):  # 1 would say that nobody holds the lock, or that the program has failed
         fails(69, r"Redis cannot be reached for .*cache alias 'default'", *arguments.split())
         assert main(*arguments.split()) == 69
     assert capsys.readouterr().err.count("\n") == 1  # and no traceback
@@ -188,6 +193,13 @@ def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[st
     errors = io.StringIO()
     redislocks(*arguments[:1], "--using=memory", *arguments[1:], stderr=errors)
     assert errors.getvalue().startswith("The cache alias 'memory' is not Redis: ")
+
+
+def test_watching_says_so_once(settings: Any) -> None:
+    settings.DEBUG = True
+    errors, twice = io.StringIO(), Watched(lambda: None)
+    call_command("redislocks", "list", "--using=memory", "--watch=0.01", stdout=twice, stderr=errors)
+    assert errors.getvalue().count("is not Redis") == 1
 
 
 KEY = f"{PREFIX}lock:order:42"

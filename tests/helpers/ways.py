@@ -14,8 +14,10 @@ import pytest
 import redis
 import trustme
 from django.test import override_settings
+from django_redis.client import DefaultClient
 from django_redis.pool import ConnectionFactory
 from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
 from redis.retry import Retry
 
 from redisserver import RedisServer, redis_server
@@ -47,6 +49,13 @@ def alias(backend: str, location: Any, **keywords: Any) -> Alias:
         pool_class = {"CONNECTION_POOL_CLASS": keywords.pop("pool_class")} if "pool_class" in keywords else {}
         options = {"CONNECTION_POOL_KWARGS": keywords, **pool_class}
     return {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
+
+
+class ClusterClient(DefaultClient):  # type: ignore[misc]
+    """For ``CLIENT_CLASS``: the client of a cluster, which connects as soon as it is made."""
+
+    def get_client(self, write: bool = True, **options: Any) -> RedisCluster:
+        return RedisCluster.from_url(self._server[0])
 
 
 def caches(default: Alias, **others: Alias) -> override_settings:
