@@ -91,7 +91,8 @@ def locked_view(
     when they have committed. A streaming response keeps it until its content ends or the response is closed. When the
     lock is known to be lost as the view returns, LockLost propagates and the transactions are rolled back.
 
-    On a method, whose first argument is ``self``, it works as through ``method_decorator``.
+    On a method, whose first argument is ``self``, it works as through ``method_decorator``; templates and callables do
+    not get ``self``.
 
     LockUnavailable, when Redis cannot be reached, propagates (or becomes a response with the status in the setting
     VIEW_UNAVAILABLE_STATUS); the view never runs unlocked.
@@ -164,19 +165,21 @@ def _decorator(
         if iscoroutinefunction(view):
             refuse_fenced(view, checked, what)
         signature, apparent = signature_of(view), signature_of(view, follow_wrapped=False)
+        # the method that method_decorator hands over, anew for each request; else the innermost function
+        inner: Any = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
+        instance = _instance_of(inner)
+        is_method = instance is None and next(iter(signature.parameters), "") == "self"
         below: Any = getattr(view, "__wrapped__", None)  # by another decorator, which may change the arguments
         passes_on = any(each.kind is each.VAR_POSITIONAL for each in apparent.parameters.values())
         # functools.wraps copies a __signature__; method_decorator decorates anew for each request
         if below is None or not (passes_on or hasattr(below, "__signature__") or _instance_of(view) is not None):
-            texts.check(view, apparent, "request")
-        # the method that method_decorator hands over, anew for each request; else the innermost function
-        below = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
-        instance = _instance_of(below)
-        if instance is None and next(iter(signature.parameters), "") == "self":
+            handed = [*apparent.parameters.values()][is_method:]  # without self: method_decorator binds it
+            texts.check(view, apparent.replace(parameters=handed), "request")
+        if is_method:
             return method_decorator(decorate)(view)  # type: ignore[return-value]
         warn_above_login(view, what)
         # the dispatch() of an async class returns a coroutine, and is no coroutine function
-        is_async = getattr(below, "__name__", "") == "dispatch" and getattr(instance, "view_is_async", False)
+        is_async = getattr(inner, "__name__", "") == "dispatch" and getattr(instance, "view_is_async", False)
         return _LockedView(what, view, is_async, signature, texts, checked, locking, on_conflict).wrap()
 
     return decorate

@@ -154,6 +154,10 @@ def test_a_decorator_below_may_change_the_arguments_but_not_hide_their_names() -
 
     with pytest.raises(ValueError, match=r"has no argument 'pk'\. Available values: request, slug\."):
         key(hide)
+    of_itself = locked_view("account:{self.pk}")
+    with pytest.raises(ValueError, match=r"look\(\) has no argument 'self'\. Available values: pk, request\."):
+        of_itself(look)
+    assert of_itself(lambda request, self: respond(request))(plain(), self=User()).content == b"account:7"
     view = method_decorator(key, name="dispatch")(new_class("OnDispatch", (View,), {"get": never})).as_view()
     with pytest.raises(ValueError, match=r"Available values: args, request\."):
         view(plain(), 3)
