@@ -97,10 +97,13 @@ def run_program(
 
 
 def _make_lock(name: str, given: LeaderOptions, stay: bool, limit: int | None, blocking_timeout: float) -> Lock:
+    # the program writes, and cannot claim the lock: where FENCED names it, a release must not warn of that
     if stay:
-        return leader(name, **given)
+        lock = leader(name, **given)
+        lock._options.fenced = False
+        return lock
     if limit is None:
-        return Lock(name, blocking_timeout=blocking_timeout, auto_renew=True, **given)
+        return Lock(name, blocking_timeout=blocking_timeout, auto_renew=True, fenced=False, **given)
     return Semaphore(name, limit=limit, blocking_timeout=blocking_timeout, auto_renew=True, **given)
 
 

@@ -45,6 +45,12 @@ def test_the_program_holds_the_lock_and_knows_it_and_its_fence(server: RedisServ
     assert get_lock(NAME) is None
 
 
+@pytest.mark.parametrize("options", [[], ["--stay"]], ids=str)
+def test_the_settings_may_fence_its_name_though_it_can_make_no_claim(options: list[str], settings: Any) -> None:
+    settings.REDISLOCK = {"FENCED": [NAME]}
+    assert sh("exit 0", *options) == 0  # in the tests, a warning is an error
+
+
 @pytest.mark.complete
 def test_the_lock_is_renewed_while_the_program_runs(settings: Any) -> None:
     settings.REDISLOCK = {"AUTO_RENEW": False}  # applies only to locks in code
