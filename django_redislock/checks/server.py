@@ -20,7 +20,7 @@ from ..store.calls import probe_command
 from ..store.lock_store import LockStore, Partition
 from ..store.old_key import OldKey, old_key_of
 from ..store.records import make_keys
-from ..store.stores import get_stores
+from ..store.stores import reach_stores
 from ..store.wire import PASSING, Command, exchange
 
 PATIENCE = 2.0  # seconds to connect, and for each answer
@@ -30,21 +30,24 @@ OLDEST, OLDEST_CLUSTER = (6, 2), (7, 0)
 def check_server(**kwargs: Any) -> list[CheckMessage]:
     """The server behind each alias is one that locks can rely on. If there is none, a warning says so."""
     try:
-        stores = get_stores()
+        reached = reach_stores()
     except ImproperlyConfigured:
         return []  # reported by the other checks
-    except LockUnavailable as error:
-        return [_unseen(conf().CACHE, error)]
     # what all nodes of a cluster have in common is told once
-    return list({str(each): each for store in stores if not store.memory for each in _check(store)}.values())
+    return list({str(each): each for alias, store in reached.items() for each in _check(alias, store)}.values())
 
 
-def _check(store: LockStore) -> Iterator[CheckMessage]:
+def _check(alias: str, store: LockStore | LockUnavailable) -> Iterator[CheckMessage]:
+    if isinstance(store, LockUnavailable):
+        yield _unseen(alias, store)
+        return
+    if store.memory:
+        return
     try:
         # any partition of each node
         partitions = {store.node_of(tag): store.partition(tag) for tag in range(store.tags)}.values()
     except Exception as error:  # whatever the site's own connection class or credential provider raises
-        yield _unseen(store.alias, error)
+        yield _unseen(alias, error)
         return
     for partition in partitions:
         try:

@@ -9,6 +9,7 @@ from django.core.signals import setting_changed
 from ..base.names import slot_text
 from ..base.processes import PerProcess
 from ..conf import Conf, conf
+from ..exceptions import LockUnavailable
 from .aliases import check_allowed, find_config, forget_servers, lock_aliases
 from .cluster import Cluster, tag_of
 from .lock_store import LockStore, Partition
@@ -80,10 +81,28 @@ def get_stores(using: str | None = None) -> list[LockStore]:
     """
     if using is not None:
         return [get_store(using)]
-    found: dict[object, LockStore] = {}
-    for store in map(get_store, lock_aliases(conf().CACHE)):
-        found.setdefault(store.identity, store)
-    return list(found.values())
+    stores = []
+    for reached in reach_stores().values():
+        if isinstance(reached, LockUnavailable):
+            raise reached
+        stores.append(reached)
+    return stores
+
+
+def reach_stores() -> dict[str, LockStore | LockUnavailable]:
+    """The same by alias, with the error in place of a store that could not be made.
+
+    The client of a cluster may connect as soon as it is made.
+    """
+    found: dict[object, tuple[str, LockStore | LockUnavailable]] = {}
+    for alias in lock_aliases(conf().CACHE):
+        try:
+            store = get_store(alias)
+        except LockUnavailable as error:
+            found[alias] = alias, error
+        else:
+            found.setdefault(store.identity, (alias, store))
+    return dict(found.values())
 
 
 def _drop(key: _Key, closed: LockStore) -> None:

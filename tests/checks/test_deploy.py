@@ -69,8 +69,11 @@ def test_checks_start_no_threads_and_leave_neither_connection_nor_lock(own: Redi
     assert list_locks() == []
 
 
-def test_a_server_that_evicts_is_found_for_each_alias_with_locks(own: RedisServer, caching: Set, settings: Any) -> None:
-    caching(pages={"BACKEND": OURS, "LOCATION": "redis://127.0.0.1:1/0"})
+@pytest.mark.parametrize("options", [{}, {"CLIENT_CLASS": "tests.helpers.ways.ClusterClient"}], ids=str)
+def test_a_server_that_evicts_is_found_for_each_alias_with_locks(
+    options: dict[str, str], own: RedisServer, caching: Set, settings: Any
+) -> None:
+    caching(pages={"BACKEND": OURS, "LOCATION": "redis://127.0.0.1:1/0", "OPTIONS": options})
     with own.client() as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         found = {message.id: message.msg for message in check(deploy=True) if message.level > INFO}
