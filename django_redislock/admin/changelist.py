@@ -19,11 +19,13 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..base.display import duration, printable
+from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..inspection.info import LockInfo
 from ..inspection.lists import list_everywhere
 from ..models import HeldLock
-from ..store.stores import get_stores
+from ..store.aliases import lock_aliases
+from ..store.stores import reach_stores
 
 MOST_WORDS = 20  # of a search: each costs time for each lock
 
@@ -35,7 +37,7 @@ class AliasFilter(SimpleListFilter):
     parameter_name: str = "using"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
-        return [(store.alias, store.alias) for store in get_stores()]
+        return [(alias, alias) for alias in reach_stores()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset  # which has no rows: the list asks read_all()
@@ -44,7 +46,7 @@ class AliasFilter(SimpleListFilter):
 def read_all(request: HttpRequest) -> list[LockInfo]:
     """The held locks of the alias that the list is filtered by, or of all aliases."""
     alias = request.GET.get(AliasFilter.parameter_name)
-    if alias is not None and alias not in [store.alias for store in get_stores()]:
+    if alias is not None and alias not in lock_aliases(conf().CACHE):
         raise IncorrectLookupParameters
     return list_everywhere(using=alias)
 

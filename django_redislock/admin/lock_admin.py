@@ -32,7 +32,7 @@ from ..inspection.lists import read_matching
 from ..models import Fence, HeldLock
 from ..store.aliases import lock_aliases
 from ..store.reading import batches
-from ..store.stores import get_partition, get_store, get_stores
+from ..store.stores import get_partition, get_store, reach_stores
 from .changelist import AliasFilter, LockChangeList, read_all, record, search
 from .fields import LockFields, more
 
@@ -263,10 +263,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
 
 
 def _has_several_aliases() -> bool:
-    try:
-        return len(get_stores()) > 1
-    except LockUnavailable:  # the page says so
-        return False
+    return len(reach_stores()) > 1
 
 
 def _can_exist(lock: HeldLock) -> bool:

@@ -234,6 +234,18 @@ def test_the_list_has_the_locks_of_all_aliases_a_column_and_a_filter(admin: Clie
 
 
 @on_two
+def test_while_the_cluster_of_one_alias_is_away_the_locks_of_the_other_can_be_listed(
+    admin: Client, settings: Any
+) -> None:
+    away = {"LOCATION": "redis://127.0.0.1:1/0", "OPTIONS": {"CLIENT_CLASS": "tests.helpers.ways.ClusterClient"}}
+    settings.CACHES = {"default": {**settings.CACHES["default"], **away}, "locks": settings.CACHES["locks"]}
+    page = admin.get(LIST).content.decode()
+    assert "Could not read the locks from Redis" in page
+    assert "?using=locks" in page
+    assert names(admin.get(LIST, {"using": "locks"})) == ["a"]
+
+
+@on_two
 def test_each_of_two_locks_of_a_name_has_a_page_and_a_history_and_is_force_released_there(admin: Client) -> None:
     assert admin.get(url("change", "a", using="default")).context["original"].info.alias == "default"
     asked = admin.get(url("delete", "a", using="default")).context["fences"]
