@@ -19,12 +19,14 @@ from django_redislock import (
     LockLost,
     LockNotAcquired,
     LockPool,
+    LockUnavailable,
     aget_lock,
     force_release,
     list_locks,
     locked,
     locked_atomic,
 )
+from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.databases import Account, Commits
 
@@ -140,6 +142,38 @@ def test_what_raises_or_is_lost_rolls_back(error: Any, run: Run, account: Any, h
     if error is GeneratorExit:
         eventually(lambda: not held())
     assert held() == []
+
+
+@pytest.mark.parametrize("names", [NAME, [NAME, "account:8"]], ids=["one", "several"])
+def test_only_what_is_not_committed_ends_with_an_error_while_redis_is_away(
+    names: Any, account: Account, own: RedisServer, retry_for: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    retry_for(0.1)
+
+    def work() -> str:
+        account.book()
+        own.stop()
+        return "done"
+
+    assert (locked_atomic(names)(work)(), account.balance) == ("done", 1)
+    assert "event=not-released name=account:" in caplog.text
+    with pytest.raises(LockUnavailable):
+        locked_atomic(names)(never)()
+    own.start()
+    assert Lock(NAME).acquire(blocking_timeout=GENEROUS)
+
+
+def test_a_callback_that_cannot_reach_redis_raises_as_always(account: Account) -> None:
+    def call() -> None:
+        raise LockUnavailable("away")
+
+    def work() -> None:
+        account.book()
+        transaction.on_commit(call)
+
+    with pytest.raises(LockUnavailable, match="away"):
+        locked_atomic(NAME)(work)()
+    assert (account.balance, held()) == (1, [])
 
 
 def test_if_the_lock_is_busy_no_transaction_begins(account: Account, other: Any, commits: Commits) -> None:
