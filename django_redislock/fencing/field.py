@@ -132,18 +132,19 @@ class FencedQuerySet(models.QuerySet[M]):
         mine = self._chain().using(self.db)  # type: ignore[attr-defined]
         mine._lock = None
         with transaction.atomic(using=mine.db):
-            if connections[mine.db].features.has_select_for_update:
-                # the rows as they are now: a snapshot, or a subquery that has waited, would not show a younger fence
-                owner = field.model
-                key = owner._meta.pk.name
-                rows = owner._base_manager.using(mine.db).filter(pk__in=mine.values(key)).order_by("pk")
-                found = dict(rows.select_for_update().values_list("pk", field.name))
-                self._refuse(lock, sum(each > fence for each in found.values()))
-                return write(mine.filter(**{f"{key}__in": list(found)}))
-            # writes first: one writer at a time, who must not have read before
-            result = write(mine.filter(**{f"{field.name}__lte": fence}))
-            self._refuse(lock, mine.filter(**{f"{field.name}__gt": fence}).count())
-            return result
+            owner = field.model
+            key = owner._meta.pk.name
+            every = owner._base_manager.using(mine.db)
+            locks_rows = connections[mine.db].features.has_select_for_update
+            if not locks_rows:
+                # SQLite: who writes, even no row at all, is the only writer until COMMIT, and must not have read before
+                every.filter(pk__isnull=True).update(**{field.name: fence})
+            # the rows as they are now: a snapshot, or a subquery that has waited, would not show a younger fence
+            rows = every.filter(pk__in=mine.values(key)).order_by("pk")
+            found = dict(rows.select_for_update().values_list("pk", field.name))
+            self._refuse(lock, sum(each > fence for each in found.values()))
+            # not on SQLite, where no other rows can match by now, and the number of parameters is limited
+            return write(mine.filter(**{f"{key}__in": list(found)}) if locks_rows else mine)
 
     def _refuse(self, lock: Fenced, younger: int) -> None:
         if younger:
