@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
             f"The lock {lease.name!r} can be claimed only inside a transaction, and none is open on the database "
             f"{alias!r}: use transaction.atomic(using={alias!r}), or locked_atomic()."
         )
-    try:
+    with _explaining(lease, alias):
         if not first and reads_the_past(connection, lease.name, within):
             raise RuntimeError(
                 f"The lock {lease.name!r} was claimed too late in this transaction on the database {alias!r}: it reads "
@@ -77,10 +77,6 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
             )
         # whoever adopts a lock that was detached goes on with its token, and with its fence
         met = write_fence(connection, lease.name, lease.fence, digest_of(lease.token), within)
-    except DatabaseError as error:
-        if explained := _explained(error, lease, alias):
-            raise explained from error
-        raise
     if met is not None:
         lease.partition.note_fence(met)  # Redis hears of it with the next call
         reason = f"the database {alias!r} already has the fence {met}, and this holder's is {lease.fence}"
@@ -97,6 +93,16 @@ def is_missing(error: DatabaseError) -> bool:
 def is_conflict(error: Exception) -> bool:
     """Return whether the database asks to begin the transaction again."""
     return bool(_codes(error) & CONFLICTS)
+
+
+@contextmanager
+def _explaining(lease: Lease, alias: str) -> Iterator[None]:
+    try:
+        yield
+    except DatabaseError as error:
+        if explained := _explained(error, lease, alias):
+            raise explained from error
+        raise
 
 
 def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | None:
@@ -183,10 +189,15 @@ def open_together(
     """
     with ExitStack() as opened:
         for alias in aliases:
-            opened.enter_context(transaction.atomic(using=alias, durable=durable))
-            for lease, where in claims:
-                if where == alias:
-                    claim(lease, alias, first=True)
+            atomic, connection = transaction.atomic(using=alias, durable=durable), connections[alias]
+            leases = [lease for lease, where in claims if where == alias]
+            if leases and connection.vendor == "sqlite":  # its BEGIN waits too, in transaction_mode IMMEDIATE
+                with _explaining(leases[0], alias), bounded(connection, leases[0].terms.fence_timeout):
+                    opened.enter_context(atomic)
+            else:
+                opened.enter_context(atomic)
+            for lease in leases:
+                claim(lease, alias, first=True)
         opened.callback(_leave_callbacks_to_the_last, [connections[alias] for alias in aliases])
         return opened.pop_all()
 

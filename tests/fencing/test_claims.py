@@ -39,7 +39,7 @@ from django_redislock.fencing import prune
 from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE, apart, everywhere, patience
 from tests.helpers.actors import GENEROUS, Other, server_time
-from tests.helpers.databases import Account, configure
+from tests.helpers.databases import Account, configure, one_database
 from tests.helpers.servers import arespond, respond
 from tests.helpers.site import Gate
 from tests.helpers.state import FENCE, NAME
@@ -569,3 +569,20 @@ def test_a_claim_waits_as_long_as_the_setting_says_or_else_the_database(
         locked_atomic(NAME, fenced=True)(account.book)()
     assert ("PRAGMA busy_timeout = 50" in said) == (setting is not None)
     late(connections.close_all)
+
+
+def test_a_claim_waits_no_longer_where_begin_does_the_waiting(account: Account, other: Others) -> None:
+    options = {**account.options["OPTIONS"], "transaction_mode": "IMMEDIATE"}
+    with one_database("default", {**account.options, "OPTIONS": options, "ATOMIC_REQUESTS": True}):
+        usual = patience(set_to_seven=True)
+        late = other()
+        late(transaction.atomic().__enter__)
+        at_most: dict[str, Any] = {"fenced": True, "fence_timeout": 0.1}
+        for call in (locked_atomic(NAME, **at_most)(account.book), lambda: get(locked_view(NAME, **at_most)(respond))):
+            with pytest.raises(LockUnavailable, match="another transaction that writes is still open") as caught:
+                call()
+            assert caught.value.name == NAME
+        assert (patience(), get_lock(NAME)) == (usual, None)
+        late(connections.close_all)
+        locked_atomic(NAME, fenced=True)(account.book)()
+        assert account.balance == 1
