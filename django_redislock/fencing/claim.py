@@ -154,22 +154,23 @@ def begin(
     ``beside``: where somebody else has begun already. ``required``: they must be fenced somewhere; see claims_on().
 
     Nothing of the block has run yet, so when the database refuses a claim that has waited, this starts over. If the
-    database is ahead of Redis (after a restore, for instance), a lock draws a new fence, once. Otherwise raises
-    LockLost, or LockUnavailable if a stale transaction does not end. Closing the result commits, or rolls back.
+    database is ahead of Redis (after a restore, for instance), a lock draws a new fence: at most as many as there are
+    claims, for each database may be ahead by another amount. Otherwise raises LockLost, or LockUnavailable if a stale
+    transaction does not end. Closing the result commits, or rolls back.
     """
     claims = [(lease, alias) for lease in leases for alias in claims_on(lease, [*beside, *aliases], required=required)]
     for lease, alias in claims:
         if alias in beside:
             claim(lease, alias)
-    tries, raised = 0, set[str | None]()
+    tries = draws = 0
     while True:
         tries += 1
         try:
             return open_together(aliases, claims, durable=durable)
         except Overtaken as refusal:
-            if refusal.name in raised:
+            if draws == len(claims):
                 raise
-            raised.add(refusal.name)
+            draws += 1
             try:
                 run(draw_new_fence(next(lease for lease in leases if lease.name == refusal.name)))
             except LockLost:

@@ -214,6 +214,23 @@ def test_a_database_that_is_ahead_of_redis_is_caught_up_with(account: Account, m
         claim(lock)
 
 
+@pytest.mark.parametrize("names", [NAME, [NAME, "order:43"]], ids=["one lock", "two locks"])
+def test_several_databases_may_be_ahead_of_redis_each_by_another_amount(
+    names: Any, account: Account, ledger: Account
+) -> None:
+    both = locked_atomic(names, db=["default", "ledger"], fenced=True)
+    with both:
+        pass
+    known = fence_in_database()
+    for ahead, alias in enumerate(("default", "ledger"), 1):
+        Fence.objects.using(alias).exclude(key="").update(fence=known + ahead * AHEAD)
+    with both:
+        account.book()
+        ledger.book()
+    assert (account.balance, ledger.balance) == (1, 1)
+    assert claimed() == claimed("ledger")
+
+
 @everywhere
 def test_an_absurd_fence_in_the_database_stops_nothing_but_its_own_name(account: Account) -> None:
     book(account)
