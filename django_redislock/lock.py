@@ -50,7 +50,7 @@ def _leave_block(
             refuse_event_loop("Use async with instead.")
         acquisition = engine.acquisition_of(block)
         if error is None and acquisition is not None and acquisition.at_least == 0.0 and acquisition.release_at_once():
-            warn_of_release(lock.name, unclaimed=acquisition.lease.unclaimed)
+            warn_of_release(acquisition.lease)
         else:
             run(lock._end(acquisition, error))
     except (LockError, SynchronousOnlyOperation):
@@ -72,7 +72,7 @@ async def _await_end(block: WithBlock, error: BaseException | None, kept: object
     lock: Lock = block.lock
     own: Any = engine.acquisition_of(block)
     if error is None and own is not None and own.at_least == 0.0 and await own.arelease_at_once():
-        warn_of_release(lock.name, unclaimed=own.its_lease.unclaimed)
+        warn_of_release(own.its_lease)
     else:
         await arun(lock._end(own, error))
 
@@ -290,7 +290,7 @@ class Lock:
             return
         try:
             if own.release_at_once() or run(own.release()):
-                warn_of_release(self.name, unclaimed=own.its_lease.unclaimed)
+                warn_of_release(own.its_lease)
         except LockError:
             raise
         except BaseException:
@@ -308,7 +308,7 @@ class Lock:
             await arun(self._release_by_token())
             return
         if await own.arelease_at_once() or await arun(own.release()):
-            warn_of_release(self.name, unclaimed=own.its_lease.unclaimed)
+            warn_of_release(own.its_lease)
 
     def detach(self, ttl: Seconds | None = None) -> str:
         """End renewal and ownership here without a release; return the token with which another process can go on.
@@ -523,7 +523,7 @@ class Lock:
             if error is None:
                 raise self._not_owned("release")
         elif (yield from acquisition.exit(error)) and error is None:
-            warn_of_release(acquisition.its_lease.name, unclaimed=acquisition.its_lease.unclaimed)
+            warn_of_release(acquisition.its_lease)
 
     __exit__: engine.ExitMethod = engine.ExitMethod(_leave_block)
     __aexit__: engine.ExitMethod = engine.ExitMethod(_aleave_block, awaited=True)

@@ -287,7 +287,7 @@ class LockSet:
         yield from several.exit(error)
         for lease in several.leases:
             if lease.closed and error is None:
-                warn_of_release(lease.name, unclaimed=lease.unclaimed)
+                warn_of_release(lease)
 
     def _extend(self, each: list[tuple[Lock, Acquisition | None]], additional: Seconds, replaces: bool) -> Steps[bool]:
         for lock, acquisition in each:

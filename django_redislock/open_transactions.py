@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from typing import Any
+from typing import Any, Protocol
 
 from django.conf import settings
 from django.db import connections
@@ -38,6 +37,16 @@ def _on_connection(**kwargs: Any) -> None:
 connection_created.connect(_on_connection, dispatch_uid="django_redislock.open_transactions")
 
 
+class Released(Protocol):
+    """A lease that has ended."""
+
+    name: str
+    claimed: frozenset[str]  # aliases whose transactions have claimed it
+
+    @property
+    def unclaimed(self) -> bool: ...
+
+
 def open_aliases() -> list[str]:
     """The aliases on which this thread has a transaction open. Does not connect."""
     opened = connections.all(initialized_only=True)
@@ -53,21 +62,24 @@ def warn_unclaimed(name: str) -> None:
     )
 
 
-def warn_of_release(name: str, *, unclaimed: bool = False, claimed: Collection[str] = ()) -> None:
-    """Warn, or as RELEASE_IN_TRANSACTION says, when the lock ``name`` has been released inside a transaction.
+def warn_of_release(released: str | Released) -> None:
+    """Warn, or as RELEASE_IN_TRANSACTION says, when a lock has been released inside a transaction.
 
     It is free by now: to keep the lock would do more harm, and an error out of the block rolls the transaction back.
-    ``unclaimed``: it is fenced, and the database was never told, of which this warns as well. ``claimed``: aliases
-    whose open transactions have claimed it, so that the next holder waits for their COMMIT.
+    Where the open transaction has claimed it, no harm is done: the next holder's claim waits for COMMIT. If the lock is
+    fenced, and no database was ever told, this warns of that as well. A name alone is of a lock that was released by
+    its token, or of one that cannot claim.
     """
-    if unclaimed:
-        warn_unclaimed(name)
+    if isinstance(released, str):
+        name, claimed = released, frozenset[str]()
+    else:
+        name, claimed = released.name, released.claimed
+        if released.unclaimed:
+            warn_unclaimed(name)
     reaction = conf().RELEASE_IN_TRANSACTION
     if reaction == "ignore" or asyncio._get_running_loop() is not None:
         return
-    aliases = open_aliases() if _connected else []
-    if aliases and claimed:
-        aliases = [alias for alias in aliases if alias not in claimed]
+    aliases = [alias for alias in open_aliases() if alias not in claimed] if _connected else []
     if not aliases:
         return
     text = (

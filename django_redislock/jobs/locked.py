@@ -113,7 +113,7 @@ def locked(
             result = yield from around(acquisition, Call(claiming, twin=partial(function, *args, **kwargs)))
             for lease in acquisition.leases:
                 if lease.closed:  # else an outer acquisition still holds it
-                    warn_of_release(lease.name, unclaimed=lease.unclaimed, claimed=lease.claimed)
+                    warn_of_release(lease)
             return result
 
         @wraps(function)

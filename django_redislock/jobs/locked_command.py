@@ -200,7 +200,7 @@ def _release_lock(lock: Lock, at_least: float) -> None:
     except BaseException:  # interrupted
         acquisition.abandon()
         raise
-    warn_of_release(lock.name, unclaimed=acquisition.its_lease.unclaimed)
+    warn_of_release(acquisition.its_lease)
 
 
 def _held_by(lock: Lock) -> str:

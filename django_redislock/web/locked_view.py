@@ -319,7 +319,7 @@ def _release(acquisition: Acquisition | Several, purpose: str, aliases: list[str
             raise
     else:
         for lease in leases:
-            warn_of_release(lease.name, unclaimed=lease.unclaimed)
+            warn_of_release(lease)
 
 
 def _instance_of(view: object) -> Any:

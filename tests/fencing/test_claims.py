@@ -28,6 +28,7 @@ from django_redislock import (
     LockedCommand,
     LockLost,
     LockNotOwned,
+    LockSet,
     LockUnavailable,
     force_release,
     get_lock,
@@ -524,6 +525,47 @@ def test_the_setting_names_locks_that_everybody_claims(account: Account, setting
         lock.claim()
     assert claimed() == ["order:1", "order:2", "order:3", "order:4"]
     assert not recwarn.list
+
+
+def claim_by_hand() -> None:
+    lock = Lock(NAME)
+    lock.acquire()
+    lock.claim()
+    lock.release()
+
+
+def claim_in_block(lock: Any) -> None:
+    with lock:
+        lock.claim()
+
+
+class ClaimingCommand(LockedCommand):
+    lock_name = NAME
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.lock.claim()
+
+
+CLAIMS: dict[str, Callable[[], object]] = {
+    "by hand": claim_by_hand,
+    "block": lambda: claim_in_block(Lock(NAME)),
+    "set": lambda: claim_in_block(LockSet(NAME, "order:43")),
+    "function": locked(NAME, fenced=["default"])(lambda: None),
+    "command": lambda: call_command(ClaimingCommand()),
+}
+
+
+@pytest.mark.parametrize("section", CLAIMS.values(), ids=CLAIMS)
+def test_a_lock_may_be_released_inside_the_transactions_that_have_claimed_it_alone(
+    section: Any, account: Account, ledger: Account, settings: Any
+) -> None:
+    settings.REDISLOCK = {"RELEASE_IN_TRANSACTION": "error"}
+    with transaction.atomic():
+        section()
+    assert NAME in claimed()
+    inside = r"was released inside an open transaction \(database ledger\)"
+    with transaction.atomic("ledger"), transaction.atomic(), pytest.raises(RuntimeError, match=inside):
+        section()
 
 
 async def acquire() -> None:
