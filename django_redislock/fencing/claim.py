@@ -21,6 +21,7 @@ from ..base.steps import run
 from ..engine import Lease, draw_new_fence
 from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import in_atomic_block, is_manual
+from ..store.lock_store import HIGHEST_KNOWN
 from .table import MARK, MARK_NAME, TABLE, bounded, digest_of, fences, insert, reads_the_past, remedy, write_fence
 
 # SQLSTATE, and numbers of errors of MySQL and MariaDB
@@ -230,9 +231,11 @@ def prune(older_than: timedelta, *, using: str = "default", dry_run: bool = Fals
     and writes. So the highest fence of all deleted rows stays behind in a row of its own, and a name without a row is
     open only to higher fences (see write_fence()). Whoever looks at that row for a new name keeps it shared until
     COMMIT, and this waits for them; those who come later see it raised. So A is refused, however long it stalled.
+
+    Rows with absurd fences stay: left behind, these would refuse every new name, and not just their own.
     """
     rows = fences().using(using).exclude(key=MARK)
-    old = rows.filter(claimed__lt=timezone.now() - older_than)
+    old = rows.filter(claimed__lt=timezone.now() - older_than, fence__lt=HIGHEST_KNOWN)
     if dry_run:
         count = old.count()
         return Pruned(count, rows.count() - count)

@@ -374,6 +374,14 @@ def test_old_rows_are_deleted_in_several_transactions_and_others_stay(account: A
     assert Fence.objects.get(key="").fence == 1000  # the highest that was ever pruned
 
 
+def test_a_row_with_an_absurd_fence_is_not_pruned_as_that_would_refuse_every_new_name(account: Account) -> None:
+    claim_long_ago("a", "b")
+    Fence.objects.filter(name="a").update(fence=8 * 10**15)
+    assert prune(MONTH, dry_run=True) == prune(MONTH) == (1, 1)
+    assert claimed() == ["a"]
+    claim_now("new")
+
+
 @everywhere
 def test_who_stalled_is_refused_though_the_row_is_gone(account: Account, forget: Forget, other: Others) -> None:
     late = Lock(NAME, **UNAWARE)
