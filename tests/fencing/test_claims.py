@@ -382,6 +382,17 @@ def test_a_row_with_an_absurd_fence_is_not_pruned_as_that_would_refuse_every_new
     claim_now("new")
 
 
+def test_claim_alone_refuses_a_lock_that_is_held_for_longer_than_the_age_of_pruning(account: Account) -> None:
+    with Lock(NAME, reentrant=True) as lock:
+        claim(lock)
+        Fence.objects.update(claimed=timezone.now() - 2 * MONTH)
+        assert prune(MONTH).deleted == 1
+        with pytest.raises(LockLost, match=REFUSED):
+            claim(lock)
+        locked_atomic(NAME, reentrant=True, fenced=True)(account.book)()
+        claim(lock)
+
+
 @everywhere
 def test_who_stalled_is_refused_though_the_row_is_gone(account: Account, forget: Forget, other: Others) -> None:
     late = Lock(NAME, **UNAWARE)

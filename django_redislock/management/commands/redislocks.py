@@ -199,7 +199,8 @@ def _add_subcommands(parser: CommandParser) -> None:
         metavar="AGE",
         type=_valid(_age),
         required=True,
-        help="Time since the latest claim, such as 30d, 12h or 90m.",
+        help="Time since the latest claim, such as 30d, 12h or 90m. Give more than the longest time for which a lock "
+        "is held: claim() may raise LockLost for one that was acquired longer ago.",
     )
     add("--dry-run", action="store_true", help="Only say how many rows would be deleted.")
     add(
