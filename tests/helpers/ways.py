@@ -170,22 +170,26 @@ class Sentinels:
 
     def __init__(self, sentinels: int = 1, replicas: int = 1) -> None:
         self.servers = [RedisServer(repl_diskless_sync_delay=0) for _ in range(1 + replicas)]
+        self.sentinels: list[SentinelServer] = []
+        self.clients: list[redis.Redis] = []
+        self.sentinel_clients: list[redis.Redis] = []
         # a master that is demoted closes its connections
         patient: dict[str, Any] = {"retry": Retry(NoBackoff(), 3), "retry_on_error": [redis.ConnectionError]}
-        self.clients = [server.client(socket_timeout=20, **patient) for server in self.servers]
-        port = self.servers[0].port
-        watch = f"monitor {MASTER} {HOST} {port} {sentinels // 2 + 1}\nsentinel failover-timeout {MASTER} 2000"
-        self.sentinels = [SentinelServer(watch) for _ in range(sentinels)]
-        self.sentinel_clients = [sentinel.client(socket_timeout=5, **patient) for sentinel in self.sentinels]
         try:
             for server in self.servers:
-                server.start()
+                server.start()  # first: it takes another port where this one was taken meanwhile
+                self.clients.append(server.client(socket_timeout=20, **patient))
+            port = self.servers[0].port
+            watch = f"monitor {MASTER} {HOST} {port} {sentinels // 2 + 1}\nsentinel failover-timeout {MASTER} 2000"
             for client in self.clients[1:]:
                 client.replicaof(HOST, str(port))
             # a sentinel that starts earlier takes a while to see that the links are up
             until(lambda: all(client.info("replication")["master_link_status"] == "up" for client in self.clients[1:]))
-            for sentinel in self.sentinels:
+            for _ in range(sentinels):
+                sentinel = SentinelServer(watch)
+                self.sentinels.append(sentinel)
                 sentinel.start()
+                self.sentinel_clients.append(sentinel.client(socket_timeout=5, **patient))
             self.wait_for_it(DOWN_AFTER / 1000)
             self.wait_until_ok()
         except BaseException:
