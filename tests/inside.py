@@ -153,7 +153,7 @@ ACQUIRE, RELEASE, RENEW, FORCE, INFO = (
     script["key"].sha for script in (calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO)
 )
 CHECKOUT, RELEASE_MEMBER = calls._CHECKOUT.sha, calls._RELEASE["member"].sha
-ACQUIRE_PERMIT = calls._ACQUIRE["permits"].sha
+ACQUIRE_PERMIT, FORCE_PERMIT = calls._ACQUIRE["permits"].sha, calls._FORCE["permits"].sha
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
 WAS_ADOPTED, WAS_RELEASED = _reasons.ADOPTED, _reasons.RELEASED

@@ -385,7 +385,6 @@ def resume(partition: Partition, name: str) -> Steps[bool]:
     seen = yield from inspect(partition, name, waiters=0)
     if seen is None or seen.suspension is None:
         return False
-    if not (yield from calls.force(partition, make_keys(partition.prefix, name), name, what=calls.SUSPENSION)):
-        return False
+    yield from calls.force(partition, make_keys(partition.prefix, name), name, what=calls.SUSPENSION)
     log_event(INFO, "resumed", name=name, by=describe_owner("", caller()))
     return True

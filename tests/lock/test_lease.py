@@ -81,6 +81,20 @@ def test_an_extension_whose_answer_is_lost_adds_once(
     assert (ttl + 980) * 1000 < int(client.pttl(LOCK)) <= (ttl + 1000) * 1000
 
 
+def test_an_extension_of_a_lock_that_was_just_handed_over_adds_to_its_whole_ttl(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    """Until it is confirmed, the lease is a short one."""
+    me, you, first, lock = crowd(), crowd(), Lock(NAME), Lock(NAME, ttl=FAR)
+    you(first, "acquire")
+    me.start(lock, "acquire")
+    extended = me.start(lock, "extend", 1000)
+    eventually(lambda: queued(client))
+    you(first, "release")
+    assert extended.result(GENEROUS)
+    assert FAR + 980 < me.read(lock.remaining) <= FAR + 1000
+
+
 def test_the_holder_knows_at_once_how_far_it_has_moved_the_end() -> None:
     lock = Lock(NAME, ttl=60)
     lock.acquire()

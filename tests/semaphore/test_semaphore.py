@@ -17,6 +17,7 @@ from django.core.cache import cache
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
+import django_redislock
 from django_redislock import (
     Lock,
     LockedCommand,
@@ -38,7 +39,7 @@ from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import Pages, Twins
 from tests.helpers.state import INDEX, leftovers
-from tests.inside import ACQUIRE_PERMIT, forget_limits, keys_of
+from tests.inside import ACQUIRE_PERMIT, FORCE_PERMIT, forget_limits, keys_of
 
 Eventually = Callable[..., Any]
 NAME = "export:7"
@@ -295,6 +296,20 @@ def test_one_permit_can_be_force_released(crowd: Crowd, eventually: Eventually) 
     assert force_release(info.name) is None
     with Lock("x"), pytest.raises(ValueError, match=r"^'x' is a lock, and has no permits: pass its fence as fence=\.$"):
         force_release("x", permit=1)
+
+
+def test_a_permit_that_is_given_back_meanwhile_was_not_force_released(
+    crowd: Crowd, network: Proxy, caplog: Any
+) -> None:
+    me, you, semaphore = crowd(), crowd(), Semaphore(NAME, limit=2, ttl=LONG)
+    assert me(semaphore, "acquire")
+    late = network.hold_request(FORCE_PERMIT)
+    forced = you.start(django_redislock, "force_release", f"semaphore:{NAME}")
+    assert late.caught.wait(GENEROUS)
+    me(semaphore, "release")
+    late.let_go()
+    assert forced.result(GENEROUS) is None
+    assert "force-released" not in caplog.text
 
 
 def test_a_force_release_of_all_permits_spares_the_waiters_who_get_them(crowd: Crowd, eventually: Eventually) -> None:
