@@ -26,7 +26,7 @@ from .current_holder import CurrentHolder
 from .listener import SIT_OUT, Listener
 from .waiters import Park, Waiter, make_waiter
 
-LISTENING_WITHIN = 1.0  # seconds that a subscription may take, where it must stand before the first request
+LISTENING_WITHIN = 0.5  # seconds that a subscription may take, where it must stand before the first request
 GONE = "it was released, has ended, or somebody else holds it"
 LATE_ANSWERS = 3  # grants that arrive after their own lease, before Redis is said to be too slow
 WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
