@@ -3,6 +3,7 @@ anything (R3), have been stopped (R4), are dead (R9), or sleep past an end (R5).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import redis
 from django_redislock import Lock, LockPool, LockUnavailable
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, server_time
+from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, WAITERS, count, flag, holder, queued, value
 from tests.inside import change_probe, limit
@@ -301,6 +302,32 @@ def test_r4_who_was_dropped_before_the_answer_to_its_first_request_came_is_back_
     assert first.result()
     first.release()
     assert second.result()
+
+
+@nobody_looks
+@pytest.mark.complete
+def test_r4_those_who_were_dropped_in_a_thread_and_in_a_task_are_both_back(
+    held: Lock, network: Proxy, join: Join, other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    async def pass_through() -> None:
+        async with Lock(NAME, using="other"):
+            pass
+
+    first = join(Lock(NAME, ttl=2, using="other"))
+    second = other().start(lambda: asyncio.run(pass_through()))
+    eventually(lambda: queued(client) == 2)
+    before = listed(client)
+    wake = network.hold_message(f"g {before[0][0]}")
+    held.release()
+    eventually(lambda: not holder(client))
+    held.acquire()  # and drops both of them
+    assert listed(client) == []
+    wake.let_go()
+    eventually(lambda: listed(client) == before)
+    held.release()
+    assert first.result()
+    first.release()
+    second.result(GENEROUS)
 
 
 @pytest.mark.usefixtures("nobody_looks")
