@@ -261,18 +261,21 @@ def test_the_shop_of_the_tutorial_oversells_and_then_does_not(shop: Path, serve:
     python(shop, "manage.py", "shell", "-c", create.partition('"')[2].rstrip('"'))
     runserver = ("manage.py", "runserver", "--noreload")
     assert " ".join(runserver) in COMMANDS
-    said = python(shop, "crowd.py", serve(*runserver, "PORT", folder=shop).url)
+    site = serve(*runserver, "PORT", folder=shop)
+    said = python(shop, "crowd.py", site.url)
     bought, sold_out = map(int, re.findall(r"\d+", said))
     assert bought > 10
-    assert bought + sold_out == 20
+    assert bought + sold_out == 20, site.stop()
 
     # the line that is new, and the import
     [line] = re.findall(r"^(@locked_view\(.*\)) +# this line is new$", LOCKED, re.M)
+    line = line.replace("=30)", "=300)")  # on a busy machine, the last of twenty may wait for long
     [imported] = re.findall(r"^from django_redislock import locked_view$", LOCKED, re.M)
     (shop / "shop" / "views.py").write_text(f"{imported}\n{VIEWS}".replace("def sell(", f"{line}\ndef sell("))
     python(shop, "manage.py", "shell", "-c", update.partition('"')[2].rstrip('"'))
-    said = python(shop, "crowd.py", serve(*runserver, "PORT", folder=shop).url)
-    assert said in page("tutorial")
+    site = serve(*runserver, "PORT", folder=shop)
+    said = python(shop, "crowd.py", site.url)
+    assert said in page("tutorial"), site.stop()
     assert said.startswith("10 bought a seat, 10 were told")
 
 
