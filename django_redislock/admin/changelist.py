@@ -19,7 +19,6 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..base.display import duration, printable
-from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..inspection.info import LockInfo
 from ..inspection.lists import list_everywhere
@@ -46,7 +45,7 @@ class AliasFilter(SimpleListFilter):
 def read_all(request: HttpRequest) -> list[LockInfo]:
     """The held locks of the alias that the list is filtered by, or of all aliases."""
     alias = request.GET.get(AliasFilter.parameter_name)
-    if alias is not None and alias not in lock_aliases(conf().CACHE):
+    if alias is not None and alias not in lock_aliases():
         raise IncorrectLookupParameters
     return list_everywhere(using=alias)
 

@@ -24,7 +24,6 @@ from django.utils.translation import gettext_lazy as _
 from ..base.display import printable
 from ..base.names import is_name
 from ..base.steps import run
-from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..fencing import MARK
 from ..inspection.info import LockInfo, force_release, get_lock
@@ -267,7 +266,7 @@ def _has_several_aliases() -> bool:
 
 
 def _can_exist(lock: HeldLock) -> bool:
-    return is_name(lock.name) and (lock.using is None or lock.using in lock_aliases(conf().CACHE))
+    return is_name(lock.name) and (lock.using is None or lock.using in lock_aliases())
 
 
 def _selected(keys: Sequence[str]) -> list[HeldLock]:

@@ -112,7 +112,7 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
     if also is not None:
         yield _moving(also, also.using or known.CACHE)
     stores: dict[object, list[str]] = {}
-    for alias in lock_aliases(known.CACHE):
+    for alias in lock_aliases():
         try:
             store = get_store(alias)
         except LockUnavailable:

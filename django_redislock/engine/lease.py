@@ -184,24 +184,25 @@ class Lease:
 
     def left_with(self, additional: float) -> float:
         """Seconds from now until the end in Redis, as far as it is known here, and ``additional`` ones."""
-        ends = self.ends + self.spare
-        if self.handed:
-            ends = max(ends, lease_end(self.since, self.ttl))  # to which whatever moves it confirms it
-        return max(0.0, lease_left(ends)) + additional
+        return max(0.0, lease_left(self._confirmed_end())) + additional
 
     def moved(self, how: str, left: float, answer: Renewed) -> None:
         """It is held, says Redis, which was asked to move its end; ``how``, ``left``: see renew_command()."""
-        asked = self.ends + self.spare
         if how in ("set", "detach"):
             asked = lease_end(answer.sent, left)
         elif how in ("keep", "raise"):
-            asked = max(asked, lease_end(answer.sent, left))
-        elif self.handed:
-            asked = max(asked, lease_end(self.since, self.ttl))
+            asked = max(self.ends + self.spare, lease_end(answer.sent, left))
+        else:
+            asked = self._confirmed_end()
         # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
         self.ends = min(answer.ends, asked) - self.spare
         self.known = answer.sent
         self.handed = False
+
+    def _confirmed_end(self) -> float:
+        """The end in Redis, as far as it is known here, to which whatever moves it confirms a handoff."""
+        ends = self.ends + self.spare
+        return max(ends, lease_end(self.since, self.ttl)) if self.handed else ends
 
     @property
     def detached(self) -> bool:

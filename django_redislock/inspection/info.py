@@ -183,14 +183,12 @@ def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -
         return None
     if permits is None:
         return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
-    return make_semaphore_info(partition.alias, name, us, permits.limit, permits.held, permits.leases, *queues)
+    listed = [make_info(partition.alias, name, value, us, left) for value, left in permits.leases]
+    return _semaphore_info(listed, permits.limit, permits.held, *queues)
 
 
-def make_semaphore_info(
-    alias: str, name: str, us: int, limit: int, held: int, leases: Sequence[tuple[bytes, float]], queue: Queue
-) -> LockInfo:
-    """``leases``: the value of each permit and the seconds that are left, the first to end first."""
-    found = [make_info(alias, name, value, us, left) for value, left in leases]
+def _semaphore_info(found: Sequence[LockInfo], limit: int, held: int, queue: Queue) -> LockInfo:
+    """``found``: the permits that are listed, the first to end first."""
     permits = tuple(sorted(found, key=lambda permit: permit.since))
     return replace(
         permits[0],
@@ -204,28 +202,20 @@ def make_semaphore_info(
     )
 
 
-class PermitLease(NamedTuple):
-    """One permit of a semaphore, as Redis has it."""
-
-    id: str
-    value: bytes
-    left: float  # seconds
-    us: int  # the server's time of that
-
-
 def read_semaphores(
     partition: Partition, names: Sequence[str], since: int = 0, most: int = -1
-) -> Steps[list[tuple[LockInfo, list[PermitLease]]]]:
-    """Those of these semaphores that are held, with the permits that end first: ``most`` of each, or all (-1).
+) -> Steps[list[tuple[LockInfo, dict[str, LockInfo]]]]:
+    """Those of these semaphores that are held, each with its permits by their holders' ids, the first to end first.
 
-    ``since``: the server's time, or an earlier one: what had ended then is not read. One round trip for each batch.
+    ``since``: the server's time, or an earlier one: what had ended then is not read. ``most``: how many permits of
+    each, -1 for all. One round trip for each batch.
     """
-    found = list[tuple[LockInfo, list[PermitLease]]]()
+    found = list[tuple[LockInfo, dict[str, LockInfo]]]()
     for batch in batches(names):
         keys = [make_keys(partition.prefix, name) for name in batch]
         reads: list[Command] = []
-        for permits, ends, *_ in (key.all for key in keys):
-            reads.append(("HGETALL", permits))
+        for values_key, ends, *_ in (key.all for key in keys):
+            reads.append(("HGETALL", values_key))
             reads.append(("ZRANGEBYSCORE", ends, f"({since}", "+inf", "WITHSCORES", "LIMIT", "0", str(most)))
             reads.append(("ZCOUNT", ends, f"({since}", "+inf"))
         us, answers = yield from read_all(partition, reads, [key.queue for key in keys])
@@ -233,12 +223,16 @@ def read_semaphores(
             fields, ends, held = answers[3 * number : 3 * number + 3]
             values = dict(zip(fields[::2], fields[1::2], strict=True))
             lefts = [(id, (float(end) - us) / 1e6) for id, end in zip(ends[::2], ends[1::2], strict=True)]
-            leases = [PermitLease(id.decode(), values[id], left, us) for id, left in lefts if left > 0 and id in values]
-            if leases:
+            permits = {
+                id.decode(): make_info(partition.alias, name, values[id], us, left)
+                for id, left in lefts
+                if left > 0 and id in values
+            }
+            if permits:
                 limit, queue = int(values.get(b":", 1)), Queue(answers[3 * len(keys) + number])
-                held -= len(lefts) - len(leases)
-                first = [(lease.value, lease.left) for lease in leases[:LISTED_PERMITS]]
-                found.append((make_semaphore_info(partition.alias, name, us, limit, held, first, queue), leases))
+                held -= len(lefts) - len(permits)
+                first = [*permits.values()][:LISTED_PERMITS]
+                found.append((_semaphore_info(first, limit, held, queue), permits))
     return found
 
 
@@ -359,13 +353,12 @@ def _force_permits(
     found = yield from read_semaphores(partition, [name])
     if not found:
         return None
-    (semaphore, leases), keys, released = found[0], make_keys(partition.prefix, name), list[LockInfo]()
-    for lease in leases:
-        seen = make_info(partition.alias, name, lease.value, lease.us, lease.left, Queue(semaphore.waiters))
+    (semaphore, permits), keys, released = found[0], make_keys(partition.prefix, name), list[LockInfo]()
+    for id, seen in permits.items():
         if permit not in (None, seen.fence) or (fence is not None and seen.fence > fence):
             continue
-        if (yield from calls.force(partition, keys, name, id=lease.id)):  # else it was given back meanwhile
-            released.append((yield from _tell_of_force(name, seen, by)))
+        if (yield from calls.force(partition, keys, name, id=id)):  # else it was given back meanwhile
+            released.append((yield from _tell_of_force(name, replace(seen, waiters=semaphore.waiters), by)))
     return released[0] if permit is not None and released else semaphore if released else None
 
 

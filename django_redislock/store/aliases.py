@@ -155,8 +155,9 @@ class RedisConfig:
         return self.connection(**more)
 
 
-def lock_aliases(first: str) -> list[str]:
-    """The aliases that have locks: ``first`` (that of the settings), and every alias whose cache has our ``lock()``."""
+def lock_aliases() -> list[str]:
+    """The aliases that have locks: first that of the settings, then every alias whose cache has our ``lock()``."""
+    first = conf().CACHE
     return [first, *(alias for alias in caches.settings if alias != first and has_locks(alias))]
 
 

@@ -95,7 +95,7 @@ def reach_stores() -> dict[str, LockStore | LockUnavailable]:
     The client of a cluster may connect as soon as it is made.
     """
     found: dict[object, tuple[str, LockStore | LockUnavailable]] = {}
-    for alias in lock_aliases(conf().CACHE):
+    for alias in lock_aliases():
         try:
             store = get_store(alias)
         except LockUnavailable as error:

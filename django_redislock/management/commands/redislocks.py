@@ -23,7 +23,6 @@ from django_redislock.cli.clear import clear, prune_fences, system_user
 from django_redislock.cli.looking import show_list, show_lock, show_pool
 from django_redislock.cli.output import Output
 from django_redislock.cli.run import run_program
-from django_redislock.conf import conf
 from django_redislock.jobs.locked_command import BUSY, LOST, UNAVAILABLE, quiet_when_busy, status_kept
 from django_redislock.store.aliases import lock_aliases
 
@@ -54,7 +53,7 @@ class Command(BaseCommand):
             with quiet_when_busy(self, options["verbosity"]):
                 function(output, **options)
         except LockUnavailable as error:
-            more = not options.get("using") and len(lock_aliases(conf().CACHE)) > 1
+            more = not options.get("using") and len(lock_aliases()) > 1
             text = f"{error}{' (With --using, only one alias is asked.)' * more}"
             raise CommandError(text, returncode=UNAVAILABLE) from error  # 1 says that nobody holds a lock
         except ImproperlyConfigured as error:  # an alias that is unknown, say
