@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from asyncio import _get_running_loop
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
 
 _ACQUIRE = ("blocking", "blocking_timeout")
+_Ending = Callable[[Several, "BaseException | None"], Steps[bool]]
 
 
 def _leave_block(
     block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
 ) -> None:
-    block.lock._leave(block.context or block.lock._own(), error, "Use async with instead.")
+    block.lock._leave(block.context or block.lock._own(), Several.exit, error, "Use async with instead.")
 
 
 def _aleave_block(
@@ -44,7 +45,7 @@ def _aleave_block(
 
 
 async def _await_end(block: WithBlock, error: BaseException | None, kept: object) -> None:
-    await arun(block.lock._end(block.context or block.lock._own(), error))
+    await arun(block.lock._end(block.context or block.lock._own(), Several.exit, error))
 
 
 class LockSet:
@@ -184,12 +185,12 @@ class LockSet:
         LockUnavailable when Redis could not be told: the other locks are released all the same, and what Redis could
         not be told is sent in the background.
         """
-        self._leave(self._own(), None, "Await arelease() instead")
+        self._leave(self._own(), Several.end, None, "Await arelease() instead")
 
     @twin
     def arelease(self) -> Coroutine[Any, Any, None]:
         """See release(). If cancelled, it completes in the background."""
-        return arun(self._end(self._own(), None))
+        return arun(self._end(self._own(), Several.end))
 
     __exit__: engine.ExitMethod = engine.ExitMethod(_leave_block)
     __aexit__: engine.ExitMethod = engine.ExitMethod(_aleave_block, awaited=True)
@@ -267,24 +268,27 @@ class LockSet:
         terms = several.acquisitions[0].terms
         return (yield from several.obtain(terms.deadline(blocking, check_timeout(blocking_timeout)))) is None
 
-    def _leave(self, several: Several, error: BaseException | None, instead: str) -> None:
+    def _leave(self, several: Several, ending: _Ending, error: BaseException | None, instead: str) -> None:
         try:
-            run_blocking(self._end(several, error), instead)
+            run_blocking(self._end(several, ending, error), instead)
         except (LockError, SynchronousOnlyOperation):
             raise
         except BaseException:  # interrupted
             several.abandon()
             raise
 
-    def _end(self, several: Several, error: BaseException | None) -> Steps[None]:
-        """A block has ended: with ``error``, or (None) normally, or by a release."""
+    def _end(self, several: Several, ending: _Ending, error: BaseException | None = None) -> Steps[None]:
+        """A block has ended: with ``error``, or (None) normally; or all are released.
+
+        ``ending``: Several.exit or, for a release, which raises also if Redis could not be told, Several.end.
+        """
         if all(lease.closed for lease in several.leases):
             several = self._own()  # released inside the block, and perhaps acquired again
         if not several.acquisitions:
             if error is None:
                 raise next(iter(self._locks.values()))._not_owned("release")
             return
-        yield from several.exit(error)
+        yield from ending(several, error)
         for lease in several.leases:
             if lease.closed and error is None:
                 warn_of_release(lease)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from abc import abstractmethod
-from logging import DEBUG, ERROR, WARNING
+from logging import DEBUG, ERROR
 from typing import Any
 
 from ..base.log import log_event, logger
@@ -26,28 +26,25 @@ from .with_block import Finalizer
 
 
 class Ending:
-    """What follows from exit()."""
+    """What follows from end()."""
 
     __slots__ = ()
 
     @abstractmethod
-    def exit(self, error: BaseException | None) -> Steps[bool]: ...
+    def end(self, error: BaseException | None) -> Steps[bool]: ...
 
-    def exit_surely(self, **facts: Any) -> Steps[bool]:
-        """End well after work whose success must not be hidden by an error: if necessary, in the background.
-
-        LockLost propagates. ``facts`` are for the log.
-        """
+    def exit(self, error: BaseException | None, **facts: Any) -> Steps[bool]:
+        """See end(). Where Redis cannot be told, that is logged, with ``facts``: what was done under it is done."""
         try:
-            return (yield from self.exit(None))
-        except LockUnavailable as error:
-            log_event(ERROR, "not-released", name=error.name, **facts, error=error, lease_left=error.lease_left)
-            return True
+            return (yield from self.end(error))
+        except LockUnavailable as trouble:
+            log_unreleased(trouble, **facts)
+            return False
 
     def exit_quietly(self, **facts: Any) -> Steps[None]:
-        """See exit_surely(); a loss does not matter any more."""
+        """See exit(); a loss does not matter any more."""
         try:
-            yield from self.exit_surely(**facts)
+            yield from self.exit(None, **facts)
         except LockNotOwned:
             pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
@@ -225,11 +222,11 @@ class Releasable(Ending, Held):
 
     # -- the end of what was done under it ---------------------------------------------------------------------------
 
-    def exit(self, error: BaseException | None) -> Steps[bool]:
+    def end(self, error: BaseException | None) -> Steps[bool]:
         """What was done under it has ended, with ``error`` or (None) well. Returns whether the lock is free.
 
-        As release(), except that a lock which was detached ends in silence, and that ``at_least`` is kept. Where that
-        has ended with an error, it matters more than what goes wrong here.
+        As release(), except that a lock which was detached ends in silence, that ``at_least`` is kept, that a loss is
+        not told to who has an ``error`` already, and that where Redis cannot be told, it is in the background.
         """
         lease = self.its_lease
         if lease.cancelled_by(error):
@@ -249,10 +246,11 @@ class Releasable(Ending, Held):
             if error is None:
                 raise
         except LockUnavailable as trouble:
+            lost = lease.lost
             self.abandon()  # hardly anybody would try again
-            if error is None:
-                raise
-            log_event(WARNING, "not-released", name=lease.name, error=trouble, lease_left=trouble.lease_left)
+            if lost and error is None:
+                raise lease.lost_error() from trouble
+            raise
         return False
 
     def fail(self, error: BaseException) -> Steps[None]:
@@ -288,6 +286,11 @@ class Releasable(Ending, Held):
         through = None if self._through is None else self._through()
         if through is not None:
             through.left(self)
+
+
+def log_unreleased(trouble: LockUnavailable, **facts: Any) -> None:
+    """Log that Redis could not be told of a release."""
+    log_event(ERROR, "not-released", name=trouble.name, **facts, error=trouble, lease_left=trouble.lease_left)
 
 
 def abandon_lease(lease: Lease) -> None:

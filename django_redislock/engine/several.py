@@ -18,7 +18,7 @@ from ..base.display import shown
 from ..base.names import refuse_semaphore
 from ..base.steps import DrivingLoop, Step, Steps
 from ..base.times import Deadline, monotonic
-from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
+from ..exceptions import LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from ..options import OnLost, Options
 from ..store.calls import HOLDER, released_at_once
 from ..store.lock_store import Partition
@@ -28,7 +28,7 @@ from ..store.wire import CONNECTION_ERRORS, Command
 from .acquisition import Acquisition, Frame
 from .announcements import tell_acquired, tell_released
 from .lease import Lease
-from .release import Ending, Releasable
+from .release import Ending, Releasable, log_unreleased
 
 
 class _Once:
@@ -140,32 +140,37 @@ class Several(Ending):
             yield from tell_acquired(one.its_lease, monotonic() - begun)
         return got, tried[got] if got < len(tried) else None
 
-    def exit(self, error: BaseException | None) -> Steps[bool]:
-        """See Releasable.exit(): of all, the last one first. What goes wrong with one does not keep the others.
-
-        Raises LockLost rather than LockUnavailable.
-        """
-        errors, free = list[LockError](), True
+    def end(self, error: BaseException | None) -> Steps[bool]:
+        """See Releasable.end(): of all, the last one first. What goes wrong with one does not keep the others."""
+        lost: LockNotOwned | None = None
+        unreleased: LockUnavailable | None = None
+        free = True
         try:
             for one in (yield from self._release_together(error)):
-                if one.lease is None or one.lease.closed or LockUnavailable in map(type, errors):
+                if one.lease is None or one.lease.closed or unreleased:
                     one.abandon()  # not to wait for Redis once more
                     continue
                 try:
-                    free = (yield from one.exit(error)) and free
-                except LockError as found:
-                    errors.append(found)
+                    free = (yield from one.end(error)) and free
+                except LockNotOwned as found:
+                    lost = lost if isinstance(lost, LockLost) else found
+                except LockUnavailable as trouble:
+                    unreleased = trouble
         except BaseException as struck:  # the cancellation that another one's loss has sent, say
             self.abandon_cancelled(struck)
             raise
-        if errors:
-            raise min(errors, key=lambda error: not isinstance(error, LockLost))
+        if lost is not None:
+            if unreleased is not None:
+                log_unreleased(unreleased)
+            raise lost
+        if unreleased is not None:
+            raise unreleased
         return free
 
     def _release_together(self, error: BaseException | None) -> Steps[list[Any]]:
         """Release in one round trip those for which that is enough: of the last one's partition, at least two.
 
-        Returns the others, the last one first. Where one was sent in vain, exit() goes on with what has come of it.
+        Returns the others, the last one first. Where one was sent in vain, end() goes on with what has come of it.
         """
         last_first, sent = self.acquisitions[::-1], list[tuple[Any, Command]]()
         partition = last_first[0].partition
@@ -203,7 +208,7 @@ class Several(Ending):
 
 
 def _only_ends(one: Any, error: BaseException | None) -> bool:
-    """Return whether its exit() would be a release now, if it is held."""
+    """Return whether its end() would be a release now, if it is held."""
     # a coroutine that is being closed must not wait; at_least may keep the lock
     return one.lease is not None and not isinstance(error, GeneratorExit) and not (one.at_least and not error)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import sha256
 from inspect import Signature
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Any, Protocol
 
 from ..base.display import shown
@@ -286,20 +286,16 @@ class JobLock:
 
     def _run(self, job: Job, lock: Lock, body: Callable[[], Any]) -> Any:
         running: Running | None = None
-        result, ended = None, False
         try:
             if self.at_least and self._has_ended(job):
                 return self._repeat(job, lock)  # first, as the lock may be kept for that long
             with lock:
                 running = Running(self, job.id, lock)
-                result = self._run_inside(job, running, body)
-                ended = True
+                return self._run_inside(job, running, body)
         except (LockNotAcquired, LockUnavailable) as error:
             if running is None:
                 raise _NotRun(error) from error
-            if not ended or isinstance(error, LockNotAcquired):
-                raise
-            log_event(WARNING, "not-released", name=lock.name, error=error, lease_left=error.lease_left)
+            raise
         except LockLost:
             if running is not None and running.marked:  # it has not ended well after all
                 with suppress(LockUnavailable):
@@ -308,7 +304,6 @@ class JobLock:
         finally:
             if running is not None and not running.kept and self._is_asked_for(lock):
                 job.again()
-        return result
 
     def _run_inside(self, job: Job, running: Running, body: Callable[[], Any]) -> Any:
         lock, began = running.lock, monotonic()

@@ -178,8 +178,6 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
         with ExitStack() as stack:
             stack.push(lock)  # releases it when the block raises
             yield
-            if lock.lost:
-                lock.check()  # raises LockLost even where Redis cannot be reached for a release
             stack.pop_all()
         _release_lock(lock, at_least)
     except LockLost as error:
@@ -194,7 +192,7 @@ def _release_lock(lock: Lock, at_least: float) -> None:
         return  # released by the command itself
     acquisition.at_least = at_least
     try:
-        run(acquisition.exit_surely())
+        run(acquisition.exit(None))
     except LockLost:
         raise
     except BaseException:  # interrupted

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from logging import ERROR
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
@@ -13,7 +12,6 @@ from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from ..base.display import Secret, shown, takes_by_name
-from ..base.log import log_event
 from ..base.name_templates import has_fields
 from ..base.names import check_name
 from ..base.steps import refuse_event_loop
@@ -29,7 +27,7 @@ from ..call_names import (
     wraps,
 )
 from ..engine import ExitMethod, WithBlock, block_of
-from ..exceptions import LockLost, LockUnavailable
+from ..exceptions import LockLost
 from ..fencing import begin
 from ..lock import Lock
 from ..lock_set import LockSet
@@ -79,8 +77,7 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
 
     Raises RuntimeError, before anything is locked, where a transaction is open already (that of a test case does not
     count) or autocommit is off: its COMMIT would come after the release. LockNotAcquired, LockLost and LockUnavailable
-    as ``with Lock(...)`` does; but a release that fails after COMMIT is logged, and tried again in the background. For
-    sync code; transactions know no coroutines.
+    as ``with Lock(...)`` does. For sync code; transactions know no coroutines.
     """
 
     @overload
@@ -192,7 +189,7 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
                 f"their names. For a view under ATOMIC_REQUESTS use locked_view, which holds the lock until COMMIT, or "
                 f"mark it with non_atomic_requests; else move locked_atomic outside of the transaction."
             )
-        committed = valid = False
+        valid = False
         try:
             locks: Any = LockSet.of(names, options) if several else Lock(min(names), token=token, **options)
             with locks:
@@ -200,12 +197,7 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
                 with begin(self._aliases, leases, durable=True):
                     yield locks
                     locks.check()
-                committed = True
                 valid = all(lease.binds(self._aliases) for lease in leases)
         except LockLost:
             if not valid:
                 raise
-        except LockUnavailable as error:  # whoever sees it would take the work for undone, as before BEGIN
-            if not committed:
-                raise
-            log_event(ERROR, "not-released", name=error.name, error=error, lease_left=error.lease_left)

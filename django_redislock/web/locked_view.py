@@ -311,7 +311,7 @@ class _LockedView:
 def _release(acquisition: Acquisition | Several, purpose: str, aliases: list[str]) -> Steps[None]:
     leases = acquisition.leases
     try:
-        if (yield from acquisition.exit_surely(request=purpose)):
+        if (yield from acquisition.exit(None, request=purpose)):
             for lease in leases:
                 note_held(lease.template, monotonic() - lease.since)
     except LockLost:

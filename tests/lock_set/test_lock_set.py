@@ -25,7 +25,7 @@ from django_redislock import (
     lock_not_acquired,
     lock_released,
 )
-from django_redislock.testing import redis_away
+from django_redislock.testing import lose, redis_away
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.cancelling import TTL, Closed, Closing, Interrupt, Interrupted, auntil_done_or, nothing_left
@@ -370,6 +370,20 @@ def test_what_could_not_be_released_is_in_the_background(
     with redis_away(), pytest.raises(LockUnavailable, match="was not released") as caught:
         locks.release()
     assert caught.value.name == B
+    eventually(lambda: free(client, A, B))
+
+
+def test_the_loss_of_one_is_raised_and_what_redis_was_not_told_of_another_is_logged(
+    crowd: Crowd, retry_for: Callable[[float], None], eventually: Eventually, client: redis.Redis, caplog: Any
+) -> None:
+    retry_for(0.05)
+    me, locks = crowd(), LockSet(A, B)
+    me(locks, "enter")
+    lose(B)
+    with redis_away():
+        with pytest.raises(LockLost, match=f"'{B}'"):
+            me(locks, "exit", None, None, None)
+        assert f"event=not-released name={A} error=" in caplog.text
     eventually(lambda: free(client, A, B))
 
 
