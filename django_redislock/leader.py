@@ -42,8 +42,9 @@ class leader(Lock):  # noqa: N801 (reads as ``locked`` does)
     * The end of the block frees the lock, and the first standby leads at once. It raises LockLost where the term was
       over and neither :meth:`lead` nor an error of the block has said so.
 
-    ``ttl``, ``max_hold`` (the longest term), ``on_lost``, ``using``, ``note``, ``purpose``, ``template``, ``replicas``,
-    ``poll`` and ``backoff`` are as for :class:`Lock`. Renewal is always on, and ``MAX_WAITERS`` does not count.
+    ``ttl``, ``max_hold`` (the longest term), ``on_lost``, ``using``, ``fenced``, ``note``, ``purpose``, ``template``,
+    ``replicas``, ``poll`` and ``backoff`` are as for :class:`Lock`. Renewal is always on, and ``MAX_WAITERS`` does not
+    count.
 
     Each thread or task that stands by makes an object of its own; its block can be entered again, for another term.
 

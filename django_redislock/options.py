@@ -42,6 +42,7 @@ class LeaderOptions(HoldOptions, total=False):
     """The options of a leader, which waits without end and is always renewed."""
 
     using: str | None
+    fenced: bool | str | Sequence[str] | None
 
 
 class AcquireOptions(HoldOptions, total=False):

@@ -21,7 +21,6 @@ from ..base.times import monotonic
 from ..jobs.locked_command import LOST, held
 from ..leader import leader
 from ..lock import Lock
-from ..options import LeaderOptions
 from ..semaphore import Semaphore
 from ..store.stores import get_store
 from .looking import warn_of_memory
@@ -67,7 +66,7 @@ def run_program(
         )
     warn_of_memory(output, store)
     running: Program
-    given: LeaderOptions = {
+    given: dict[str, Any] = {
         "ttl": ttl,
         "on_lost": lambda error: running.look(),
         "using": using,
@@ -96,12 +95,10 @@ def run_program(
         sys.exit(status)
 
 
-def _make_lock(name: str, given: LeaderOptions, stay: bool, limit: int | None, blocking_timeout: float) -> Lock:
-    # the program writes, and cannot claim the lock: where FENCED names it, a release must not warn of that
+def _make_lock(name: str, given: Mapping[str, Any], stay: bool, limit: int | None, blocking_timeout: float) -> Lock:
+    # not fenced: the program writes, and cannot claim the lock. A release must not warn of that
     if stay:
-        lock = leader(name, **given)
-        lock._options.fenced = False
-        return lock
+        return leader(name, fenced=False, **given)
     if limit is None:
         return Lock(name, blocking_timeout=blocking_timeout, auto_renew=True, fenced=False, **given)
     return Semaphore(name, limit=limit, blocking_timeout=blocking_timeout, auto_renew=True, **given)
