@@ -1,4 +1,4 @@
-"""When to try again: a waiter that polls, and a background thread during an outage.
+"""When to try again: a waiter that polls, whoever was turned away, and a background thread during an outage.
 
 The delays are those of redis-py's backoff classes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import deque
 from typing import Any
 
 from redis.backoff import AbstractBackoff, EqualJitterBackoff
@@ -99,3 +100,21 @@ class Outage:
         self._log_at = now + min(max(now - self.since, LAST_RETRY), LOG_EVERY)
         self._logged = True
         return True
+
+
+MOST_TEMPLATES, RECENT = 1000, 9
+_lasted: dict[str, deque[float]] = {}  # by the template of a lock's name: for how many seconds it was held, the latest
+
+
+def note_held(template: str, seconds: float) -> None:
+    """Remember for how long a lock was held in this process."""
+    if len(_lasted) >= MOST_TEMPLATES:  # each step here is atomic, so that it needs no lock
+        _lasted.clear()
+    _lasted.setdefault(template, deque(maxlen=RECENT)).append(seconds)
+
+
+def usually_held_for(template: str) -> float:
+    """Seconds: the median of the latest ones; 1 where nothing is known."""
+    from statistics import median  # with all that it imports: only who was turned away needs it
+
+    return median(_lasted.get(template, [1.0]))

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from ..base.display import shown
 from ..base.log import log_event
 from ..base.names import capped_name, lock_name
+from ..base.pace import note_held, usually_held_for
 from ..base.steps import run
 from ..base.times import Seconds, monotonic, seconds
-from ..base.usual import note_held, usually_held_for
 from ..call_names import CallTexts, Name, are_several, template_of
 from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock

@@ -31,6 +31,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from ..base.names import slot_text
 from ..base.processes import try_start
 from ..base.times import Alarm, monotonic
 from .aliases import Address, RedisConfig
@@ -131,6 +132,9 @@ class Cluster(LockStore):
 
     def _make_partition(self, tag: int) -> Partition:
         return ClusterPartition(self, tag)
+
+    def partition_for(self, name: str) -> Partition:
+        return self.partition(tag_of(slot_text(name)))
 
     def partition_of(self, key: str) -> Partition:
         slot = key_slot(key.encode())

@@ -60,6 +60,10 @@ class LockStore:
     def _make_partition(self, tag: int) -> Partition:
         return Partition(self, tag)
 
+    def partition_for(self, name: str) -> Partition:
+        """The partition with all keys of a lock, pool or value."""
+        return self.partition(0)
+
     def partition_of(self, key: str) -> Partition:
         """By which to reach a ``key`` that is none of ours."""
         return self.partition(0)

@@ -6,12 +6,10 @@ from typing import Any
 
 from django.core.signals import setting_changed
 
-from ..base.names import slot_text
 from ..base.processes import PerProcess
 from ..conf import Conf, conf
 from ..exceptions import LockUnavailable
 from .aliases import check_allowed, find_config, forget_servers, lock_aliases
-from .cluster import Cluster, tag_of
 from .lock_store import LockStore, Partition
 
 _Key = tuple[str, str, bool]  # alias, prefix, whether CLUSTER names it
@@ -30,7 +28,11 @@ _stores = PerProcess(_Stores)
 def make_store(alias: str, key_prefix: str) -> LockStore:
     """Make a lock store; ImproperlyConfigured if locks cannot use the alias."""
     config = find_config(alias)
-    return (Cluster if config.clustered else LockStore)(config, key_prefix)
+    if not config.clustered:
+        return LockStore(config, key_prefix)
+    from .cluster import Cluster  # which few need
+
+    return Cluster(config, key_prefix)
 
 
 def get_store(using: str | None = None) -> LockStore:
@@ -60,8 +62,7 @@ def get_store(using: str | None = None) -> LockStore:
 
 def get_partition(using: str | None = None, name: str = "") -> Partition:
     """The partition that has all keys of ``name``: the name of a lock, a pool or a value."""
-    store = get_store(using)
-    return store.partition(tag_of(slot_text(name)) if store.clustered else 0)
+    return get_store(using).partition_for(name)
 
 
 def made_stores() -> list[LockStore]:

@@ -13,9 +13,9 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
 from ..base.display import shown, takes_by_name
+from ..base.pace import note_held
 from ..base.steps import Call, CallOut, Steps, arun, run_blocking
 from ..base.times import monotonic
-from ..base.usual import note_held
 from ..call_names import (
     CallTexts,
     Name,

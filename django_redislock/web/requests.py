@@ -23,8 +23,8 @@ from django.utils.translation import gettext, ngettext
 from ..base.display import shown
 from ..base.log import log_event, warn
 from ..base.names import quote
+from ..base.pace import usually_held_for
 from ..base.steps import CallOut, Steps
-from ..base.usual import usually_held_for
 from ..call_names import signature_of
 from ..conf import conf, import_function
 from ..engine import Acquisition

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
+from ..base.pace import note_held
 from ..base.steps import Steps, arun, run
 from ..base.times import monotonic
-from ..base.usual import note_held
 from ..engine import Acquisition, Frame, Several, hide, under
 from ..open_transactions import in_atomic_block
 
