@@ -69,9 +69,9 @@ def locked(
     The other options are those of :class:`Lock`, or with a ``limit`` those of :class:`Semaphore`.
 
     Raises when it decorates: ValueError for a field that is no argument of the function, TypeError for a task (put
-    ``locked`` below the task's decorator). A call raises LockNotAcquired when the lock was not acquired in time, so
-    that the call did not happen; LockLost when the lock was lost while the function ran; LockUnavailable when Redis
-    cannot be reached.
+    ``locked`` below the task's decorator). A call raises LockNotAcquired when the lock was not acquired in time, or
+    LockUnavailable when Redis cannot be reached: then it did not happen. And LockLost when the lock was lost while the
+    function ran. A release that fails afterwards is logged, and goes on in the background.
     """
     refuse_tasks(first, "locked")
     if is_decorated(first) and name is None and token is None and not at_least and not (options or wrong):
