@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from abc import abstractmethod
-from logging import DEBUG, ERROR
+from logging import DEBUG, WARNING
 from typing import Any
 
 from ..base.log import log_event, logger
@@ -290,7 +290,7 @@ class Releasable(Ending, Held):
 
 def log_unreleased(trouble: LockUnavailable, **facts: Any) -> None:
     """Log that Redis could not be told of a release."""
-    log_event(ERROR, "not-released", name=trouble.name, **facts, error=trouble, lease_left=trouble.lease_left)
+    log_event(WARNING, "not-released", name=trouble.name, **facts, error=trouble, lease_left=trouble.lease_left)
 
 
 def abandon_lease(lease: Lease) -> None:

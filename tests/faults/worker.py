@@ -38,13 +38,14 @@ PHASE = 15  # seconds for which all have the same limit, where limits take turns
 stopping = threading.Event()
 _ticket: ContextVar[int | None] = ContextVar("ticket", default=None)
 _presumed: ContextVar[bool] = ContextVar("presumed", default=False)
+_unreleased: ContextVar[bool] = ContextVar("unreleased", default=False)
 
 
 class Log(logging.Handler):
     """Each line is with the system when the call returns: kill -9 loses nothing."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__(logging.WARNING)
         self._file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         self.numbers = itertools.count(1)
 
@@ -54,8 +55,11 @@ class Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """What the locks log as an error is one of ours; that Redis cannot be reached is a warning, and no news."""
-        traceback.print_exc()
-        self.note("failure", record.getMessage())
+        if record.getMessage().startswith("event=not-released "):
+            _unreleased.set(True)  # by the section that ends
+        elif record.levelno >= logging.ERROR:
+            traceback.print_exc()
+            self.note("failure", record.getMessage())
 
 
 def be_worker(order: dict[str, Any]) -> Log:
@@ -108,6 +112,7 @@ class User:
         timeout, poll = self.random.choice(self.order["timeouts"]), self.random.choice(POLLS)
         seconds = self.random.choice(self.order["holds"])
         self.entered = False
+        _unreleased.set(False)
         self.number = number = next(self.log.numbers)
         self.log.note("ask", number, name, timeout, token, limit)
         options: dict[str, Any] = {
@@ -139,7 +144,7 @@ class User:
             traceback.print_exc()
             self.close(repr(error))
         else:
-            self.close("presumed" if _presumed.get() else "released")
+            self.close("unavailable" if _unreleased.get() else "presumed" if _presumed.get() else "released")
         self.again = None
 
     def limit(self, name: str) -> int:
