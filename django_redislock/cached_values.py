@@ -25,7 +25,7 @@ from .base.processes import PerProcess
 from .base.steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
-from .engine import Acquisition, Frame, holds
+from .engine import Acquisition, Frame, caller, holds
 from .engine.held import served_loop
 from .engine.waiters import Park, Waiter, make_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
@@ -217,7 +217,7 @@ def _lookup(
         return (yield from keep(default))
     lock_alias: str | None = getattr(cache, "lock_alias", None)  # our own backend has its locks where its values are
     name = fit_name(f"get_or_set:{quote(lock_alias or alias)}:{cache.make_key(key, version=version)}")
-    if holds(get_partition(lock_alias, name), name) is not None:
+    if holds(get_partition(lock_alias, name), name, caller()) is not None:
         text = f"Could not compute the value of the cache key {key!r}: what computes it asks for that very value."
         raise LockError(text, name)
     not_in_time = f"Could not get the value of the cache key {key!r} in time: it is being computed elsewhere."

@@ -23,7 +23,7 @@ from .base.names import SEMAPHORE, check_name, check_token, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.times import Seconds, seconds, ttl_seconds
 from .conf import conf
-from .engine import Acquisition, Lease, WithBlock, find, holds, twin
+from .engine import Acquisition, Lease, WithBlock, caller, find, holds, twin
 from .exceptions import LockError, LockNotOwned
 from .fencing import claim
 from .inspection.info import LockInfo, LockStatus, inspect, read_status, resume, suspend
@@ -371,9 +371,13 @@ class Lock:
         """
         claim(self._held("claim").its_lease, using)
 
-    async def aclaim(self, using: str = DEFAULT_DB_ALIAS) -> None:
+    @twin
+    def aclaim(self, using: str = DEFAULT_DB_ALIAS) -> Coroutine[Any, Any, None]:
         """See claim(). For a transaction in the thread of Django's async ORM (``sync_to_async``)."""
-        await sync_to_async(claim)(self._held("claim").its_lease, using)
+        return self._aclaim(self._own(), using)
+
+    async def _aclaim(self, own: Acquisition | None, using: str) -> None:
+        await sync_to_async(claim)(self._held("claim", own).its_lease, using)
 
     @property
     def lost(self) -> bool:
@@ -567,7 +571,7 @@ class Lock:
         return own
 
     def _not_owned(self, verb: str) -> LockNotOwned:
-        elsewhere = holds(self._partition(), self.name) is not None
+        elsewhere = holds(self._partition(), self.name, caller()) is not None
         adoptable = self._token is not None and verb != "release"  # which needs no more than the token
         return LockNotOwned.to(verb, self.name, adoptable=adoptable, elsewhere=elsewhere)
 

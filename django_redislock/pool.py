@@ -14,7 +14,7 @@ from .base.display import shown, takes_by_name
 from .base.names import check_name, member_name, pool_name, quote, unquoted
 from .base.steps import Steps, arun, run_blocking
 from .base.times import Deadline, Seconds
-from .engine import Acquisition, Lease, holds, twin
+from .engine import Acquisition, Lease, Runner, caller, holds, twin
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .inspection.info import LockStatus, resume, suspend
 from .inspection.lists import PoolInfo, count_states, inspect_pool, read_items, read_keys
@@ -189,27 +189,29 @@ class LockPool:
 
     def items_locked_status(self) -> list[tuple[str, LockStatus]]:
         """Each member with its :class:`LockStatus` (LOCKED: held by this thread or task), in two round trips."""
-        return run_blocking(self._items(), "Await aitems_locked_status() instead")
+        return run_blocking(self._items(caller()), "Await aitems_locked_status() instead")
 
-    async def aitems_locked_status(self) -> list[tuple[str, LockStatus]]:
+    @twin
+    def aitems_locked_status(self) -> Coroutine[Any, Any, list[tuple[str, LockStatus]]]:
         """See items_locked_status()."""
-        return await arun(self._items())
+        return arun(self._items(caller()))
 
     def values_lock_status(self) -> list[LockStatus]:
         """The statuses of :meth:`keys`, in their order; see items_locked_status()."""
-        return _statuses(run_blocking(self._items(), "Await avalues_lock_status() instead"))
+        return run_blocking(self._statuses(caller()), "Await avalues_lock_status() instead")
 
-    async def avalues_lock_status(self) -> list[LockStatus]:
+    @twin
+    def avalues_lock_status(self) -> Coroutine[Any, Any, list[LockStatus]]:
         """See values_lock_status()."""
-        return _statuses(await self.aitems_locked_status())
+        return arun(self._statuses(caller()))
 
     def health_check(self) -> tuple[int, int]:
         """Return how many members are (held, free), whoever holds them."""
-        return count_states(run_blocking(self._items(), "Await ahealth_check() instead"))
+        return count_states(run_blocking(self._items(None), "Await ahealth_check() instead"))
 
     async def ahealth_check(self) -> tuple[int, int]:
         """See health_check()."""
-        return count_states(await self.aitems_locked_status())
+        return count_states(await arun(self._items(None)))
 
     def info(self) -> PoolInfo:
         """Who holds which members, and who waits. For people: five round trips, so it is no snapshot of one moment."""
@@ -338,16 +340,15 @@ class LockPool:
         name = member_name(self.name, key)
         return (yield from resume(get_partition(self.using, name), name))
 
-    def _items(self) -> Steps[list[tuple[str, LockStatus]]]:
+    def _items(self, runner: Runner | None) -> Steps[list[tuple[str, LockStatus]]]:
         partition = self._partition()
-        return (yield from read_items(partition, self.name, partial(_id_on, partition, pool_name(self.name))))
+        return (yield from read_items(partition, self.name, partial(_id_on, partition, pool_name(self.name), runner)))
+
+    def _statuses(self, runner: Runner | None) -> Steps[list[LockStatus]]:
+        return [status for _, status in (yield from self._items(runner))]
 
 
-def _id_on(partition: Partition, pool: str, member: str) -> str | None:
-    """The id by which the running code holds this member."""
-    lease = holds(partition, member, pool)
+def _id_on(partition: Partition, pool: str, runner: Runner | None, member: str) -> str | None:
+    """The id by which this runner holds this member."""
+    lease = holds(partition, member, runner, pool)
     return None if lease is None else lease.id
-
-
-def _statuses(items: list[tuple[str, LockStatus]]) -> list[LockStatus]:
-    return [status for _, status in items]

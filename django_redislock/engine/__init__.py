@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .acquisition import Acquisition, Frame
 from .extension import detach, draw_new_fence, release_by_token, renew, renew_by_token, start_listening
-from .held import caller, find, hide, holds, twin, under
+from .held import Runner, caller, find, hide, holds, twin, under
 from .lease import Lease
 from .owner import describe_owner
 from .several import Several, around, in_order, make_acquisition
@@ -15,6 +15,7 @@ __all__ = [
     "ExitMethod",
     "Frame",
     "Lease",
+    "Runner",
     "Several",
     "WithBlock",
     "acquisition_of",

@@ -267,13 +267,13 @@ def leases_on(name: str, acquisitions: Sequence[Held], runner: Runner | None) ->
     ]
 
 
-def holds(partition: Partition, name: str, pool: str = "") -> Lease | None:
-    """The lease on the lock of this name that is the running code's own, through whichever object. None: it has none.
+def holds(partition: Partition, name: str, runner: Runner | None, pool: str = "") -> Lease | None:
+    """The lease on the lock of this name that is this runner's own, through whichever object. None: it has none.
 
-    ``pool``: of which it may be a member.
+    ``runner``: see caller(). ``pool``: of which it may be a member.
     """
     shown = _existing((*_get((partition, pool)), *_get((partition, name))))
-    return next((lease for lease, own in leases_on(name, shown, caller()) if own), None)
+    return next((lease for lease, own in leases_on(name, shown, runner) if own), None)
 
 
 def ground() -> weakref.ref[Any]:

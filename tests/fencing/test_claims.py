@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
@@ -502,12 +503,17 @@ def test_coroutine_functions_cannot_claim(account: Account) -> None:
             call()
 
 
-def test_a_coroutine_claims_in_a_transaction_of_the_thread_of_its_database(account: Account) -> None:
+@pytest.mark.parametrize(
+    "run",
+    [lambda call: call, lambda call: asyncio.wait_for(call, GENEROUS), asyncio.gather],
+    ids=["await", "wait_for", "gather"],
+)
+def test_a_coroutine_claims_in_a_transaction_of_the_thread_of_its_database(run: Any, account: Account) -> None:
     async def book() -> None:
         begin, end = transaction.atomic().__enter__, transaction.atomic().__exit__
         async with Lock(NAME) as lock:
             await sync_to_async(begin)()
-            await lock.aclaim()
+            await run(lock.aclaim())
             await sync_to_async(end)(None, None, None)
 
     async_to_sync(book)()

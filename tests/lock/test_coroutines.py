@@ -17,7 +17,7 @@ import pytest
 import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_redislock import Lock, LockError, LockNotOwned, LockPool, force_release, get_lock, list_locks
+from django_redislock import Lock, LockError, LockNotOwned, LockPool, LockStatus, force_release, get_lock, list_locks
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME, holder, queued
 from tests.inside import hang_up_idle, hears, listen, watch_connections
@@ -175,6 +175,8 @@ def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around:
         await pool.aextend(["a"])
         member = await run(pool.aacquire())
         assert await member.aowned()
+        assert await run(pool.aitems_locked_status()) == [("a", LockStatus.LOCKED)]
+        assert await run(pool.avalues_lock_status()) == [LockStatus.LOCKED]
         await run(member.arelease())
         assert not await member.alocked()
 
