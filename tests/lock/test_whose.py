@@ -293,6 +293,14 @@ async def test_a_task_and_its_sync_code_hold_together_what_either_of_them_acquir
     assert not await lock.alocked()
 
 
+@in_a_task
+async def test_what_a_call_of_to_thread_has_acquired_its_task_does_not_hold(kin: Kin) -> None:
+    lock = Lock(NAME)
+    assert await call("to_thread", lock, "acquire")
+    with pytest.raises(LockNotOwned):
+        await lock.arelease()
+
+
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("factory", FACTORIES)
 @both
