@@ -85,7 +85,9 @@ class LateRelease:
         for alias in atomic:
             transaction.on_commit(partial(self.ended, alias, keeper), using=alias, robust=True)
         if streams:
-            response._resource_closers.append(partial(self.ended, CONTENT, keeper))
+            closers = response._resource_closers
+            closers[:] = [partial(self._under, closer) for closer in closers]  # that of the content is among them
+            closers.append(partial(self.ended, CONTENT, keeper))
             if not isinstance(response, FileResponse):  # servers may send that without iterating over it
                 follow: Any = self._aiterate if response.is_async else self._iterate
                 # not response.streaming_content, which hides the iterator that has to be closed
@@ -119,14 +121,18 @@ class LateRelease:
                 note_held(lease.template, monotonic() - lease.since)
             yield from self._acquisition.exit_quietly(request=self._purpose)
 
+    def _under(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call what makes the content, or cleans up after it, under the lock."""
+        with under(*self._acquisition.acquisitions):
+            return function(*args)
+
     def _iterate(self, content: Any, keeper: object) -> Iterator[Any]:
         with ExitStack() as stack:
             stack.callback(self.ended, CONTENT, keeper)
             if hasattr(content, "close"):
-                stack.callback(content.close)  # its cleanup still runs under the lock
+                stack.callback(self._under, content.close)
             while True:
-                with under(*self._acquisition.acquisitions):
-                    part = next(content, self)
+                part = self._under(next, content, self)
                 if part is self:
                     return
                 yield part
@@ -143,7 +149,8 @@ class LateRelease:
                     yield part
             finally:
                 if hasattr(content, "aclose"):
-                    await content.aclose()  # its cleanup still runs under the lock
+                    with under(*self._acquisition.acquisitions):
+                        await content.aclose()
         except (GeneratorExit, asyncio.CancelledError):
             self.ended(CONTENT, keeper)  # in the background: nobody waits for more
             raise

@@ -66,7 +66,7 @@ def test_a_stream_keeps_the_lock_until_it_ends_and_no_longer(account: Account, e
 
 def again() -> bytes:
     """What the content does while it holds the lock of its view."""
-    with Lock("again", reentrant=True) as lock:
+    with Lock("again", reentrant=True, blocking_timeout=0) as lock:
         assert lock.owned()
     with pytest.raises(LockError, match="would wait for itself"):
         Lock("again").acquire()
@@ -99,6 +99,42 @@ async def test_its_async_content_is_under_its_lock() -> None:
         assert part == b"x"
         assert not await Lock("again", reentrant=True).aacquire(blocking=False)
     assert await alist_locks() == []
+
+
+@pytest.mark.parametrize("end", ["the response", "the content"])
+def test_its_content_cleans_up_under_its_lock_when_the_client_hangs_up(end: str) -> None:
+    ends = []
+
+    def content() -> Iterator[bytes]:
+        try:
+            yield b"x"
+        finally:
+            ends.append(again())
+
+    response: Any = locked_view("again")(lambda request: StreamingHttpResponse(content()))(RequestFactory().get("/"))
+    assert next(iter(response)) == b"x"
+    (response if end == "the response" else response._iterator).close()
+    assert (ends, list_locks()) == ([b"x"], [])
+
+
+async def test_its_async_content_cleans_up_under_its_lock(client: redis.Redis, aeventually: Any) -> None:
+    ends = []
+
+    async def content() -> AsyncIterator[bytes]:
+        try:
+            yield b"x"
+        finally:
+            ends.append(await sync_to_async(again)())
+
+    @locked_view("again")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content())
+
+    response: Any = await view(AsyncRequestFactory().get("/"))
+    assert await anext(response._iterator) == b"x"
+    await response._iterator.aclose()
+    assert ends == [b"x"]
+    await aeventually(lambda: not lock_names(client))
 
 
 def test_a_stream_that_is_closed_unread_or_interrupted_releases(monkeypatch: pytest.MonkeyPatch) -> None:
