@@ -137,6 +137,29 @@ async def test_its_async_content_cleans_up_under_its_lock(client: redis.Redis, a
     await aeventually(lambda: not lock_names(client))
 
 
+async def test_async_content_that_is_left_at_a_yield_can_enter_the_lock_to_clean_up(aeventually: Any) -> None:
+    before, ends = [], []
+
+    async def content() -> AsyncIterator[bytes]:
+        try:
+            yield b"x"
+        finally:
+            before.append(await site.anames())
+            async with Lock("again", reentrant=True, blocking_timeout=GENEROUS) as lock:
+                ends.append(await lock.aowned())
+
+    @locked_view("again")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content())
+
+    response: Any = await view(AsyncRequestFactory().get("/"))
+    assert await anext(response._iterator) == b"x"
+    await sync_to_async(response.close)()
+    del response
+    await aeventually(lambda: ends)
+    assert (before, ends) == ([""], [True])
+
+
 def test_a_stream_that_is_closed_unread_or_interrupted_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(site.gates, "here", Mock(side_effect=KeyboardInterrupt))
     file: Any = site.file(RequestFactory().get("/"), pk=1)
