@@ -146,7 +146,8 @@ def locked_get_or_set(
 
     ``default`` is a callable, or a value (which needs no lock). ``timeout``, in seconds, and ``version`` are those of
     Django's ``get_or_set()``, and so is the treatment of None: a value like any other. ``using`` is the alias in
-    ``CACHES`` of the values, with any backend; the lock is on the alias in ``REDISLOCK["CACHE"]``, or on the same one
+    ``CACHES`` of the values, with any backend (but without django-redis's ``HerdClient``, whose ``add()`` does not
+    replace what its ``get()`` calls expired); the lock is on the alias in ``REDISLOCK["CACHE"]``, or on the same one
     where that has our cache backend.
 
     ``blocking_timeout``: how many seconds to wait at most while somebody else computes; then LockNotAcquired. 0: not at
