@@ -104,7 +104,7 @@ class Acquisition(Releasable):
         self._runtime = place.runtime
         self.partition = partition = place.partition or get_partition(options.using, name)
         self._listener = place.listener or self._runtime.listener(partition)
-        self.keys = ((partition, name),)
+        self.keys = ((partition.identity, name),)
         runner = caller()
         self._caller = None if runner is None else weakref.ref(runner)
         self._through = None if through is None else weakref.ref(through)
@@ -264,9 +264,9 @@ class Acquisition(Releasable):
         runner = self.caller
         if runner is not None and not runs(runner):
             runner = caller()  # whoever awaits what that has called for
-        found = leases_on(self.name, self._above, runner)
+        found = leases_on(self.partition, self.name, self._above, runner)
         if found and self._runtime.watchdog.interruptions.abandon_under(found[0][0]):
-            found = leases_on(self.name, self._above, runner)  # another acquisition may use it as well
+            found = leases_on(self.partition, self.name, self._above, runner)  # another acquisition may use it as well
         return found[0] if found else (None, False)
 
     def _enter_again(self, held: Lease, own: bool, deadline: Deadline) -> Steps[bool]:

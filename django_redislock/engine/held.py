@@ -31,7 +31,7 @@ from .lease import Lease
 Task = asyncio.Task[Any]
 Loop = asyncio.AbstractEventLoop
 Runner = Task | threading.Thread
-Key = tuple[Partition, str]
+Key = tuple[str, str]  # the identity of a partition, and a name
 
 # where asgiref notes for whom a thread runs sync code; __dict__: a fifth of the time of a getattr() that finds nothing
 _ASGIREF = SyncToAsync.threadlocal
@@ -254,7 +254,9 @@ def find(acquisitions: Sequence[Held]) -> Any:
     return None
 
 
-def leases_on(name: str, acquisitions: Sequence[Held], runner: Runner | None) -> list[tuple[Lease, bool]]:
+def leases_on(
+    partition: Partition, name: str, acquisitions: Sequence[Held], runner: Runner | None
+) -> list[tuple[Lease, bool]]:
     """The leases on this lock that may be held still, the latest first; and whether each is this runner's own."""
     # after a failed release, nothing renews it, and the lock may be somebody else's by now
     return [
@@ -262,6 +264,7 @@ def leases_on(name: str, acquisitions: Sequence[Held], runner: Runner | None) ->
         for one in reversed(acquisitions)
         if one.lease is not None
         and one.lease.name == name
+        and one.partition.identity == partition.identity
         and one.here
         and not (one.over or one.lease.closed or one.lease.lost or one.lease.tried_release)
     ]
@@ -272,8 +275,9 @@ def holds(partition: Partition, name: str, runner: Runner | None, pool: str = ""
 
     ``runner``: see caller(). ``pool``: of which it may be a member.
     """
-    shown = _existing((*_get((partition, pool)), *_get((partition, name))))
-    return next((lease for lease, own in leases_on(name, shown, runner) if own), None)
+    where = partition.identity
+    shown = _existing((*_get((where, pool)), *_get((where, name))))
+    return next((lease for lease, own in leases_on(partition, name, shown, runner) if own), None)
 
 
 def ground() -> weakref.ref[Any]:

@@ -81,7 +81,7 @@ class Releasable(Ending, Held):
         """It is held by this object from now on: a pool's member."""
         self._through = self._keeper = weakref.ref(through)
         through.entered(self)
-        key = self.partition, self.its_lease.name
+        key = self.partition.identity, self.its_lease.name
         self.keys = (*self.keys, key)
         show(self, key)
 

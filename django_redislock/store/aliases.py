@@ -285,7 +285,7 @@ def _database(pool: Any) -> tuple[object, ...]:
     where = known.get("path") or _address(known)
     if service := getattr(pool, "service_name", None):  # of sentinels, whatever their order
         sentinels = (client.connection_pool.connection_kwargs for client in pool.sentinel_manager.sentinels)
-        where = service, frozenset(map(_address, sentinels))
+        where = service, *sorted(map(_address, sentinels), key=str)
     return where, int(known.get("db") or 0)
 
 

@@ -177,6 +177,8 @@ class Partition:
         self.tag: int = tag
         self.alias: str = store.alias
         self.prefix: str = f"{store.prefix}{{{tag}}}:"
+        # the same for all aliases of the same Redis; a text, as its hash is kept
+        self.identity: str = f"{store.identity} {tag}"
         # "!" marks a channel of sharded pub/sub, see queue.lua
         self.channel: str = f"{self.prefix}wake{'!' if store.clustered else ':'}{secrets.token_urlsafe(12)}"
         self.highest_fence = 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import FairLock, Lock, LockLost, LockNotOwned, get_lock
+from django_redislock import FairLock, Lock, LockError, LockLost, LockNotOwned, get_lock
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
@@ -185,6 +185,40 @@ def test_every_block_of_a_reentrant_lock_tells_of_the_loss(crowd: Crowd, client:
     for lock in (inner, outer):
         with pytest.raises(LockLost):
             me(lock, "exit", None, None, None)
+
+
+def test_who_holds_a_lock_on_one_alias_neither_enters_nor_is_refused_one_of_that_name_on_another(
+    crowd: Crowd, settings: Any, eventually: Eventually
+) -> None:
+    settings.CACHES = {**settings.CACHES, "other": {**settings.CACHES["default"], "KEY_PREFIX": "other"}}
+    me, you, theirs = crowd(), crowd(), Lock(NAME, using="other")
+    you(theirs, "acquire")
+    me(Lock(NAME, ttl=600), "enter")
+    assert me(Lock(NAME, using="other", reentrant=True), "acquire", blocking=False) is False
+    waiting = me.start(Lock(NAME, using="other"), "acquire")
+    eventually(lambda: you(theirs, "info").waiters == 1)
+    you(theirs, "release")
+    assert waiting.result(GENEROUS) is True
+
+
+def test_a_lock_that_is_held_through_another_alias_of_the_same_redis_is_held(
+    crowd: Crowd, settings: Any, client: redis.Redis, hears: Callable[[Any, Lock], None]
+) -> None:
+    settings.CACHES = {**settings.CACHES, "again": settings.CACHES["default"]}
+    me, before = crowd(), Lock("before", using="again", ttl=600)
+    me(before, "acquire")
+    hears(me, before)  # now the first request would queue
+    me(before, "release")
+    outer, inner = Lock(NAME, ttl=600), Lock(NAME, using="again", reentrant=True)
+    me(outer, "enter")
+    me(inner, "enter")
+    assert me(outer, "info").waiters == 0
+    with pytest.raises(LockError, match="holds it already, and would wait for itself without end"):
+        me(Lock(NAME, using="again"), "acquire")
+    assert me(outer, "info").waiters == 0
+    for lock in (inner, outer):
+        me(lock, "exit", None, None, None)
+    assert leftovers(client) == []
 
 
 def test_what_a_block_that_raised_could_not_release_is_released_in_the_background(
