@@ -283,7 +283,7 @@ def assert_not_locked(name: str, *, using: str | None = None) -> None:
     info = _look(name, using)
     if info is not None:
         state = f"held by {info.owner}" if info.held else "suspended"
-        raise AssertionError(f"The lock {name!r} is {state} for {info.lease_left:.3g} s more.")
+        raise AssertionError(f"The lock {name!r} is {state} for {info.lease_left:.3f} s more.")
 
 
 def _look(name: str, using: str | None) -> LockInfo | None:

@@ -58,7 +58,7 @@ class CurrentHolder:
         noun, name = known_as(request.name)
         holder = parse_holder(self._value)
         owner = self._old if holder is None else holder.described
-        within = f"within {waited:.3g} s ({tries} attempt{'s'[: tries > 1]})" if waits else "at once"
+        within = f"within {waited:.3f} s ({tries} attempt{'s'[: tries > 1]})" if waits else "at once"
         outcome = "timeout" if waits and not adopting else "busy"
         if adopting:
             text = f"Could not adopt the lock {name!r}: {owner or 'somebody'} still uses it. Call detach() there first."

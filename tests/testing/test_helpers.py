@@ -297,6 +297,8 @@ def test_assertions_hold_or_say_what_there_is() -> None:
         assert_locked("c")
     with pytest.raises(AssertionError, match=r"^The lock 'a' is held by \S+ for [\d.]+ s more\.$"):
         assert_not_locked("a")
+    with hold("d"), pytest.raises(AssertionError, match=r" for 3[56]\d\d\.\d+ s more\.$"):  # not for 3.6e+03 s
+        assert_not_locked("d")
     for name in "ab":
         force_release(name)
     Lock("a").suspend(60)
