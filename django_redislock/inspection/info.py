@@ -34,8 +34,8 @@ class LockStatus(Enum):
     ``FREE``
         Nobody holds it; of a semaphore, a permit is free.
     ``LOCKED``
-        Held *here*: by this thread or task, or by the token given to the constructor. ``locked()`` asks something else:
-        whether *anybody* holds it.
+        Held *here*: through this object (in lists of a pool: by this thread or task), or by the token given to the
+        constructor. ``locked()`` asks something else: whether *anybody* holds it.
     ``UNAVAILABLE``
         Held elsewhere, or suspended. It has nothing to do with :exc:`LockUnavailable`, which means that Redis cannot be
         reached.
