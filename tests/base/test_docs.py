@@ -15,13 +15,14 @@ from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
-from django.core.management import load_command_class
+from django.core.management import call_command, load_command_class
 from django.core.management.base import BaseCommand
 from django.db import models
 from django.test import TestCase, override_settings
 from django.test.utils import isolate_apps
 
 import django_redislock
+from django_redislock import list_locks
 from django_redislock.testing import OwnLocksMixin
 from tests import inside
 from tests.checks.conftest import check
@@ -96,6 +97,13 @@ def test_every_block_runs(path: Path, block: str, transactional_db: None, fresh:
         known.update(names)
         if awaits is not None:
             asyncio.run(awaits)
+
+
+def test_the_command_of_the_page_of_commands_runs_as_it_is_written(fresh: None) -> None:
+    names: dict[str, Any] = {"rows": [1]}
+    exec(blocks(page("commands"))[0], names)
+    call_command(names["Command"](), "2024")
+    assert [lock.name for lock in list_locks()] == ["report:2024"]  # kept for lock_at_least
 
 
 def assigned(block: str, name: str) -> ast.expr | None:
