@@ -7,6 +7,7 @@ import gc
 import inspect
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from decimal import Decimal
 from time import monotonic
 from typing import Any
@@ -366,6 +367,11 @@ def test_an_unreachable_redis_is_a_connection_error_for_now(own: RedisServer, se
     retry_for(30)
     lock.release()
     assert not lock.locked()
+    retry_for(0.2)
+    with ExitStack() as later, pytest.raises(redis.ConnectionError), lock:
+        later.enter_context(stopped(own))  # the end of a block raises as well, as redis-py's does
+    retry_for(30)
+    lock.release()
 
 
 @pytest.mark.parametrize("token", [None, "mine"])
