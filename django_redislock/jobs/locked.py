@@ -63,15 +63,15 @@ def locked(
     The first argument, or ``name``, is a template over the arguments of the call (``"report:{year}"``, values quoted as
     by :func:`lock_name`; ``{key:digest}``: see :func:`lock_digest`); ``name`` may also be a callable that takes the
     arguments and returns the name. A list of names takes all these locks, as :class:`LockSet` does, without ``limit``,
-    ``token`` and ``adopt``. Without either, and without parentheses, the name is ``module.qualname``. ``note``
-    and ``token`` are templates too; their values are not quoted, and a note that is too long is cut. ``at_least``:
-    seconds for which the lock stays held, by nobody, if the call returns sooner; one that raises releases it at once.
-    The other options are those of :class:`Lock`, or with a ``limit`` those of :class:`Semaphore`.
+    ``token`` and ``adopt``. Without either, the name is ``module.qualname`` (``@locked``, with or without parentheses).
+    ``note`` and ``token`` are templates too; their values are not quoted, and a note that is too long is cut.
+    ``at_least``: seconds for which the lock stays held, by nobody, if the call returns sooner; one that raises releases
+    it at once. The other options are those of :class:`Lock`, or with a ``limit`` those of :class:`Semaphore`.
 
     Raises when it decorates: ValueError for a field that is no argument of the function, TypeError for a task (put
     ``locked`` below the task's decorator). A call raises LockNotAcquired when the lock was not acquired in time, or
-    LockUnavailable when Redis cannot be reached: then it did not happen. And LockLost when the lock was lost while the
-    function ran. A release that fails afterwards is logged, and goes on in the background.
+    LockUnavailable when Redis cannot be reached: then the function was not called. And LockLost when the lock was lost
+    while it ran. A release that fails afterwards is logged, and goes on in the background.
     """
     refuse_tasks(first, "locked")
     if is_decorated(first) and name is None and token is None and not at_least and not (options or wrong):
