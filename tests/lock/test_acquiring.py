@@ -144,18 +144,6 @@ def test_what_is_not_the_whole_token_releases_nothing(forged: str, crowd: Crowd,
     assert me(lock, "owned")
 
 
-def test_an_answer_that_is_lost_makes_a_release_neither_fail_nor_report_a_loss(
-    crowd: Crowd, network: Proxy, client: redis.Redis
-) -> None:
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, using="far", on_lost=losses.append)
-    me(lock, "acquire")
-    lost = network.lose_answer(LOCK)
-    me(lock, "release")
-    assert lost.over.is_set()
-    assert (holder(client), losses) == ("", [])
-
-
 def test_a_child_that_was_forked_inside_a_block_does_not_release_its_lock(client: redis.Redis) -> None:
     lock = Lock(NAME)
     with pytest.raises(LockNotOwned, match="Cannot release"), lock:

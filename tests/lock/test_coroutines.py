@@ -58,35 +58,21 @@ async def test_a_sync_call_in_a_coroutine_names_the_async_one_and_does_nothing(
         assert [info.name for info in list_locks()] == [NAME]
 
 
-async def hold(held: asyncio.Event, **options: Any) -> None:
-    async with Lock(NAME, **options):
-        held.set()
-        await asyncio.get_running_loop().create_future()
-
-
 @pytest.mark.parametrize("on_lost", [None, "cancel"])
 async def test_the_lock_of_a_task_that_was_collected_inside_its_block_is_not_renewed(
     on_lost: Any, client: redis.Redis, aeventually: Eventually
 ) -> None:
     held = asyncio.Event()
-    asyncio.create_task(hold(held, ttl=0.6, on_lost=on_lost))  # noqa: RUF006
+
+    async def hold() -> None:
+        async with Lock(NAME, ttl=0.6, on_lost=on_lost):
+            held.set()
+            await asyncio.get_running_loop().create_future()
+
+    asyncio.create_task(hold())  # noqa: RUF006
     await asyncio.wait_for(held.wait(), GENEROUS)
     gc.collect()
     await aeventually(lambda: holder(client) == "")
-
-
-def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(
-    client: redis.Redis, eventually: Eventually
-) -> None:
-    async def main() -> None:
-        held = asyncio.Event()
-        task = asyncio.create_task(hold(held, ttl=600))
-        await held.wait()
-        assert holder(client)
-        assert not task.done()
-
-    asyncio.run(main())  # cancels the tasks that still run
-    eventually(lambda: holder(client) == "")
 
 
 def test_waiters_whose_event_loop_was_closed_delay_nobody(
@@ -244,61 +230,43 @@ def test_a_call_that_was_cancelled_in_a_task_of_its_own_leaves_its_caller_nothin
     live("plain", task)
 
 
-class Base(unittest.IsolatedAsyncioTestCase):
-    """Holds a lock from set-up to tear-down, each of which is a task of its own, in one context."""
-
-    __test__ = False  # for pytest
-
-    async def asyncSetUp(self) -> None:
-        if sys.version_info < (3, 11):  # which leaves them to the garbage collection, and with them our connections
-            self.addAsyncCleanup(asyncio.get_running_loop().shutdown_asyncgens)
-        self.lock = await self.enter(Lock(NAME, ttl=TTL))
-
-    async def enter(self, lock: Lock) -> Lock:
-        raise NotImplementedError
-
-    async def test(self) -> None:
-        assert await self.lock.aowned()
-        assert await self.lock.aextend(0.1)
-        assert await Kin(tasks=True).renewed(TTL)
-        self.lock.check()
-
-
-class ByMethods(Base):
-    async def enter(self, lock: Lock) -> Lock:
-        assert await lock.aacquire()
-        return lock
-
-    async def asyncTearDown(self) -> None:
-        await self.lock.arelease()
-
-
-class ByStack(Base):
-    async def enter(self, lock: Lock) -> Lock:
-        stack = contextlib.AsyncExitStack()
-        self.addAsyncCleanup(stack.aclose)
-        return await stack.enter_async_context(lock)
-
-
-class BySyncCode(Base):
-    """In the thread of the event loop, which stands still then."""
-
-    def setUp(self) -> None:
-        self.held = Lock(NAME, ttl=TTL)
-        assert self.held.acquire()
-        self.addCleanup(self.held.release)
-
-    async def enter(self, lock: Lock) -> Lock:
-        return self.held
-
-
 # before Python 3.11, setUp() runs in another context than what is asynchronous
-@pytest.mark.parametrize("case", [ByMethods, ByStack, *([BySyncCode] if sys.version_info >= (3, 11) else [])])
-def test_a_lock_is_held_and_renewed_from_the_set_up_of_a_test_case_to_its_tear_down(case: type[Base]) -> None:
+@pytest.mark.parametrize("how", ["methods", "a stack", *(["sync code"] if sys.version_info >= (3, 11) else [])])
+def test_a_lock_is_held_and_renewed_from_the_set_up_of_a_test_case_to_its_tear_down(how: str) -> None:
+    """Each of which is a task of its own, in one context. Sync code is in the thread of the event loop, which stands
+    still then."""
+    lock = Lock(NAME, ttl=TTL)
+
+    class Case(unittest.IsolatedAsyncioTestCase):
+        def setUp(self) -> None:
+            if how == "sync code":
+                assert lock.acquire()
+                self.addCleanup(lock.release)
+
+        async def asyncSetUp(self) -> None:
+            if sys.version_info < (3, 11):  # which leaves them to the garbage collection, and with them our connections
+                self.addAsyncCleanup(asyncio.get_running_loop().shutdown_asyncgens)
+            if how == "methods":
+                assert await lock.aacquire()
+            elif how == "a stack":
+                stack = contextlib.AsyncExitStack()
+                self.addAsyncCleanup(stack.aclose)
+                await stack.enter_async_context(lock)
+
+        async def asyncTearDown(self) -> None:
+            if how == "methods":
+                await lock.arelease()
+
+        async def test(self) -> None:
+            assert await lock.aowned()
+            assert await lock.aextend(0.1)
+            assert await Kin(tasks=True).renewed(TTL)
+            lock.check()
+
     result = unittest.TestResult()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        Context().run(lambda: case("test").run(result))
+        Context().run(lambda: Case("test").run(result))
         left = get_lock(NAME)
         gc.collect()  # of what was never awaited
     assert [traceback for _, traceback in result.errors + result.failures] == []

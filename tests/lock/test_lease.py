@@ -81,27 +81,6 @@ def test_an_extension_whose_answer_is_lost_adds_once(
     assert (ttl + 980) * 1000 < int(client.pttl(LOCK)) <= (ttl + 1000) * 1000
 
 
-def test_an_extension_of_a_lock_that_was_just_handed_over_adds_to_its_whole_ttl(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    """Until it is confirmed, the lease is a short one."""
-    me, you, first, lock = crowd(), crowd(), Lock(NAME), Lock(NAME, ttl=FAR)
-    you(first, "acquire")
-    me.start(lock, "acquire")
-    extended = me.start(lock, "extend", 1000)
-    eventually(lambda: queued(client))
-    you(first, "release")
-    assert extended.result(GENEROUS)
-    assert FAR + 980 < me.read(lock.remaining) <= FAR + 1000
-
-
-def test_the_holder_knows_at_once_how_far_it_has_moved_the_end() -> None:
-    lock = Lock(NAME, ttl=60)
-    lock.acquire()
-    lock.extend(600, replace_ttl=True)
-    assert 60 < lock.remaining() <= 600
-
-
 @pytest.mark.parametrize(("method", "args"), [("extend", (1,)), ("reacquire", ()), ("detach", ())])
 @pytest.mark.parametrize("taken", [False, True])
 def test_extending_a_lost_lease_raises_lock_lost(
@@ -137,28 +116,6 @@ def test_a_lease_that_redis_may_have_shortened_is_lost_before_anybody_else_gets_
     assert you(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
     assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
     eventually(lambda: losses)
-
-
-@pytest.mark.complete
-def test_remaining_lost_and_check_follow_the_local_clock_which_is_never_behind_that_of_redis(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=3, auto_renew=False)
-    assert me.read(lambda: (lock.remaining(), lock.lost)) == (0.0, False)
-    me(lock, "acquire")
-    me.read(lock.check)
-    for _ in range(20):
-        local = me.read(lock.remaining)
-        left_in_redis = max(0, int(client.pttl(LOCK)))
-        went_by = local - me.read(lock.remaining)
-        assert local * 1000 <= left_in_redis + 1000 * went_by + 1
-    eventually(lambda: me.read(lambda: lock.lost))
-    assert me.read(lock.remaining) == 0.0
-    with pytest.raises(LockLost, match="its lease ended"):
-        me.read(lock.check)
-    eventually(lambda: not client.exists(LOCK))  # a little later
-    with pytest.raises(LockLost):
-        me(lock, "release")
 
 
 @pytest.mark.parametrize("how", ["default", "option", *FREEZERS])
@@ -271,18 +228,6 @@ def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_afte
 
 def answers(person: Any, lock: Lock) -> tuple[bool, bool, LockStatus]:
     return person(lock, "locked"), person(lock, "owned"), person(lock, "status")
-
-
-def test_a_lock_says_whether_anybody_holds_it_and_whether_this_thread_or_task_does(crowd: Crowd, using: str) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
-    assert answers(me, lock) == FREE
-    me(lock, "acquire")
-    assert answers(me, lock) == HELD_HERE
-    assert answers(you, lock) == answers(you, Lock(NAME, using=using)) == HELD_ELSEWHERE
-    token = me.read(lambda: lock.token)
-    assert answers(you, Lock(NAME, token=token, using=using)) == HELD_HERE
-    me(lock, "release")
-    assert answers(me, lock) == answers(you, Lock(NAME, token=token, using=using)) == FREE
 
 
 def test_a_lock_answers_from_redis_and_not_from_memory(crowd: Crowd, client: redis.Redis) -> None:

@@ -296,20 +296,12 @@ def test_a_waiter_survives_the_loss_of_its_place(
     assert how == "cut off" or not client.exists(WAITERS)
 
 
-DIES = """
-lock = Lock(name, ttl=3)
-lock.acquire()
-say("held")
-hear()
-"""
-
-
 @pytest.mark.usefixtures("no_look_by_the_clock")
 @pytest.mark.complete
 def test_the_lock_of_a_killed_process_goes_to_the_next_one(
     crowd: Crowd, start: Callable[..., Any], client: redis.Redis, eventually: Eventually
 ) -> None:
-    worker = start(DIES, name=NAME)
+    worker = start("lock = Lock(name, ttl=3)\nlock.acquire()\nsay('held')\nhear()", name=NAME)
     worker.expect("held")
     you, lock = crowd(), Lock(NAME)
     waiting = you.start(lock, "acquire")

@@ -31,7 +31,6 @@ from django_redislock import (
     LockUnavailable,
     get_lock,
     lock_not_acquired,
-    locked,
     locked_atomic,
     locked_view,
 )
@@ -110,13 +109,6 @@ def test_error_signal_and_log_say_why_and_who_holds_the_lock(
     assert sent["waited"] == error.waited
     assert f"event=not-acquired name={NAME} template=order:{{pk}} outcome={outcome} waited=" in caplog.text
     assert [which for which, _ in heard] == ["acquired"] * (outcome != "suspended")  # by the holder
-
-
-def test_signals_have_the_template(heard: Heard) -> None:
-    locked("order:{pk}")(lambda pk: None)(42)
-    with Lock("a"):
-        pass
-    assert [facts["template"] for _, facts in heard] == ["order:{pk}", "order:{pk}", "a", "a"]
 
 
 @POLLS

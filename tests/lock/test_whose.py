@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from typing import Any
@@ -218,21 +218,6 @@ async def test_who_would_wait_for_its_own_lock_is_refused_and_told_whose_it_is(k
     assert await kin.info() is None
 
 
-@kinds
-@both
-async def test_siblings_exclude_each_other(kin: Kin, reentrant: bool) -> None:
-    shared = Lock(NAME, reentrant=reentrant)
-    first, second = Inside(kin, shared), Inside(kin, shared, blocking_timeout=GENEROUS)
-    children = [kin.child(first)]
-    await kin.until(first.tried.is_set)
-    children.append(kin.child(second))
-    await kin.queued()
-    for inside, child in zip((first, second), children, strict=True):
-        inside.may_leave.set()
-        await kin.end(child)
-    assert second.seen[0] > first.seen[0]
-
-
 async def call(how: str, lock: Lock, method: str, *args: Any, **options: Any) -> Any:
     """A method of the lock in the task itself, or in sync code that it runs."""
     if how == "task":
@@ -348,33 +333,12 @@ async def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(ki
     assert not lock.locked()
 
 
-@pytest.fixture
-def elsewhere() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Future[Any]]]:
-    """Hands coroutines to an event loop that runs in a thread of its own."""
-    loop = asyncio.new_event_loop()
-    running = threading.Thread(target=loop.run_forever)
-    running.start()
-    yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop)
-    asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(GENEROUS)
-    loop.call_soon_threadsafe(loop.stop)
-    running.join(GENEROUS)
-    loop.close()
-
-
 @in_a_thread
-async def test_a_call_that_is_handed_to_a_loop_in_another_thread_is_for_the_thread_that_made_it(
-    kin: Kin, elsewhere: Any
+async def test_in_a_loop_of_another_thread_a_call_is_for_the_thread_that_hands_it_over_and_a_coroutine_is_a_child(
+    kin: Kin,
 ) -> None:
-    lock = Lock(NAME)
-    assert elsewhere(lock.aacquire()).result(GENEROUS)
-    assert lock.owned()
-    elsewhere(lock.arelease()).result(GENEROUS)
-    assert not lock.locked()
-
-
-@in_a_thread
-async def test_a_coroutine_that_is_handed_to_a_loop_in_another_thread_is_a_child(kin: Kin, elsewhere: Any) -> None:
-    lock = Lock(NAME)
+    def elsewhere(coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     async def child() -> bool:
         assert not await lock.aowned()
@@ -383,11 +347,20 @@ async def test_a_coroutine_that_is_handed_to_a_loop_in_another_thread_is_a_child
         async with lock:
             return await lock.aowned()
 
-    lock.acquire()
+    lock, loop = Lock(NAME), asyncio.new_event_loop()
+    running = threading.Thread(target=loop.run_forever)
+    running.start()
+    assert elsewhere(lock.aacquire()).result(GENEROUS)
+    assert lock.owned()
     waits = elsewhere(child())
     await kin.queued()
-    lock.release()
+    elsewhere(lock.arelease()).result(GENEROUS)
     assert waits.result(GENEROUS)
+    assert not lock.locked()
+    elsewhere(loop.shutdown_asyncgens()).result(GENEROUS)
+    loop.call_soon_threadsafe(loop.stop)
+    running.join(GENEROUS)
+    loop.close()
 
 
 @kinds

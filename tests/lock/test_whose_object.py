@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import inspect
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -166,20 +165,6 @@ async def test_a_lock_whose_object_is_dropped_ends_with_its_ttl_and_is_not_relea
     assert not await kin.renewed(2 * TTL)
     await kin.until(lambda: NAME in caplog.text)
     assert len([one for one in caplog.records if one.levelname == "WARNING" and NAME in one.getMessage()]) == 1
-
-
-@both
-@pytest.mark.complete
-async def test_a_lock_whose_thread_or_event_loop_has_ended_ends_with_its_ttl(kin: Kin) -> None:
-    lock, other = Lock(NAME, ttl=TTL), Kin(tasks=kin.tasks)
-
-    async def acquire() -> None:
-        await other(lock, "acquire")
-        assert await other.renewed(TTL)
-
-    await asyncio.to_thread(other.live, acquire()) if kin.tasks else other.live(acquire())
-    assert not await kin.renewed(TTL)
-    assert await kin.info() is None
 
 
 @pytest.mark.complete
@@ -375,28 +360,6 @@ async def test_a_lock_that_only_its_block_refers_to_is_renewed(kin: Kin, client:
         gc.collect()
         renew_all()  # as after a reconnect, and not when a third of the TTL has passed
         await kin.until(lambda: all(client.pttl(key) > 300_000 for key in keys))
-
-
-@both
-async def test_the_lock_of_a_generator_is_free_soon_after_that_was_closed(kin: Kin) -> None:
-    """In the background, since a finalizer may have closed it."""
-
-    def generator() -> Iterator[None]:
-        with Lock(NAME):
-            yield
-
-    async def agenerator() -> AsyncIterator[None]:
-        async with Lock(NAME):
-            yield
-
-    async def is_free() -> bool:
-        return await kin.info() is None
-
-    begun: Any = agenerator() if kin.tasks else generator()
-    await anext(begun) if kin.tasks else next(begun)
-    assert not await is_free()
-    await begun.aclose() if kin.tasks else begun.close()
-    await kin.until(is_free)
 
 
 @pytest.mark.parametrize("kind", [Lock, PoolMember])
