@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -152,11 +152,7 @@ async def section(locks: LockSet) -> None:
 @pytest.mark.parametrize("operation", [acquire, section])
 @pytest.mark.parametrize("busy", [False, True])
 async def test_cancelled_at_any_await_it_leaves_nothing(
-    operation: Callable[[LockSet], Coroutine[Any, Any, None]],
-    moment: str,
-    busy: bool,
-    client: redis.Redis,
-    other: Any,
+    operation: Callable[[LockSet], Coroutine[Any, Any, None]], moment: str, busy: bool, client: redis.Redis, other: Any
 ) -> None:
     somebody, at, over = other(), 0, False
     while not over:
@@ -168,7 +164,7 @@ async def test_cancelled_at_any_await_it_leaves_nothing(
             cut: Interrupted[None] = Closing(work, at)
         else:
             cut = Interrupted(work, at, late=moment == "late", again=moment == "again and again")
-        task = asyncio.create_task(whole(cut))
+        task = asyncio.ensure_future(cut)
         if busy:
             await auntil_done_or(task, inside.parked)
             somebody(held.release)
@@ -181,23 +177,12 @@ async def test_cancelled_at_any_await_it_leaves_nothing(
     assert at > 6
 
 
-async def whole(cut: Interrupted[None]) -> None:
-    await cut
-
-
-WAITS = """
-locks = LockSet(*names, ttl=4, blocking_timeout=60)
-say("begins")
-locks.acquire()
-"""
-
-
 @pytest.mark.complete
 def test_of_a_process_killed_while_it_waits_for_the_second_the_first_is_free_after_its_ttl(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
     with Lock(B):
-        worker = start(WAITS, names=[A, B])
+        worker = start("say('begins')\nLockSet(*names, ttl=4, blocking_timeout=60).acquire()", names=[A, B])
         worker.expect("begins")
         eventually(lambda: queued(client, B) == 1)
         assert not free(client, A)
@@ -233,20 +218,6 @@ def test_when_one_is_lost_all_count_as_lost_and_it_is_told_once(
     assert leftovers(client) == []
     with pytest.raises(LockNotOwned, match=f"Cannot release the lock '{A}'"):
         me(locks, "release")
-
-
-def test_a_block_whose_lock_was_lost_raises_and_releases_the_others(
-    me: Any, client: redis.Redis, eventually: Eventually, other: Any
-) -> None:
-    locks, somebody = LockSet(A, B), other()
-
-    def lose() -> None:
-        somebody(lambda: force_release(A))
-        eventually(lambda: locks.lost)
-
-    with pytest.raises(LockLost, match=A):
-        me(Block(locks, lose), "run")
-    assert leftovers(client) == []
 
 
 def test_one_that_is_lost_while_it_waits_for_the_next_is_an_error(
@@ -329,36 +300,25 @@ def test_all_leases_are_extended(me: Any) -> None:
     assert 60 < me.read(locks.remaining) < 600
 
 
-def test_a_block_may_release_and_acquire_again(client: redis.Redis) -> None:
-    locks = LockSet(A, B)
-    with locks:
-        locks.release()
-        locks.acquire()
+def test_a_block_may_release_and_acquire_again(me: Any, client: redis.Redis) -> None:
+    locks, well = LockSet(A, B), (None, None, None)
+    assert me(locks, "enter") is locks
+    for method in ("release", "acquire"):
+        me(locks, method)
+    me(locks, "exit", *well)
     assert free(client, A, B)
-    with pytest.raises(LockNotOwned), locks:
-        locks.release()
-    with suppress(KeyError), locks:
-        locks.release()
-        raise KeyError
-    with ExitStack() as stack:
-        assert stack.enter_context(locks) is locks
-        assert locks.owned()
-    assert free(client, A, B)
+    for error in (well, (KeyError, KeyError(), None)):
+        me(locks, "enter")
+        me(locks, "release")
+        with nullcontext() if error[0] else pytest.raises(LockNotOwned):
+            assert not me(locks, "exit", *error)
 
 
-async def test_so_may_a_block_of_a_coroutine(client: redis.Redis) -> None:
-    locks = LockSet(A, B)
-    async with locks:
-        await locks.arelease()
-        await locks.aacquire()
-    with suppress(KeyError):
-        async with locks:
-            raise KeyError
-    assert free(client, A, B)
-    with pytest.raises(SynchronousOnlyOperation, match="Use async with instead"), locks:
+async def test_blocking_calls_in_a_coroutine_name_the_async_ones() -> None:
+    with pytest.raises(SynchronousOnlyOperation, match="Use async with instead"), LockSet(A, B):
         pass
     with pytest.raises(SynchronousOnlyOperation, match=r"Await aacquire\(\) instead"):
-        locks.acquire()
+        LockSet(A, B).acquire()
 
 
 def test_what_could_not_be_released_is_in_the_background(
