@@ -47,13 +47,13 @@ PERMITS, ENDS, *_ = keys_of(f"semaphore:{NAME}").all
 LONG = 600  # seconds: longer than any test
 
 
-def holders(name: str = NAME, **options: Any) -> int:
-    info = get_lock(f"semaphore:{name}", **options)
+def holders() -> int:
+    info = get_lock(f"semaphore:{NAME}")
     return len(info.permits) if info else 0
 
 
-def waiters(name: str = NAME) -> int:
-    info = get_lock(f"semaphore:{name}")
+def waiters() -> int:
+    info = get_lock(f"semaphore:{NAME}")
     return info.waiters if info else 0
 
 
@@ -76,10 +76,7 @@ def test_no_more_than_the_limit_hold_it_and_waiters_come_in_order(
     held = [(crowd(), Semaphore(NAME, limit=2, ttl=LONG)) for _ in range(2)]
     for person, semaphore in held:
         assert person(semaphore, "acquire", blocking=False)
-        assert person.read(lambda semaphore=semaphore: (semaphore.lost, semaphore.remaining() > LONG / 2)) == (
-            False,
-            True,
-        )
+        assert person.read(lambda semaphore=semaphore: not semaphore.lost and semaphore.remaining() > LONG / 2)
     newcomer = crowd()
     assert newcomer(Semaphore(NAME, limit=2), "acquire", blocking=False) is False
     with pytest.raises(LockNotAcquired, match=r"^Could not acquire the semaphore 'export:7' at once: none of"):
@@ -99,21 +96,6 @@ def test_no_more_than_the_limit_hold_it_and_waiters_come_in_order(
     for person, semaphore in held:
         person(semaphore, "release")
     assert leftovers(client) == []
-
-
-@pytest.fixture
-def fresh_warnings() -> None:
-    forget_limits()
-
-
-def test_a_release_hands_its_permit_over(crowd: Crowd, eventually: Eventually) -> None:
-    me, semaphore = crowd(), Semaphore(NAME, limit=1, ttl=LONG)
-    assert me(semaphore, "acquire")
-    ((you, wanted, waiting),) = line_up(crowd, eventually, 1, 1)
-    me(semaphore, "release")
-    assert (holders(), waiters()) == (1, 0)  # however long the waiter takes to hear of it
-    assert waiting.result(GENEROUS)
-    you(wanted, "release")
 
 
 WORKER = """
@@ -180,9 +162,8 @@ def test_a_paused_process_is_passed_over_when_its_turn_has_run_out(
     you(wanted, "release")
 
 
-def test_the_limit_that_was_asked_for_last_counts(
-    crowd: Crowd, eventually: Eventually, caplog: Any, fresh_warnings: None
-) -> None:
+def test_the_limit_that_was_asked_for_last_counts(crowd: Crowd, eventually: Eventually, caplog: Any) -> None:
+    forget_limits()
     people = [crowd() for _ in range(4)]
     three = [Semaphore(NAME, limit=3, ttl=LONG) for _ in people]
     assert [me(semaphore, "acquire", blocking=False) for me, semaphore in zip(people, three, strict=True)] == [
@@ -472,11 +453,7 @@ def test_the_command_shows_holders(crowd: Crowd, eventually: Eventually) -> None
     for person, semaphore in people:
         assert person(semaphore, "acquire")
     with Lock("export:7"):
-        assert [line.split()[0] for line in redislocks("list").splitlines()] == [
-            "NAME",
-            "export:7",
-            "semaphore:export:7",
-        ]
+        assert re.findall(r"^\S+", redislocks("list"), re.M) == ["NAME", "export:7", "semaphore:export:7"]
     assert re.search(r"^semaphore:export:7 2/3  \S+ .*  books$", redislocks("list"), re.M)
     shown = redislocks("show", "semaphore:export:7")
     assert shown.startswith("NAME     semaphore:export:7 2/3\nWAITERS  0\n\nHOLDER")
@@ -495,7 +472,7 @@ def test_the_command_shows_holders(crowd: Crowd, eventually: Eventually) -> None
     assert list_locks() == []
 
 
-def test_values_that_were_evicted_are_lost_and_others_stay(client: redis.Redis, eventually: Eventually) -> None:
+def test_values_that_were_evicted_are_lost_and_others_stay(client: redis.Redis) -> None:
     mine, yours = Semaphore(NAME, limit=2, ttl=LONG), Semaphore(NAME, limit=2, ttl=LONG)
     assert mine.acquire()
     assert yours.acquire()
@@ -537,22 +514,6 @@ def test_nor_does_a_permit_that_is_to_end_sooner(others: int, client: redis.Redi
     assert client.pttl(PERMITS) / 1000 < most + 10
 
 
-def test_a_permit_that_has_ended_is_handed_on_by_the_next_release_where_nobody_has_looked(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, mine, ended = crowd(), Semaphore(NAME, limit=2, ttl=LONG), Semaphore(NAME, limit=2, ttl=LONG)
-    assert ended.acquire()
-    (id,) = list[Any](client.zrange(ENDS, 0, -1))
-    assert me(mine, "acquire")
-    waiting = line_up(crowd, eventually, 2, 2)
-    client.zadd(ENDS, {id: 1})
-    me(mine, "release")
-    for person, semaphore, outcome in waiting:
-        assert outcome.result(GENEROUS)
-        person(semaphore, "release")
-    assert leftovers(client) == []
-
-
 def test_a_request_that_is_sent_again_takes_one_permit_and_changes_no_limit(
     network: Proxy, client: redis.Redis, caplog: Any
 ) -> None:
@@ -562,14 +523,6 @@ def test_a_request_that_is_sent_again_takes_one_permit_and_changes_no_limit(
     with Semaphore(NAME, limit=3):
         assert lost.met == 1
         assert (client.zcard(ENDS), client.hlen(PERMITS), holders()) == (1, 2, 1)
-
-
-def test_lists_show_many_semaphores_among_locks(client: redis.Redis) -> None:
-    with Lock("a"), Semaphore("b", limit=2, note="first"), Semaphore("b", limit=2), Semaphore("c", limit=1):
-        found = [(lock.name, lock.limit, lock.permits_held, lock.note) for lock in list_locks()]
-    assert found == [("a", None, 0, ""), ("semaphore:b", 2, 2, "first"), ("semaphore:c", 1, 1, "")]
-    client.zadd(INDEX, {"semaphore:gone": 1})
-    assert list_locks() == []
 
 
 def test_code_of_others_may_use_such_names(settings: Any) -> None:
@@ -588,10 +541,3 @@ def test_the_permit_that_a_test_loses_is_the_right_one() -> None:
     assert (mine.lost, other.lost, other.owned()) == (True, False, True)
     other.release()
     assert get_lock("semaphore:x") is None
-
-
-def test_it_works_in_memory() -> None:
-    with Semaphore(NAME, limit=2, using="memory"), Semaphore(NAME, limit=2, using="memory"):
-        assert not Semaphore(NAME, limit=2, using="memory").acquire(blocking=False)
-        assert holders(using="memory") == 2
-    assert holders(using="memory") == 0
