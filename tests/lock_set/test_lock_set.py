@@ -32,11 +32,9 @@ from tests.helpers.cancelling import TTL, Closed, Closing, Interrupt, Interrupte
 from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import holder, leftovers, queued
 from tests.inside import keys_of
-from tests.lock.conftest import Block, receiving
+from tests.lock.conftest import Block, Eventually, Heard, receiving
 
-Eventually = Callable[..., Any]
 Start = Callable[..., Any]
-Heard = list[tuple[str, dict[str, Any]]]
 
 A, B, C, D = "account:10", "account:3", "account:7", "account:9"  # in their order
 
@@ -52,23 +50,6 @@ def test_names_are_acquired_once_each_in_the_order_of_their_bytes(me: Any, heard
     assert me(locks, "acquire")
     assert [facts["name"] for _, facts in heard] == [*locks.names]
     assert repr(LockSet(B, A)) == f"<LockSet ({A!r}, {B!r})>"
-
-
-def test_the_first_are_held_while_it_waits_for_the_next(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, you = crowd(), crowd()
-    you(Lock(B), "acquire")
-    locks = LockSet(C, B, A)
-    waiting = me.start(locks, "acquire", blocking_timeout=GENEROUS)
-    eventually(lambda: queued(client, B) == 1)
-    assert (free(client, A), free(client, C)) == (False, True)
-    force_release(B)
-    assert waiting.result(GENEROUS)
-    assert me(locks, "owned")
-    assert not you(locks, "owned")
-    me(locks, "release")
-    assert free(client, A, B, C)
 
 
 @pytest.mark.parametrize("options", [{"blocking": False}, {"blocking_timeout": 0.05}, {"poll": True}])
@@ -440,7 +421,9 @@ def test_free_locks_are_acquired_in_one_round_trip_and_released_in_one(trips: li
     assert trips == [3, 3]
 
 
-def test_those_behind_a_busy_one_are_not_kept(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
+def test_while_it_waits_for_a_busy_one_those_before_it_are_held_and_those_behind_it_are_not(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
     me, you, somebody = crowd(), crowd(), crowd()
     you(LockSet(B, D), "acquire")
     locks = LockSet(A, B, C, D)
@@ -453,7 +436,9 @@ def test_those_behind_a_busy_one_are_not_kept(crowd: Crowd, client: redis.Redis,
     force_release(C)
     force_release(D)
     assert waiting.result(GENEROUS)
-    assert me(locks, "owned")
+    assert (me(locks, "owned"), you(locks, "owned")) == (True, False)
+    me(locks, "release")
+    assert free(client, A, B, C, D)
 
 
 def test_where_the_connection_fails_it_is_tried_again(
