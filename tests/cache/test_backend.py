@@ -24,7 +24,6 @@ from django.core.management import call_command
 
 from django_redislock import Lock, LockStatus, list_locks, locked
 from django_redislock.cache import RedisCache
-from django_redislock.testing import assert_locked, assert_not_locked, hold, own_locks
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.processes import ROOT
@@ -185,16 +184,6 @@ async def test_it_is_a_cache_with_our_locks(default: Alias, settings: Any) -> No
         assert not ours.lock("x", timeout=60).acquire(blocking_timeout=0.05)
     assert await asyncio.to_thread(ours.locked_get_or_set, "computed", lambda: 7) == ours.get("computed") == 7
     assert await ours.alocked_get_or_set("later", AsyncMock(return_value=8)) == 8
-    await asyncio.to_thread(use_the_helpers_for_tests)
-
-
-def use_the_helpers_for_tests() -> None:
-    with own_locks():
-        with hold("x"):
-            assert not lock_of("default", "x").acquire(blocking=False)
-        with lock_of("default", "x"):
-            assert_locked("x")
-        assert_not_locked("x")
 
 
 @pytest.mark.usefixtures("own_pools")
