@@ -139,19 +139,6 @@ def test_a_long_wait_is_logged_once_with_the_holder_unless_it_is_on_purpose(
     assert caplog.text.count("still-waiting") == 2
 
 
-def test_a_long_wait_for_a_member_of_a_pool_is_logged(
-    crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    me, pool = crowd(), LockPool("workers")
-    me(pool, "extend", ["alice"])
-    member = me(pool, "acquire")
-    with override_settings(REDISLOCK={"SLOW_WAIT": 0.05}):
-        waiting = crowd().start(pool, "acquire")
-        eventually(lambda: "event=still-waiting pool=workers waited=" in caplog.text)
-        me(member, "release")
-        waiting.result(GENEROUS)
-
-
 def test_lock_not_acquired_says_how_long_it_was_tried_and_how_long_the_lock_is_still_busy(crowd: Crowd) -> None:
     me, you = crowd(), crowd()
     me(Lock(NAME, ttl=100), "acquire")

@@ -171,13 +171,15 @@ async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) 
 
 
 @pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
-def test_who_waits_gets_a_member_with_the_note_and_the_purpose_that_were_in_the_queue(
-    me: Any, crowd: Crowd, pool: LockPool, poll: bool, eventually: Eventually
+def test_who_waits_gets_a_member_with_the_note_and_the_purpose_that_were_in_the_queue_and_a_long_wait_is_logged(
+    me: Any, crowd: Crowd, pool: LockPool, poll: bool, settings: Any, eventually: Eventually, caplog: Any
 ) -> None:
+    settings.REDISLOCK = {"SLOW_WAIT": 0.05}
     me(pool, "extend", ["alice"])
     held, you = me(pool, "acquire", poll=poll), crowd()
     wanted = you.start(pool, "acquire", poll=poll, note="invoice 42\nof Monday", purpose="nightly run")
     (waiter,) = eventually(lambda: me(pool, "info").queue)
+    eventually(lambda: "event=still-waiting pool=accounts waited=" in caplog.text)
     me(held, "release")
     for known in (waiter, you(wanted.result(GENEROUS), "info")):
         assert known.note == "invoice 42\nof Monday"

@@ -17,7 +17,6 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import (
     Lock,
-    LockError,
     LockLost,
     LockNotAcquired,
     LockNotOwned,
@@ -72,14 +71,6 @@ def test_members_are_put_in_taken_out_and_replaced(me: Any, pool: LockPool) -> N
     me(pool, "extend", ["alice"])
     assert me(pool, "clear") is None
     assert me(pool, "keys") == []
-
-
-def test_what_cannot_be_a_member_is_an_error_that_names_it_and_where_it_is(pool: LockPool) -> None:
-    raw(pool.using or "", "ZADD", MEMBERS, "1", "not quoted")
-    with pytest.raises(
-        LockError, match=rf"^Somebody else has written b'not quoted' into the keys '{re.escape(MEMBERS)}'"
-    ):
-        pool.keys()
 
 
 async def test_a_pool_is_iterated_over_and_true_without_a_look(pool: LockPool, client: redis.Redis) -> None:
@@ -158,17 +149,14 @@ def test_bad_members_are_refused_before_anything_is_sent(
 
 
 @pytest.mark.parametrize(
-    ("make", "name", "error", "message"),
+    ("make", "name", "message"),
     [
-        (LockPool, "", ValueError, "A pool's name must not be empty"),
-        (LockPool, "a\nb", ValueError, "The pool name .* control characters"),
-        (LockPool, 7, TypeError, "A pool's name must be a str, not 7"),
-        (LockPool, " " * 200, ValueError, "The pool name .* has 607 bytes; at most 512"),
-        *((make, ANY, ValueError, "is a pool, not a lock") for make in (Lock, force_release, get_lock)),
+        (LockPool, " " * 200, "The pool name .* has 607 bytes; at most 512"),
+        *((make, ANY, "is a pool, not a lock") for make in (Lock, force_release, get_lock)),
     ],
 )
-def test_bad_names_are_refused(make: Callable[[Any], object], name: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_bad_names_are_refused(make: Callable[[str], object], name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make(name)
 
 
