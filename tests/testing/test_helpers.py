@@ -211,13 +211,12 @@ def test_what_cannot_be_held_or_lost_is_an_error() -> None:
         assert_locked(NAME)
 
 
-async def work() -> None:
-    async with Lock(NAME, on_lost="cancel") as lock:
-        lose(lock)
-        await asyncio.sleep(GENEROUS)
-
-
 async def test_all_of_it_can_be_used_in_a_coroutine() -> None:
+    async def work() -> None:
+        async with Lock(NAME, on_lost="cancel") as lock:
+            lose(lock)
+            await asyncio.sleep(GENEROUS)
+
     with hold(NAME):
         assert_locked(NAME)
         assert not await Lock(NAME).aacquire(blocking=False)
