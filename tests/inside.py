@@ -418,10 +418,6 @@ def cut_before_it_is_read(patch: pytest.MonkeyPatch) -> None:
     _around(patch, Receiver, "start", lambda receiver: next(first, False) and receiver.cut())
 
 
-def before_it_subscribes(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    _around(patch, Receiver, "subscribe", lambda *_: act())
-
-
 def _stands_in(thread: threading.Thread, function: str, code: str) -> bool:
     from tests.helpers.actors import stands_in  # which imports this module
 
