@@ -157,7 +157,7 @@ ACQUIRE_PERMIT, FORCE_PERMIT = calls._ACQUIRE["permits"].sha, calls._FORCE["perm
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
 WAS_ADOPTED, WAS_RELEASED = _reasons.ADOPTED, _reasons.RELEASED
-WAS_NOT_RENEWED = _reasons.OVER
+HAS_ENDED, WAS_NOT_RENEWED = _reasons.ENDED, _reasons.OVER
 
 
 class Process:
