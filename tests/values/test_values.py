@@ -167,36 +167,6 @@ def test_what_somebody_else_has_written_is_a_count_or_a_clear_error(me: Any, hit
         assert raw(hits.using or "", "GET", COUNTER) == text.encode()
 
 
-@pytest.mark.complete
-def test_of_four_processes_one_hears_that_it_did_it_a_rate_limit_holds_and_resets_lose_nothing(
-    start: Callable[..., Worker],
-) -> None:
-    for number in range(100):
-        ConditionalValue(f"job:{number}").seteq("waiting")
-    code = """
-say("ready")
-hear()
-done = sum(ConditionalValue(f"job:{n}").deleq("waiting") for n in range(50))
-done += sum(ConditionalValue(f"job:{n}").seteq("waiting", "paid") for n in range(50, 100))
-passed = sum(Counter('login').incr(ttl=300) <= 10 for _ in range(50))
-taken = 0
-for number in range(200):
-    Counter("hits").incr()
-    if number % 5 == me:
-        taken += Counter("hits").reset()
-say("done", passed, taken, done)
-"""
-    workers = [start(code, me=me) for me in range(4)]
-    for worker in workers:
-        worker.expect("ready")
-    for worker in workers:
-        worker.tell()
-    said = [worker.expect("done") for worker in workers]
-    assert sum(int(words[2]) for words in said) == 100
-    assert sum(int(words[0]) for words in said) == 10
-    assert sum(int(words[1]) for words in said) + Counter("hits").get() == 800
-
-
 LONG = 'a"é' * 111_110  # as long as may be
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {">": gt, "<": lt, ">=": ge, "<=": le, "==": eq, "!=": ne}
 
@@ -433,15 +403,27 @@ def test_a_call_that_arrives_after_its_repetition_and_later_calls_does_not_count
 
 
 async def test_calls_of_threads_or_coroutines_at_the_same_time_count_each(client: redis.Redis) -> None:
-    def count() -> list[int]:
-        with ThreadPoolExecutor(20) as pool:
-            return list(pool.map(lambda _: Counter("hits").incr(), range(200)))
+    """A rate limit holds, resets lose nothing, and of those who change a value one hears that it did so."""
+    for number in range(20):
+        await ConditionalValue(f"job:{number}").aseteq("waiting")
 
-    counts = await asyncio.to_thread(count)
+    def work(number: int) -> tuple[int, int, bool]:
+        count, job = Counter("hits").incr(ttl=300), ConditionalValue(f"job:{number // 10}")
+        Counter("visits").incr()
+        taken = Counter("visits").reset() if number % 5 == 0 else 0
+        return count, taken, job.deleq("waiting") if number < 100 else job.seteq("waiting", "paid")
+
+    def work_in_threads() -> list[tuple[int, int, bool]]:
+        with ThreadPoolExecutor(20) as pool:
+            return list(pool.map(work, range(200)))
+
+    counts, taken, done = zip(*await asyncio.to_thread(work_in_threads), strict=True)
+    assert sum(taken) + await Counter("visits").aget() == 200
+    assert sum(done) == 20
     assert len(slots(client)) <= 20
     assert all(0 < int(client.pttl(slot)) <= 60_000 for slot in slots(client))
-    counts += await asyncio.gather(*(Counter("hits").aincr() for _ in range(200)))
-    assert sorted(counts) == list(range(1, 401))
+    more = await asyncio.gather(*(Counter("hits").aincr() for _ in range(200)))
+    assert sorted([*counts, *more]) == list(range(1, 401))
 
 
 async def test_a_cancelled_coroutine_gives_its_slot_back_and_the_next_call_counts(
