@@ -229,18 +229,7 @@ def test_in_a_testcase_the_end_of_the_request_releases(in_testcase: None, atomic
     assert atomic.balance == 3
 
 
-def test_with_autocommit_off_the_end_of_the_request_releases(account: Account) -> None:
-    request = RequestFactory().get("/")
-    transaction.set_autocommit(False)
-    site.function(request, pk=1)
-    transaction.commit()
-    assert held() == ["account:1"]
-    request.close()
-    assert held() == []
-    transaction.set_autocommit(True)
-
-
-def test_with_autocommit_off_an_async_stream_that_has_ended_keeps_the_lock(account: Account) -> None:
+def test_with_autocommit_off_the_end_of_the_request_releases_not_that_of_a_stream(account: Account) -> None:
     async def content() -> AsyncIterator[bytes]:
         yield b"x"
 
@@ -252,6 +241,7 @@ def test_with_autocommit_off_an_async_stream_that_has_ended_keeps_the_lock(accou
     response = locked_view("account")(lambda request: StreamingHttpResponse(content()))(request)
     assert (asyncio.run(read(response)), held()) == ([b"x"], ["account"])
     transaction.commit()
+    assert held() == ["account"]
     request.close()
     assert held() == []
     transaction.set_autocommit(True)
