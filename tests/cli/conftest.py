@@ -21,9 +21,10 @@ from tests.helpers.processes import ROOT
 
 NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 # the same, as a cluster whose client connects as soon as it is made
-OF_CLUSTER = {"OPTIONS": {"CLIENT_CLASS": "tests.helpers.ways.ClusterClient"}}
-NOWHERE_AS_CLUSTER = {"default": {**NOWHERE["default"], **OF_CLUSTER}}
+OF_CLUSTER = {"CLIENT_CLASS": "tests.helpers.ways.ClusterClient"}
+NOWHERE_AS_CLUSTER = {"default": {**NOWHERE["default"], "OPTIONS": OF_CLUSTER}}
 NAME = "nightly"
+FOREVER = "while :; do sleep 0.02; done"
 
 Answer = Callable[..., None]
 Eventually = Callable[..., Any]
@@ -63,6 +64,11 @@ def main(*arguments: str) -> int:
 def sh(script: str, *options: str, name: str = NAME) -> int:
     """The exit status of ``redislocks run`` for a shell script under the lock ``name``."""
     return main("run", name, *options, "--", "sh", "-c", script)
+
+
+def until(path: Path) -> str:
+    """Shell: wait until something is written there."""
+    return f"until [ -s {path} ]; do sleep 0.02; done"
 
 
 def hold(*names: str, **options: Any) -> str:

@@ -156,7 +156,8 @@ def test_watching_stays_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_missing_subcommand_and_an_unknown_alias_are_clear_errors() -> None:
     fails(1, "SUBCOMMAND")
-    fails(2, r"Unknown cache alias 'nowhere'.*The aliases in CACHES are: default, memory", "list", "--using=nowhere")
+    for words in (["list", "--using=nowhere"], ["run", "a", "--using=nowhere", "--", "true"]):
+        fails(2, r"Unknown cache alias 'nowhere'.*The aliases in CACHES are: default, memory", *words)
 
 
 def test_djangos_own_options_may_stand_on_both_sides_of_the_subcommand() -> None:
@@ -191,7 +192,8 @@ def test_one_alias_whose_redis_refuses_to_connect_is_named(arguments: str, setti
 def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[str], settings: Any) -> None:
     settings.DEBUG = True
     errors = io.StringIO()
-    redislocks(*arguments[:1], "--using=memory", *arguments[1:], stderr=errors)
+    with Lock("a"):  # on another alias
+        redislocks(*arguments[:1], "--using=memory", *arguments[1:], stderr=errors)
     assert errors.getvalue().startswith("The cache alias 'memory' is not Redis: ")
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from django_redislock import Lock, force_release, get_lock, lock_acquired
 from redisserver import RedisServer
-from tests.cli.conftest import NAME, Eventually, InProcess, fails, hold, main, sh
+from tests.cli.conftest import FOREVER, NAME, Eventually, InProcess, fails, hold, main, sh, until
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.processes import ROOT
 from tests.inside import guard_programs_by
@@ -69,6 +69,7 @@ def test_a_program_that_cannot_be_run_has_the_status_of_shells_and_keeps_no_lock
     text.write_text("no program")
     run_it = ["run", NAME, "--at-least", "20", "--"]
     fails(127, r"^Cannot run no-such-program: No such file or directory\.$", *run_it, "no-such-program")
+    fails(127, "No such file", "run", NAME, "--stay", "--", "no-such-program")  # which stands by no more
     fails(126, "Permission denied", *run_it, str(text))
     assert get_lock(NAME) is None
 
@@ -121,19 +122,13 @@ def test_wrong_arguments_are_errors_before_anything_runs(arguments: list[str], m
     fails(1, re.escape(message), "run", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["semaphore:export"], "is a semaphore, not a lock: use Semaphore('export', limit=...)"),
-        (["x" * 505, "--limit", "3"], "has 515 bytes; at most 512 are allowed"),
-    ],
-)
-def test_so_are_names_of_another_kind(arguments: list[str], message: str) -> None:
-    fails(2, re.escape(message), "run", *arguments, "--", "true")
-
-
-def test_a_semaphore_may_be_named_as_lists_show_it() -> None:
+def test_a_semaphore_may_be_named_as_lists_show_it_and_is_no_lock() -> None:
     assert sh("exit 3", "--limit", "2", name="semaphore:export") == 3
+    for message, *words in [
+        (r"is a semaphore, not a lock: use Semaphore\('export', limit=...\)", "semaphore:export"),
+        ("has 515 bytes; at most 512 are allowed", "x" * 505, "--limit", "3"),
+    ]:
+        fails(2, message, "run", *words, "--", "true")
 
 
 def test_wrong_arguments_end_with_2_and_programs_inherit_the_streams(in_process: InProcess, capsys: Any) -> None:
@@ -143,14 +138,6 @@ def test_wrong_arguments_end_with_2_and_programs_inherit_the_streams(in_process:
     assert process.communicate("hello\n", timeout=2 * GENEROUS) == ("out hello\n", "err hello\n")
 
 
-def test_using_names_the_alias(settings: Any, server: RedisServer) -> None:
-    other = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "KEY_PREFIX": "other"}
-    settings.CACHES = {**settings.CACHES, "other": other}
-    with Lock(NAME):
-        assert sh("exit 3", "--using", "other") == 3
-    fails(2, "Unknown cache alias 'nowhere'", "run", NAME, "--using", "nowhere", "--", "true")
-
-
 def test_the_program_is_not_run_if_the_lock_would_guard_nothing(settings: Any) -> None:
     settings.REDISLOCK = {"CACHE": "memory"}
     fails(2, r"^Not run: the cache alias 'memory' is not Redis, ", "run", NAME, "--", "true")
@@ -158,7 +145,6 @@ def test_the_program_is_not_run_if_the_lock_would_guard_nothing(settings: Any) -
     assert sh("exit 3") == 3
 
 
-FOREVER = "while :; do sleep 0.02; done"
 SIGNALS = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
 TERMINATED = 128 + signal.SIGTERM
 
@@ -176,10 +162,6 @@ def number_in(path: Path) -> int:
     """0 until a script has written it."""
     text = path.read_text() if path.exists() else ""
     return int(text) if text.endswith("\n") else 0
-
-
-def until(path: Path) -> str:
-    return f"until [ -s {path} ]; do sleep 0.02; done"
 
 
 @pytest.mark.parametrize("name", SIGNALS)

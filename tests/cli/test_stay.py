@@ -15,21 +15,15 @@ import redis
 
 from django_redislock import Lock, force_release, get_lock
 from redisserver import RedisServer
-from tests.cli.conftest import NAME, Eventually, InProcess, fails, hold, sh
+from tests.cli.conftest import FOREVER, NAME, Eventually, InProcess, fails, hold, sh, until
 from tests.helpers.actors import GENEROUS, Other
 from tests.inside import keys_of
 
 pytestmark = pytest.mark.usefixtures("no_terminal")
 
-FOREVER = "while :; do sleep 0.02; done"
-
 
 def queued(client: redis.Redis) -> int:
     return int(client.zcard(keys_of(NAME).queue))
-
-
-def until(path: Path) -> str:
-    return f"until [ -s {path} ]; do sleep 0.02; done"
 
 
 def lines(path: Path) -> list[str]:
@@ -128,11 +122,6 @@ def test_a_signal_to_the_leader_is_the_programs_and_it_does_not_stand_by_again_e
 
     on_term = f"{once_ready(lose)}; {until(tmp_path / 'lost')}; exit 0"
     assert sh(f'trap "{on_term}" TERM; kill -TERM $PPID; {FOREVER}', "--stay", "--kill-after=600") == 76
-
-
-def test_a_program_that_cannot_be_run_is_no_reason_to_stand_by_again() -> None:
-    fails(127, "No such file", "run", NAME, "--stay", "--", "no-such-program")
-    assert get_lock(NAME) is None
 
 
 @pytest.mark.parametrize("option", ["--limit=2", "--blocking-timeout=5", "--at-least=60"])
