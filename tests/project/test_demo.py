@@ -23,7 +23,6 @@ IMPATIENT = 3 * 4  # three of twelve buyers, who try four times each
 REQUESTS = 12 * 4
 
 Manage = Callable[..., "subprocess.Popen[str]"]
-BOTH = pytest.mark.parametrize("options", [[], ["--asgi"]], ids=["threads", "asgi"])
 
 
 @pytest.fixture
@@ -87,9 +86,9 @@ def check_sales(path: Path, *, other: str | None = None) -> None:
 
 
 @pytest.mark.complete
-@BOTH
-def test_the_demo_in_memory_mode_oversells_only_without_a_lock_and_draws_what_it_prints(
-    manage: Manage, tmp_path: Path, options: list[str]
+@pytest.mark.parametrize("options", [[], ["--asgi"]], ids=["threads", "asgi"])
+def test_the_demo_oversells_only_without_a_lock_draws_what_it_prints_and_with_redis_compares_another_lock(
+    options: list[str], manage: Manage, server: RedisServer, client: Any, tmp_path: Path
 ) -> None:
     figures, picture = tmp_path / "figures.json", tmp_path / "demo.svg"
     code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures), "--svg", str(picture)))
@@ -103,16 +102,6 @@ def test_the_demo_in_memory_mode_oversells_only_without_a_lock_and_draws_what_it
     drawn = "".join("".join(parse_xml(picture).getroot().itertext()).split())  # blanks are places in a picture
     for line in output.splitlines():
         assert "".join(line.split()) in drawn
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize(
-    ("options", "other"), [([], "cache.lock"), (["--asgi"], "redis.asyncio")], ids=["threads", "asgi"]
-)
-def test_the_demo_with_redis_compares_another_lock_uses_three_processes_and_leaves_no_key_for_good(
-    options: list[str], other: str, manage: Manage, server: RedisServer, client: Any, tmp_path: Path
-) -> None:
-    figures = tmp_path / "figures.json"
     code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures), REDIS_URL=server.url))
     assert (code, errors) == (0, "")
     check_sales(figures, other=other)
@@ -135,14 +124,3 @@ def test_the_demo_fails_when_locks_are_force_released_under_the_buyers_hands(
     assert code == 1
     assert "FAILED Lock: oversold" in output
     assert "force-released" in errors
-
-
-@pytest.mark.complete
-def test_what_it_cannot_do_is_a_clear_error(manage: Manage) -> None:
-    code, output, errors = run(manage("demo", "--seats", "0"))
-    assert (code, output) == (2, "")
-    assert "argument --seats: must be a number from 1 to 1000, not '0'" in errors
-    code, output, errors = run(manage("demo", REDIS_URL="redis://127.0.0.1:1/0"))
-    assert (code, output) == (1, "")
-    assert "The demo cannot start: " in errors
-    assert "Traceback" not in errors

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from django_redislock import force_release
 from tests.helpers.processes import Worker
 from tests.helpers.state import holder as is_held
 from tests.helpers.state import queued
@@ -22,7 +21,7 @@ monkey.patch_all()
 GREENLETS = """
 import gevent
 from django.conf import settings
-from tests.inside import hears, limit
+from tests.inside import limit
 limit(look_every=600)
 settings.REDISLOCK = {"SLOW_WAIT": 600}
 
@@ -132,19 +131,6 @@ alive.join()
     assert not is_held(client, "block")
     eventually(lambda: not is_held(client, "killed"))
     assert is_held(client, "alive")
-
-
-def test_a_greenlet_hears_at_once_that_its_lock_was_force_released(start_patched: StartPatched) -> None:
-    worker = start_patched("""
-gevent.spawn(hold, "seat", ttl=600)
-while not hears():  # it listens when it has held for 0.1 s
-    gevent.sleep(0.002)
-say("listens")
-hear()
-""")
-    worker.expect("listens")
-    assert force_release("seat") is not None
-    worker.expect("lost")  # the next renewal would be 200 s later
 
 
 def test_each_greenlet_owns_its_own_acquisition_of_a_shared_lock(start_patched: StartPatched) -> None:
