@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from redisserver import free_ports
 from tests.helpers.actors import until
 from tests.helpers.processes import MissingError, require
 
@@ -25,12 +25,6 @@ def _find_rabbitmq() -> str:
     return found
 
 
-def _free_port() -> int:
-    with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def _says_killed(environment: Mapping[str, str]) -> bool:
     end = subprocess.run(["epmd", "-kill"], env={**os.environ, **environment}, capture_output=True, check=False)
     return b"Killed" in end.stdout or b"Cannot connect" in end.stdout + end.stderr
@@ -39,14 +33,14 @@ def _says_killed(environment: Mapping[str, str]) -> bool:
 @contextmanager
 def rabbitmq() -> Iterator[str]:
     """Run a RabbitMQ server; its URL."""
-    program, port = require(_find_rabbitmq), _free_port()
+    program, (port, distribution, names) = require(_find_rabbitmq), free_ports(3)
     with TemporaryDirectory(prefix="redislock-mq-", ignore_cleanup_errors=True) as folder:
         own = {
             "RABBITMQ_NODENAME": f"locks{port}@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(port),
-            "RABBITMQ_DIST_PORT": str(_free_port()),
-            "ERL_EPMD_PORT": str(_free_port()),
+            "RABBITMQ_DIST_PORT": str(distribution),
+            "ERL_EPMD_PORT": str(names),
             "RABBITMQ_MNESIA_BASE": f"{folder}/db",
             "RABBITMQ_LOG_BASE": f"{folder}/log",
             "RABBITMQ_CONFIG_FILE": f"{folder}/none",

@@ -13,9 +13,10 @@ from typing import Any
 
 import redis
 
-from django_redislock import get_lock, list_locks
+from django_redislock import get_lock
 from tests.helpers.forkserver import fork
 from tests.helpers.processes import ROOT, MissingError, require, wheel_folder
+from tests.helpers.state import held as held
 from tests.inside import limit
 
 limit(grace=5.0)  # in the programs that run jobs, as in tests/conftest.py
@@ -52,10 +53,6 @@ def gate(name: str) -> None:
 def let_pass(name: str) -> None:
     with _client() as client:
         client.set(f"gate:{name}", 1)
-
-
-def held() -> list[str]:
-    return sorted(lock.name for lock in list_locks())
 
 
 def lease_of(name: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from django_redislock import Lock, LockNotOwned, get_lock
+from django_redislock import Lock, LockNotOwned, get_lock, list_locks
 from redisserver import RedisServer
 from tests.inside import PREFIX, keys_of, note_round_trips
 
@@ -39,6 +39,20 @@ def put(
     client.zadd(f"{PREFIX}index", {name: now + ttl * 1_000_000})
     for number in range(waiters):
         client.zadd(f"{PREFIX}queue:{name}", {f"id-{number}": now + number})
+
+
+def hold(*names: str, **options: Any) -> str:
+    """Acquire the locks and detach them, so that they stay held; return the token of the last."""
+    for name in names:
+        lock = Lock(name, **options)
+        assert lock.acquire(blocking=False)
+        token = lock.detach()
+    return token
+
+
+def held() -> list[str]:
+    """The names of all held locks."""
+    return [lock.name for lock in list_locks()]
 
 
 def value(client: redis.Redis, name: str = NAME) -> list[str]:

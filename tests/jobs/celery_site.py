@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
-
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-sys.path.append(os.path.join(os.path.dirname(__file__), "..", "..", "testproject"))
 
 import django
 from celery import Celery, chain, chord, group  # type: ignore[import-untyped]  # noqa: F401
@@ -155,10 +151,14 @@ def count(self: Any, n: int, again: str = "") -> str:
     return "counted"
 
 
-class Books(LockedTask):
-    lock, name, lock_from = "books", "books", "enqueue"
+class Shelf(LockedTask):
+    abstract, lock_from = True, "enqueue"
 
-    def run(self) -> None: ...
+    def run(self, year: int) -> None: ...
+
+
+class Books(Shelf):
+    lock, name = "books:{year}", "books"
 
 
 class Archive(Books):

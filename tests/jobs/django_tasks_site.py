@@ -56,19 +56,9 @@ def sync(year: int, wait: str = "", fails: bool = False) -> str:
     return run("sync", year, wait, fails)
 
 
-@make(at_least=500)
-def once(year: int) -> str:
-    return run("once", year, "", False)
-
-
 @make(lock_from="start")
 def at_start(year: int, wait: str = "") -> str:
     return run("at_start", year, wait, False)
-
-
-@make("short:{year}", ttl=2)
-def short(year: int, wait: str = "") -> str:
-    return run("short", year, wait, False)
 
 
 class Kind(str, Enum):

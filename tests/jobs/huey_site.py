@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
-
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-sys.path.append(os.path.join(os.path.dirname(__file__), "..", "..", "testproject"))
 
 import django
 from huey import CancelExecution, PriorityRedisHuey, crontab
@@ -32,11 +28,6 @@ def report(year: int, wait: str = "") -> int:
     gate(wait)
     note("ends", year)
     return year
-
-
-@huey.task()
-@locked_job("report:{year}", lock_from="enqueue", busy="raise")
-def strict(year: int) -> None: ...
 
 
 @huey.task(retries=2, context=True)
@@ -109,12 +100,6 @@ def later(pk: int) -> str:
 @locked_job("page:{pk}", busy="raise")
 def impatient(pk: int) -> str:
     return "impatient"
-
-
-@huey.task()
-@locked_job("nightly", lock_from="enqueue", at_least=300)
-def nightly() -> None:
-    note("nightly")
 
 
 @huey.periodic_task(crontab())

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
-
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-sys.path.append(os.path.join(os.path.dirname(__file__), "..", "..", "testproject"))
 
 import django
 import redis
@@ -36,10 +32,6 @@ def report(year: int, wait: str = "", fails: int = 0) -> int:
         raise ZeroDivisionError
     note("ends", year)
     return year
-
-
-@locked_job("report:{year}", lock_from="enqueue", busy="raise")
-def strict(year: int) -> None: ...
 
 
 @locked_job("report:{year}", lock_from="enqueue", busy="retry")

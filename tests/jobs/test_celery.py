@@ -24,7 +24,6 @@ from django.db import transaction
 from django_redislock import Lock, LockNotAcquired, Semaphore, get_lock
 from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS
 from tests.helpers.brokers import rabbitmq
 from tests.helpers.jobs import Program, held, lease_of, let_pass, runs
 
@@ -90,12 +89,6 @@ def test_a_lock_that_no_job_has_is_told_as_none(site: Any) -> None:
         assert site.report.delay(2024) is None
 
 
-def test_busy_may_raise_to_the_caller(site: Any) -> None:
-    site.report.delay(2024)
-    with pytest.raises(LockNotAcquired, match="report:2024"):
-        site.strict.delay(2024)
-
-
 @pytest.mark.complete
 def test_busy_may_come_again_later(site: Any, worker: Start, eventually: Eventually) -> None:
     first = site.report.delay(2024, wait="here")
@@ -128,32 +121,19 @@ def test_busy_may_be_merged_so_that_no_change_is_lost(
 
 
 @pytest.mark.complete
-def test_ten_retries_keep_the_lock(site: Any, worker: Start, eventually: Eventually) -> None:
-    job = site.mail.delay(7, 10)
+def test_retries_keep_the_lock_for_their_countdowns_and_after_the_last_one_it_is_free(
+    site: Any, worker: Start, eventually: Eventually
+) -> None:
+    job, late, failing = site.mail.delay(7, 10), site.mail.delay(8, 1, countdown=3000), site.auto.delay()
     worker()
-    eventually(lambda: len(runs()) > 2, within=60)
+    eventually(lambda: "mail 2" in runs(), within=60)
     assert site.mail.delay(7, 0).id == job.id
     assert job.get(timeout=60) == "sent"
-    assert runs() == [f"mail {number}" for number in range(11)]
-    eventually(lambda: held() == [])
-
-
-@pytest.mark.complete
-def test_a_lock_stays_for_the_countdown_of_a_retry(site: Any, worker: Start, eventually: Eventually) -> None:
-    site.mail.delay(7, 1, countdown=3000)
-    worker()
-    eventually(lambda: runs() == ["mail 0"], within=60)
-    eventually(lambda: lease_of("mail:7") > 6000)
-
-
-@pytest.mark.complete
-def test_after_the_last_retry_the_lock_is_free(site: Any, worker: Start, eventually: Eventually) -> None:
-    job = site.auto.delay()
-    worker()
     with pytest.raises(ZeroDivisionError):
-        job.get(timeout=60)
-    assert runs() == ["auto"] * 3
-    eventually(lambda: held() == [])
+        failing.get(timeout=60)
+    eventually(lambda: late.state == "RETRY" and held() == ["mail:8"], within=60)
+    assert lease_of("mail:8") > 6000
+    assert sorted(runs()) == sorted(["auto"] * 3 + ["mail 0"] + [f"mail {number}" for number in range(11)])
 
 
 @pytest.mark.complete
@@ -283,23 +263,6 @@ def test_a_job_is_delivered_again_while_it_runs_and_runs_once(site: Any, worker:
 
 
 @pytest.mark.complete
-def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(
-    site: Any, worker: Start, eventually: Eventually
-) -> None:
-    job = site.report.delay(2024, wait="here")
-    first = worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
-    eventually(lambda: len(runs()) == 1, within=60)
-    first.kill()
-    assert site.report.delay(2024).id == job.id  # its lock is there still
-    worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
-    eventually(lambda: len(runs()) == 2, within=90)
-    let_pass("here")
-    assert job.get(timeout=60) == 2024
-    assert [line.split()[0] for line in runs()] == ["begins", "begins", "ends"]
-    eventually(lambda: held() == [])
-
-
-@pytest.mark.complete
 @pytest.mark.parametrize("limit", ["soft_time_limit", "time_limit"])
 def test_a_job_that_takes_too_long_gives_its_lock_back(
     limit: str, site: Any, worker: Start, eventually: Eventually
@@ -314,15 +277,18 @@ def test_a_job_that_takes_too_long_gives_its_lock_back(
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGQUIT, signal.SIGKILL], ids=["warm", "cold", "killed"])
 def test_a_worker_that_ends_finishes_its_job_or_leaves_it_with_its_lock(
     how: signal.Signals, site: Any, worker: Start, eventually: Eventually
 ) -> None:
     job = site.report.delay(2024, wait="here")
     first = worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
     eventually(lambda: len(runs()) == 1, within=60)
-    first.process.send_signal(how)
-    if how == signal.SIGQUIT:
+    if how == signal.SIGKILL:
+        first.kill()  # with its processes
+    else:
+        first.process.send_signal(how)
+    if how != signal.SIGTERM:
         assert first.process.wait(60) is not None
         assert site.report.delay(2024).id == job.id
         worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
@@ -373,33 +339,6 @@ def test_other_pools_than_processes(pool: str, site: Any, worker: Start, eventua
 
 
 # -- from the start ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.complete
-def test_a_job_may_lock_when_it_starts(site: Any, worker: Start, eventually: Eventually) -> None:
-    first = site.page.delay(7, wait="here")
-    worker()
-    eventually(lambda: runs() == ["page 7"], within=60)
-    assert site.page.delay(7).get(timeout=60) is None  # skipped
-    with pytest.raises(LockNotAcquired):
-        site.impatient.delay(7).get(timeout=60)
-    again = site.later.delay(7)
-    eventually(lambda: again.state == "RETRY", within=60)
-    let_pass("here")
-    assert first.get(timeout=60) == "rendered"
-    assert again.get(timeout=60) == "later"
-    eventually(lambda: held() == [])
-
-
-@pytest.mark.complete
-def test_as_many_jobs_run_as_the_limit_says(site: Any, worker: Start, eventually: Eventually) -> None:
-    jobs = [site.export.delay("here") for _ in range(3)]
-    worker()
-    eventually(lambda: len(runs()) == 2, within=60)
-    eventually(lambda: [job.state for job in jobs].count("FAILURE") == 1)
-    assert Semaphore("export", limit=2).locked()
-    let_pass("here")
-    eventually(lambda: held() == [], within=GENEROUS)
 
 
 @pytest.mark.complete
@@ -479,6 +418,11 @@ ID = "7d0f2c5e-7a3a-4f6e-9c62-0a4f9a1d7b11"
 
 def test_a_delivery_that_meets_a_busy_lock_ends_as_it_was_said(site: Any, server: RedisServer) -> None:
     assert deliver(site, site.impatient, 7, id=f"{ID}2") == "SUCCESS"
+    with Lock("page:7"):
+        assert deliver(site, site.page, 7, id=f"{ID}3") == "SUCCESS"  # skipped
+        assert deliver(site, site.impatient, 7, id=f"{ID}4") == "FAILURE"
+        assert deliver(site, site.later, 7, id=f"{ID}5") == "RETRY"
+    assert runs() == []
     with Semaphore("export", limit=2), Semaphore("export", limit=2):
         assert deliver(site, site.export, "never", id=ID) == "FAILURE"
     with Lock("report:7"):
@@ -540,16 +484,12 @@ def test_a_task_replaces_itself_and_another_one(site: Any, server: RedisServer) 
     assert sent(server) == [f"{ID}2", ID]
 
 
-@pytest.mark.parametrize("how", ["retried", "replaced"])
-def test_a_job_that_goes_on_under_another_name_gives_its_lock_back(how: str, site: Any, server: RedisServer) -> None:
+@pytest.mark.parametrize(("how", "state"), [("retried", "RETRY"), ("replaced", "IGNORED")])
+def test_a_job_that_goes_on_under_another_name_gives_its_lock_back(
+    how: str, state: str, site: Any, server: Any
+) -> None:
     job = site.count.delay(1, how)
-    assert (
-        deliver(site, site.count, 1, how, id=job.id, headers={HEADER: True})
-        == {
-            "retried": "RETRY",
-            "replaced": "IGNORED",
-        }[how]
-    )
+    assert deliver(site, site.count, 1, how, id=job.id, headers={HEADER: True}) == state
     assert (held(), len(sent(server))) == (["count:2"], 2)
 
 
@@ -578,26 +518,9 @@ def test_an_eager_retry_that_is_not_made_leaves_no_lock(site: Any) -> None:
     assert held() == []
 
 
-def test_the_subclass_of_a_task_has_a_lock_of_its_own(site: Any) -> None:
-    site.books.delay()
-    site.archive.delay()
-    assert sorted(held()) == ["archive", "books"]
+def test_a_class_may_be_a_task_and_its_subclass_has_a_lock_of_its_own_and_its_base_needs_none(site: Any) -> None:
+    site.books.delay(2024)
+    site.archive.delay(2024)
+    assert sorted(held()) == ["archive", "books:2024"]
     with pytest.raises(LockNotAcquired):
-        site.archive.delay()
-
-
-def test_a_base_of_tasks_needs_no_lock_and_a_class_may_be_a_task(site: Any) -> None:
-    class Base(site.LockedTask):
-        abstract = True
-        lock_from = "enqueue"
-
-    class Report(Base):
-        name = "as-class"
-        lock = "report:{year}"
-
-        def run(self, year: int) -> int:
-            return year
-
-    task = site.app.register_task(Report())
-    assert task.apply_async((2024,)) is not None
-    assert held() == ["report:2024"]
+        site.archive.delay(2025)

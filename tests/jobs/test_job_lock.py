@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from time import sleep
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import redis
 from django.db import transaction
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, get_lock, list_locks
+from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, get_lock
 from tests.helpers.actors import GENEROUS
+from tests.helpers.jobs import held, lease_of
 from tests.helpers.proxy import Proxy
 from tests.inside import PREFIX, job_lock, limit
 
@@ -48,15 +50,6 @@ def make(**options: Any) -> Any:
     return job_lock(report, "report:{pk}", **{"lock_from": "enqueue", **options})
 
 
-def held() -> list[str]:
-    return [lock.name for lock in list_locks()]
-
-
-def lease() -> float:
-    info = get_lock(NAME)
-    return 0.0 if info is None else info.lease_left
-
-
 @pytest.mark.parametrize("id", ["7d0f2c5e-7a3a-4f6e-9c62-0a4f9a1d7b11", "7", "sync:ü" * 50])
 def test_what_was_queued_runs_once_whatever_its_id(id: str) -> None:
     lock, job = make(), Job(id)
@@ -87,7 +80,7 @@ def test_a_job_that_comes_back_keeps_its_lock_if_it_had_it_from_the_queue(lock_f
     lock, job = make(lock_from=lock_from, queued_ttl=500), Job(comes_back=True)
     with pytest.raises(SystemExit):
         lock.run(job, (7,), {}, lambda: exit(1))
-    assert (lease() > 400) is (lock_from == "enqueue")
+    assert (lease_of(NAME) > 400) is (lock_from == "enqueue")
     assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
     assert held() == []
 
@@ -98,9 +91,9 @@ def test_what_fails_for_good_gives_its_lock_back_and_may_be_queued_again_by_hand
         lock.run(job, (7,), {}, lambda: 1 / 0)
     assert held() == []
     assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
-    assert lease() > 200
+    assert lease_of(NAME) > 200
     assert lock.run(job, (7,), {}, lambda: pytest.fail("a copy ran")) == "repeated"
-    assert lease() > 200
+    assert lease_of(NAME) > 200
 
 
 def test_a_copy_that_waits_for_the_end_leaves_the_lock_as_long_as_it_has_to_stay(
@@ -117,7 +110,7 @@ def test_a_copy_that_waits_for_the_end_leaves_the_lock_as_long_as_it_has_to_stay
     lock.run(Job(), (7,), {}, body)
     copy.join(GENEROUS)
     assert found == ["repeated"]
-    assert lease() > 200
+    assert lease_of(NAME) > 200
 
 
 def waiting() -> int:
@@ -126,12 +119,18 @@ def waiting() -> int:
 
 
 @pytest.mark.parametrize(
-    ("busy", "result", "asked"), [("skip", None, []), ("retry", "later", [("later", 1.0, LockNotAcquired)])]
+    ("busy", "queued", "result", "asked"),
+    [("skip", None, None, []), ("retry", False, "later", [("later", 1.0, LockNotAcquired)])],
 )
-def test_a_job_that_meets_a_busy_lock(busy: str, result: object, asked: list[Any]) -> None:
-    job = Job()
+def test_a_job_that_meets_a_busy_lock(busy: str, queued: object, result: object, asked: list[Any]) -> None:
+    job, lock, strict = Job(), make(busy=busy), make(busy="raise")
     with Lock(NAME):
-        assert make(busy=busy).run(job, (7,), {}, lambda: "ran") == result
+        assert lock.queue((7,), {}, job.id) is queued
+        assert lock.run(job, (7,), {}, lambda: "ran") == result
+        with pytest.raises(LockNotAcquired, match=NAME):
+            strict.queue((7,), {}, job.id)
+        with pytest.raises(LockNotAcquired, match=NAME):
+            strict.run(job, (7,), {}, lambda: "ran")
     assert job.asked == asked
 
 
@@ -143,9 +142,17 @@ def test_it_comes_again_after_the_time_that_such_jobs_take() -> None:
     assert 1.2 <= job.asked[0][1] < GENEROUS
 
 
-def test_what_is_merged_is_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_merged_is_asked_for_once_more_however_the_job_ends(fails: bool) -> None:
     lock, job, more = make(busy="merge"), Job(), Job("other-other-other-other")
-    assert lock.run(job, (7,), {}, lambda: in_thread(lambda: lock.run(more, (7,), {}, lambda: "ran"))) is None
+
+    def body() -> None:
+        assert in_thread(lambda: lock.run(more, (7,), {}, lambda: "ran")) is None
+        if fails:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        lock.run(job, (7,), {}, body)
     assert (job.asked, more.asked) == (["again"], [])
     assert lock.run(more, (7,), {}, lambda: "ran") == "ran"
     assert more.asked == []
@@ -165,10 +172,7 @@ def test_what_ends_while_it_is_asked_for_again_is_asked_for_no_more(
     assert (job.asked, held()) == ([], [])
 
 
-def test_a_job_that_has_lost_its_lock_fails(client: redis.Redis) -> None:
-    with pytest.raises(LockLost):
-        make().run(Job(), (7,), {}, lambda: client.flushall())
-
+def test_a_job_that_has_lost_its_lock_has_not_ended_well_and_may_be_tried_again(client: redis.Redis) -> None:
     def body() -> None:
         client.flushall()
         raise ZeroDivisionError
@@ -176,9 +180,6 @@ def test_a_job_that_has_lost_its_lock_fails(client: redis.Redis) -> None:
     with pytest.raises(ZeroDivisionError):  # and comes back without the lock
         make().run(Job("other-other-other-other", comes_back=True), (7,), {}, body)
     assert held() == []
-
-
-def test_a_job_that_has_lost_its_lock_has_not_ended_well_and_may_be_tried_again(client: redis.Redis) -> None:
     lock, job = make(), Job()
     with pytest.raises(LockLost):
         lock.run(job, (7,), {}, lambda: client.flushall())
@@ -242,9 +243,8 @@ def test_redis_is_away_once_it_has_the_lock(
     eventually(lambda: held() == [])
 
 
-@pytest.mark.parametrize("busy", ["merge", "skip"])
 def test_redis_is_away_when_the_lock_was_busy(
-    busy: str, network: Proxy, retry_for: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+    network: Proxy, retry_for: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it is a copy, and that it is asked for once more, cannot be known then: it must not be dropped."""
     lock, job = make(busy="merge"), Job()
@@ -313,8 +313,15 @@ def test_a_note_that_is_too_long_is_cut() -> None:
     assert len(make(note="{pk}" * 9).run(Job(), ("7" * 300,), {}, note)) == 1000
 
 
-def test_a_permit_is_given_back_by_whoever_has_it() -> None:
-    make(lock_from="start", limit=2).release((7,), {}, Job().id, Job().again)
+def test_as_many_jobs_run_as_the_limit_says_and_a_permit_is_given_back_by_whoever_has_it() -> None:
+    lock = make(lock_from="start", limit=2)
+
+    def beside(id: str, body: Callable[[], Any]) -> Any:
+        return in_thread(lambda: lock.run(Job(id), (7,), {}, body))
+
+    assert beside("1" * 20, lambda: beside("2" * 20, lambda: "ran")) == "ran"
+    assert beside("3" * 20, lambda: beside("4" * 20, lambda: [beside("5" * 20, lambda: "ran")])) == [None]
+    lock.release((7,), {}, Job().id, Job().again)
     assert held() == []
 
 
@@ -328,10 +335,9 @@ def test_a_job_gives_its_lock_to_its_next_run_but_once() -> None:
 
     with pytest.raises(ZeroDivisionError):
         lock.run(job, (7,), {}, body)
-    assert lease() > 3000
+    assert lease_of(NAME) > 3000
     assert lock.running(job.id) is None
-    assert (
-        lock.run(job, (7,), {}, lambda: lock.running(job.id).keep_for_next()) is None
-    )  # a queue may take that for a retry
-    assert 3000 > lease() > 400
+    # a queue may take that for a retry
+    assert lock.run(job, (7,), {}, lambda: lock.running(job.id).keep_for_next()) is None
+    assert 3000 > lease_of(NAME) > 400
     assert lock.run(job, (7,), {}, lambda: "ran") == "ran"

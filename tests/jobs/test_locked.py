@@ -18,7 +18,7 @@ from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockUna
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.servers import Twins, lock_names
-from tests.helpers.state import LOCK, NAME, TOKEN, queued, value
+from tests.helpers.state import LOCK, NAME, TOKEN, value
 
 Body = Generator[None, None, Any]
 
@@ -110,38 +110,6 @@ def test_a_task_or_receiver_is_refused_since_others_would_call_it_unlocked(decor
         connect(plain)
         with pytest.raises(TypeError, match=r"^(locked\w*) cannot decorate the receiver .* Put @\1 below the dec"):
             decorator(plain)
-
-
-def test_below_the_decorator_of_a_signal_a_function_is_locked(client: redis.Redis) -> None:
-    signal = Signal()
-
-    @receiver(signal)
-    @locked("x")
-    def told(**facts: Any) -> list[str]:
-        return lock_names(client)
-
-    sent: Any = signal.send(None)
-    assert sent == [(told, ["x"])]
-
-
-def test_calls_at_the_same_time_run_one_after_the_other(crowd: Crowd, client: redis.Redis, eventually: Any) -> None:
-    inside: list[int] = []
-    go_on = threading.Event()
-
-    def section(number: int) -> Body:
-        inside.append(number)
-        while not go_on.is_set():
-            yield
-        assert inside == [number]
-        inside.clear()
-        return number
-
-    twins = Twins(locked(NAME), section)
-    calls = [crowd().start(twins, "call", number) for number in range(10)]
-    eventually(lambda: inside and queued(client) == 9)
-    go_on.set()
-    assert [call.result(GENEROUS) for call in calls] == list(range(10))
-    assert lock_names(client) == []
 
 
 class Recursive:

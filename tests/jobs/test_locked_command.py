@@ -15,7 +15,6 @@ import redis
 from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand, OutputWrapper
-from django.db import transaction
 
 from django_redislock import Lock, LockedCommand, LockLost, force_release, get_lock
 from redisserver import RedisServer
@@ -86,12 +85,6 @@ def test_a_command_that_executes_itself_keeps_its_lock_in_between() -> None:
 
     report(work, lock_name="year:{year}")
     assert locks == ["year:2024", "year:2025", "year:2025", "year:2026"]
-
-
-@pytest.mark.parametrize("account", ["sqlite"], indirect=True)
-def test_inside_a_transaction_its_release_warns(account: Any) -> None:
-    with transaction.atomic(), pytest.warns(RuntimeWarning, match="'report' was released inside an open transaction"):
-        report()
 
 
 async def test_in_an_event_loop_it_is_refused() -> None:
@@ -269,10 +262,3 @@ def test_redis_out_of_reach_is_an_error_first_and_logged_last(own: Any, retry_fo
             report(never)
         assert caught.value.returncode == 69
         own.start()
-
-
-def test_the_lock_of_a_command_is_given_back_as_soon_as_redis_hears_it(network: Any, eventually: Any) -> None:
-    assert report(lambda command, **options: network.cut(), lock_using="far", lock_ttl=600) == ""
-    assert get_lock("report")
-    network.mend()
-    eventually(lambda: not get_lock("report"))

@@ -95,49 +95,16 @@ def test_of_equal_calls_one_is_queued_and_the_others_get_its_job(
     assert runs() == [f"{what} {year}" for year in (2024, 2025, 2024) for what in ("begins", "ends")]
 
 
-def test_a_lock_that_no_job_has_is_told_as_none(site: Any, queue: Any) -> None:
-    with Lock("report:2024"):
-        assert site.report.delay(2024) is None
-    assert len(queue) == 0
-
-
-def test_busy_may_raise_to_the_caller(site: Any, queue: Any) -> None:
-    site.report.delay(2024)
-    with pytest.raises(LockNotAcquired, match="report:2024"):
-        queue.enqueue(site.strict, 2024)
-
-
-@pytest.mark.complete
-def test_busy_may_come_again_later(site: Any, queue: Any, worker: Any, eventually: Eventually) -> None:
+def test_busy_may_come_again_later(site: Any, queue: Any, work: Work) -> None:
     from rq import Retry
 
-    worker("--with-scheduler")
-    first = site.report.delay(2024, wait="here")
-    worker()
-    eventually(lambda: runs() == ["begins 2024"], within=60)
-    second = queue.enqueue(site.patient, 2024, retry=Retry(2))
-    assert second.id != first.id
-    eventually(lambda: status(second) == "scheduled", within=60)
-    let_pass("here")
-    eventually(lambda: status(second) == "finished", within=60)
-    assert runs()[-1] == "patient 0 2"  # of its own retries, none is used up
-    assert held() == []
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("fails", [False, True])
-def test_busy_may_be_merged_so_that_no_change_is_lost(
-    fails: bool, site: Any, queue: Any, worker: Any, eventually: Eventually
-) -> None:
-    first = queue.enqueue(site.sync, "here", fails, meta={"a": 1})
-    assert queue.enqueue(site.sync).id == first.id  # it has not begun: it will see whatever changed
-    worker()
-    eventually(lambda: runs() == ["sync a"], within=60)
-    assert [queue.enqueue(site.sync).id for _ in range(2)] == [first.id] * 2
-    let_pass("here")
-    eventually(lambda: runs() == ["sync a"] * 2 and held() == [], within=60)
-    eventually(lambda: len(queue) == 0 and queue.started_job_registry.count == 0)
-    assert len(runs()) == 2
+    with Lock("report:2024"):
+        job = queue.enqueue(site.patient, 2024, retry=Retry(2))
+        work()
+        assert status(job) == "scheduled"
+    work(scheduled=True)
+    assert (status(job), held()) == ("finished", [])
+    assert runs() == ["patient 0 2"]  # of its own retries, none is used up
 
 
 def test_one_more_run_has_what_the_one_that_ran_had(
@@ -147,14 +114,8 @@ def test_one_more_run_has_what_the_one_that_ran_had(
 
     # asked for in the middle of the run
     monkeypatch.setattr(site, "gate", lambda wait: queue.enqueue(site.sync) if len(runs()) == 1 else None)
-    queue.enqueue(
-        site.sync,
-        "here",
-        meta={"a": 1},
-        retry=Retry(2, [7, 8]),
-        description="syncs",
-        on_failure=Callback(site.has_failed, 5),
-    )
+    options = {"meta": {"a": 1}, "description": "syncs", "on_failure": Callback(site.has_failed, 5)}
+    queue.enqueue(site.sync, "here", retry=Retry(2, [7, 8]), **options)
     seen: list[Any] = []
 
     def noted(*facts: Any) -> None:
@@ -174,23 +135,15 @@ def test_one_more_run_has_what_the_one_that_ran_had(
 # -- retries -----------------------------------------------------------------------------------------------------------
 
 
-def test_retries_keep_the_lock(site: Any, queue: Any, worker: Any, eventually: Eventually) -> None:
-    from rq import Retry
-
-    job = queue.enqueue(site.report, 2024, fails=2, retry=Retry(3, [0, 600, 0]))
-    worker()
-    eventually(lambda: runs() == ["begins 2024"] * 2 and status(job) == "scheduled", within=60)
-    assert lease_of("report:2024") > 4000  # it stays for the interval, too
-    assert site.report.delay(2024).id == job.id
-
-
-def test_after_the_last_retry_the_lock_is_free(site: Any, queue: Any, work: Work) -> None:
+def test_retries_keep_the_lock_and_after_the_last_one_it_is_free(site: Any, queue: Any, work: Work) -> None:
     from rq import Retry
 
     job = queue.enqueue(site.report, 2024, fails=4, retry=Retry(2, 600))
     for left in (["report:2024"], ["report:2024"], []):
+        assert site.report.delay(2024).id == job.id
         work(scheduled=True)
         assert held() == left
+        assert not left or lease_of("report:2024") > 4000  # it stays for the interval, too
     assert (status(job), runs()) == ("failed", ["begins 2024"] * 3)
 
 
@@ -253,14 +206,6 @@ def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, queue: A
     assert queue.enqueue(site.sync).id != first.id
 
 
-def test_a_job_that_fails_gives_its_lock_back(site: Any, queue: Any, worker: Any, eventually: Eventually) -> None:
-    job = queue.enqueue(site.sync, fails=True)
-    assert held() == ["sync"]
-    worker()
-    eventually(lambda: status(job) == "failed", within=60)
-    assert held() == []
-
-
 def test_what_cannot_be_sent_leaves_no_lock(site: Any, queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "push_job_id", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -321,7 +266,9 @@ def test_a_job_is_delivered_again_while_it_runs_and_runs_once(
     job = queue.enqueue(site.copied, "here", retry=Retry(2))
     worker()
     eventually(lambda: runs() == ["begins"], within=60)
-    abandon(queue)
+    registry = queue.started_job_registry
+    queue.connection.zadd(registry.key, dict.fromkeys(queue.connection.zrange(registry.key, 0, -1), 1))
+    registry.cleanup()
     assert len(queue) == 1
     worker("--with-scheduler")
     eventually(lambda: status(job) == "scheduled", within=60)  # the copy has met the job itself
@@ -330,31 +277,6 @@ def test_a_job_is_delivered_again_while_it_runs_and_runs_once(
     eventually(lambda: not queue.scheduled_job_registry.get_job_ids() and len(queue) == 0, within=60)
     eventually(lambda: status(job) == "finished", within=60)
     assert runs() == ["begins", "ends"]
-
-
-def abandon(queue: Any) -> None:
-    registry = queue.started_job_registry
-    members = queue.connection.zrange(registry.key, 0, -1)
-    queue.connection.zadd(registry.key, dict.fromkeys(members, 1))
-    registry.cleanup()
-
-
-@pytest.mark.complete
-def test_a_worker_that_is_killed_leaves_its_job_to_another(
-    site: Any, queue: Any, worker: Any, eventually: Eventually
-) -> None:
-    from rq import Retry
-
-    job = queue.enqueue(site.report, 2024, "here", retry=Retry(2))
-    first = worker()
-    eventually(lambda: runs() == ["begins 2024"], within=60)
-    first.kill()
-    assert site.report.delay(2024).id == job.id  # its lock is there still
-    abandon(queue)
-    let_pass("here")
-    worker()
-    eventually(lambda: status(job) == "finished", within=60)
-    assert (runs(), held()) == (["begins 2024"] * 2 + ["ends 2024"], [])
 
 
 def test_a_copy_that_comes_after_the_end_does_not_run_but_what_is_enqueued_again_does(
@@ -467,14 +389,9 @@ async def awaits() -> None: ...
     ("options", "error", "words"),
     [
         ({"name": None}, TypeError, "str or a callable, not None"),
-        ({"name": ["a", "b"]}, TypeError, "one name"),
+        ({"name": ["a", "b"]}, TypeError, r"locked_job\(\) locks one name"),
         ({"name": "a:{wrong}"}, ValueError, "'wrong'"),
         ({"name": "a", "lock_form": "enqueue"}, TypeError, "lock_from"),
-        ({"name": "a", "lock_from": "end"}, ValueError, "'start', 'enqueue'"),
-        ({"name": "a", "busy": "wait"}, ValueError, "'skip', 'retry', 'raise', 'merge'"),
-        ({"name": "a", "limit": 2, "lock_from": "enqueue"}, ValueError, "permit"),
-        ({"name": "a", "queued_ttl": 0}, ValueError, "queued_ttl"),
-        ({"name": "a", "ttl": "soon"}, TypeError, "ttl"),
         ({"name": "a", "function": awaits}, TypeError, "asyncio.run"),
         ({"first": never}, TypeError, r"@locked_job\(\"order:"),
     ],
