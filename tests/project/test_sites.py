@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -37,7 +36,7 @@ import asyncio, os, pathlib, time
 import django
 from django.conf import settings
 from django.core.asgi import get_asgi_application
-from django.http import JsonResponse
+from django.http import HttpResponse
 from django.urls import path
 from django_redislock import Lock, locked_view
 
@@ -61,7 +60,7 @@ def read():
 def write(number):
     counter.write_text(str(number))
     inside.unlink()
-    return JsonResponse({"number": number, "pid": os.getpid()})
+    return HttpResponse(number)
 
 
 async def acount(request):
@@ -171,30 +170,12 @@ def serve(tmp_path: Path, eventually: Eventually) -> Iterator[Serve]:
         site.process.wait()
 
 
-def count_together(site: Site, where: str) -> tuple[list[int], set[int]]:
-    """Send 48 requests, 12 at a time; return the numbers in the responses, and the processes that sent them."""
+def count_together(site: Site, where: str) -> list[int]:
+    """Send 48 requests, 12 at a time; return the numbers in the responses."""
     with ThreadPoolExecutor(12) as pool:
         responses = list(pool.map(site.get, [where] * 48))
     assert {status for status, _ in responses} == {200}, responses
-    bodies = [json.loads(body) for _, body in responses]
-    return sorted(body["number"] for body in bodies), {body["pid"] for body in bodies}
-
-
-def test_requests_to_uvicorn_with_3_workers_hold_a_lock_one_at_a_time(
-    serve: Serve, client: Any, eventually: Eventually
-) -> None:
-    already = client.info("clients")["connected_clients"]
-    site = serve(*UVICORN, "--workers", "3")
-    served: set[int] = set()
-    counted = 0
-    while len(served) < 3 or counted < 96:  # whichever worker accepts first has the request
-        numbers, pids = count_together(site, "acount")
-        assert numbers == list(range(counted + 1, counted + 49))
-        counted += 48
-        served |= pids
-    assert leftovers(client) == []
-    assert site.complaints() == []
-    eventually(lambda: client.info("clients")["connected_clients"] == already)
+    return sorted(int(body) for _, body in responses)
 
 
 def test_requests_that_hold_or_wait_when_uvicorn_gives_them_up_leave_no_lock_and_no_place_in_the_queue(
@@ -224,8 +205,7 @@ def test_requests_to_a_threaded_wsgi_server_hold_a_lock_one_at_a_time_in_sync_an
     already = client.info("clients")["connected_clients"]
     site = serve("-c", RUNSERVER)
     for where, counted in ("count", 0), ("acount", 48):
-        numbers, _ = count_together(site, where)
-        assert numbers == list(range(counted + 1, counted + 49))
+        assert count_together(site, where) == list(range(counted + 1, counted + 49))
     assert leftovers(client) == []
     # one loop after the other, and all their connections are closed: the pool's, the listener's, the watchdog's stay
     eventually(lambda: client.info("clients")["connected_clients"] - already <= 16 + 2)
@@ -362,20 +342,3 @@ def test_the_wheel_has_the_whole_package_and_nothing_else_and_a_site_runs_on_it_
     assert Path(where).is_relative_to(python.parents[1])
     assert versions.split() == [django_redislock.__version__] * 2
     assert last == "all is well"
-
-
-@pytest.mark.parametrize(
-    ("ci", "code", "said"), [("", 0, "Left out: 1 test that needs"), ("1", 1, "the machine lacks")]
-)
-def test_a_run_of_tests_says_what_the_machine_lacks_and_fails_in_ci(ci: str, code: int, said: str) -> None:
-    of_browser = "tests/admin/test_browser.py::test_the_index_leads_to_the_list_which_sorts_and_searches"
-    ours = {key: value for key, value in environment(ROOT).items() if not key.startswith("PYTEST_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "--complete", of_browser],
-        cwd=ROOT,
-        env={**ours, "CI": ci, "CHROMIUM": "no-such-browser"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == code
-    assert f"{said} Chromium (apt-get install chromium, or name an executable in CHROMIUM)" in done.stdout
