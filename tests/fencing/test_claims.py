@@ -564,11 +564,13 @@ def claim_in_block(lock: Any) -> None:
         lock.claim()
 
 
-class ClaimingCommand(LockedCommand):
+class Command(LockedCommand):
     lock_name = NAME
+    claims = False
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.lock.claim()
+        if self.claims:
+            self.lock.claim()
 
 
 CLAIMS: dict[str, Callable[[], object]] = {
@@ -576,7 +578,7 @@ CLAIMS: dict[str, Callable[[], object]] = {
     "block": lambda: claim_in_block(Lock(NAME)),
     "set": lambda: claim_in_block(LockSet(NAME, "order:43")),
     "function": locked(NAME, fenced=["default"])(lambda: None),
-    "command": lambda: call_command(ClaimingCommand()),
+    "command": lambda: call_command(type("Claiming", (Command,), {"claims": True})()),
 }
 
 
@@ -596,13 +598,6 @@ def test_a_lock_may_be_released_inside_the_transactions_that_have_claimed_it_alo
 async def acquire() -> None:
     async with Lock(NAME):
         pass
-
-
-class Command(LockedCommand):
-    lock_name = NAME
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        """Claims nothing."""
 
 
 USES: list[Callable[[], object]] = [
