@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import types
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import wraps
 from http.client import HTTPConnection
@@ -171,20 +170,6 @@ class Pages:
 
     async def aget(self, path: str, method: str = "GET", **headers: str) -> Any:
         return await AsyncClient().generic(method, path, headers=headers)
-
-
-@types.coroutine
-def abandon(coroutine: Coroutine[Any, Any, Any], when: Callable[[], Any]) -> Generator[Any, None, None]:
-    """Run a coroutine until ``when``, then close it, as the end of its loop or a garbage collection would."""
-    future = coroutine.send(None)
-    while not when():
-        try:
-            yield future
-        except BaseException as error:  # a time limit inside the coroutine cancels the task, and must see this
-            future = coroutine.throw(error)
-        else:
-            future = coroutine.send(None)
-    coroutine.close()
 
 
 def respond(request: HttpRequest) -> HttpResponse:

@@ -20,10 +20,9 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 
 from django_redislock import LockLost, lock_digest, locked, locked_atomic, locked_view
-from tests.helpers.actors import GENEROUS
 from tests.helpers.docs import blocks, page
 from tests.helpers.processes import Worker
-from tests.helpers.servers import abandon, lock_names
+from tests.helpers.servers import lock_names
 from tests.helpers.state import NAME, value
 
 pytestmark = [pytest.mark.parametrize("account", ["sqlite"], indirect=True), pytest.mark.usefixtures("account")]
@@ -194,29 +193,6 @@ def test_a_lock_that_was_lost_is_told_but_not_over_an_error(error: Any, kind: Ki
 
     with pytest.raises(error or LockLost, match=None if error else f"'{NAME}' was lost"):
         kind(lose, name=NAME)
-
-
-@pytest.mark.parametrize("decorator", [locked, locked_view])
-@pytest.mark.parametrize("closed", [False, True], ids=["is cancelled", "is closed"])
-async def test_an_interrupted_coroutine_releases(closed: bool, decorator: Any, client: Any, aeventually: Any) -> None:
-    inside = asyncio.Event()
-
-    @decorator(NAME)
-    async def section(request: HttpRequest) -> None:
-        inside.set()
-        await asyncio.sleep(GENEROUS)
-
-    call = section(RequestFactory().get("/"))
-    if closed:
-        await abandon(call, inside.is_set)
-    else:
-        task = asyncio.ensure_future(call)
-        await asyncio.wait_for(inside.wait(), GENEROUS)
-        assert lock_names(client) == [NAME]
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-    await aeventually(lambda: not lock_names(client))
 
 
 @pytest.mark.parametrize(
