@@ -71,15 +71,6 @@ def until(path: Path) -> str:
     return f"until [ -s {path} ]; do sleep 0.02; done"
 
 
-def hold(*names: str, **options: Any) -> str:
-    """Acquire the locks and detach them, so that they stay held; return the token of the last."""
-    for name in names:
-        lock = Lock(name, **options)
-        assert lock.acquire(blocking=False)
-        token = lock.detach()
-    return token
-
-
 def held(names: str) -> str:
     """Which of these locks, of one letter each, are held."""
     return "".join(name for name in names if Lock(name).locked())

@@ -16,9 +16,9 @@ from django.core.management import call_command
 
 from django_redislock import Lock, LockLost, force_release, lock_force_released
 from redisserver import RedisServer
-from tests.cli.conftest import Answer, Terminal, WaitFor, fails, held, hold, redislocks
+from tests.cli.conftest import Answer, Terminal, WaitFor, fails, held, redislocks
 from tests.helpers.actors import GENEROUS
-from tests.helpers.state import put
+from tests.helpers.state import hold, put
 
 USER, HOST = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname()
 BY = f"{USER}@{HOST} by manage.py redislocks clear"

@@ -19,9 +19,9 @@ from django.test import override_settings
 
 from django_redislock import Lock, LockPool
 from redisserver import RedisServer
-from tests.cli.conftest import NOWHERE, NOWHERE_AS_CLUSTER, WaitFor, fails, hold, main, redislocks
+from tests.cli.conftest import NOWHERE, NOWHERE_AS_CLUSTER, WaitFor, fails, main, redislocks
 from tests.helpers.actors import Ghost
-from tests.helpers.state import put
+from tests.helpers.state import hold, put
 from tests.inside import PREFIX
 
 

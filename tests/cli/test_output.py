@@ -17,9 +17,10 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_redislock import Lock, LockPool, get_lock
-from tests.cli.conftest import Answer, InProcess, Terminal, WaitFor, fails, held, hold, main, redislocks
+from tests.cli.conftest import Answer, InProcess, Terminal, WaitFor, fails, held, main, redislocks
 from tests.helpers.actors import GENEROUS
 from tests.helpers.processes import Full
+from tests.helpers.state import hold
 from tests.inside import PREFIX
 
 INTERRUPTED = 128 + signal.SIGINT

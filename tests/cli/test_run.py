@@ -19,9 +19,10 @@ import pytest
 
 from django_redislock import Lock, force_release, get_lock, lock_acquired
 from redisserver import RedisServer
-from tests.cli.conftest import FOREVER, NAME, Eventually, InProcess, fails, hold, main, sh, until
+from tests.cli.conftest import FOREVER, NAME, Eventually, InProcess, fails, main, sh, until
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.processes import ROOT
+from tests.helpers.state import hold
 from tests.inside import guard_programs_by
 
 pytestmark = pytest.mark.usefixtures("no_terminal")
@@ -84,15 +85,6 @@ def test_a_busy_lock_has_a_status_of_its_own_and_the_program_is_not_run(tmp_path
     assert not (tmp_path / "ran").exists()
     hold(NAME, ttl=0.5)
     assert sh("exit 4", "--blocking-timeout", "30") == 4
-
-
-@pytest.mark.complete
-def test_a_crontab_on_many_machines_runs_a_job_once(in_process: InProcess, tmp_path: Path) -> None:
-    job = ["run", NAME, "--at-least=60", "--", "sh", "-c", f"echo ran >> {tmp_path}/out"]
-    crowd = [in_process(*job) for _ in range(4)]
-    assert {process.communicate(timeout=2 * GENEROUS) for process in crowd} == {("", "")}  # cron has nothing to mail
-    assert sorted(process.returncode for process in crowd) == [0, 75, 75, 75]
-    assert (tmp_path / "out").read_text() == "ran\n"
 
 
 def test_at_least_keeps_the_lock_until_then() -> None:

@@ -15,8 +15,9 @@ import redis
 
 from django_redislock import Lock, force_release, get_lock
 from redisserver import RedisServer
-from tests.cli.conftest import FOREVER, NAME, Eventually, InProcess, fails, hold, sh, until
+from tests.cli.conftest import FOREVER, NAME, Eventually, InProcess, fails, sh, until
 from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.state import hold
 from tests.inside import keys_of
 
 pytestmark = pytest.mark.usefixtures("no_terminal")
