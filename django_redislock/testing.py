@@ -108,9 +108,7 @@ def reset() -> None:
             watchdog.end(lease)
     for partition in [partition for store in made_stores() for partition in store.partitions.values()]:
         run(_delete_keys(partition))
-        listener = runtime().listener(partition)
-        listener.tell_all()
-        listener.reconnect()  # a waiting thread that reads messages is told by nothing else
+        runtime().listener(partition).tell_all()
 
 
 def _delete_keys(partition: Partition) -> Steps[None]:
