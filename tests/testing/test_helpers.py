@@ -42,6 +42,7 @@ from django_redislock.testing import (
     redis_away,
     reset,
 )
+from tests.base.test_forks import in_child
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.databases import Account, with_fences
 from tests.helpers.docs import blocks, page
@@ -104,13 +105,14 @@ def test_only_keys_of_the_block_are_deleted(settings: Any) -> None:
     assert command("KEYS", "*") == [rb"aXb?\c:other"]
 
 
-def test_neither_a_thread_nor_a_change_of_the_settings_leads_out(settings: Any, other: Others) -> None:
+def test_neither_a_thread_nor_a_fork_nor_a_change_of_the_settings_leads_out(settings: Any, other: Others) -> None:
     outside = prefix()
     with own_locks():
         inside = prefix()
         with override_settings(REDISLOCK={"TTL": 7, "KEY_PREFIX": "site"}):
             assert (inside, 7) == (prefix(), Lock(NAME).ttl)
         seen = other()(prefix)  # in a thread of a live server, say
+        assert in_child(lambda: prefix() == inside)
         Lock(NAME).acquire()
         settings.CACHES = {**settings.CACHES}
     assert leases() == []
