@@ -24,13 +24,17 @@ from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.databases import Account, Commits
 from tests.helpers.servers import LEFT_OPEN, Pages, Web, asgi_server
-from tests.helpers.state import held, outlives
+from tests.helpers.state import outlives
 from tests.inside import undo_interrupted
 
 Both = tuple[Account, Account]
 pytestmark = LEFT_OPEN
 REQUESTS = 200
 SQLITE = pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+
+
+def held() -> list[str]:
+    return [lock.name for lock in list_locks()]
 
 
 def get(view: Callable[..., Any]) -> Any:
@@ -51,11 +55,11 @@ def test_the_lock_is_held_from_before_begin_until_all_have_committed(both: Both,
         ("two-locks", "GET", ["account:1", "outer:1"]),
         ("dispatch", "PUT", []),  # a method that does not lock still has its transactions
     ]
-    for name, method, names in rows:
+    for name, method, held in rows:
         commits.seen.clear()
         response = web.get(f"/{name}/1/", method=method)
-        assert (name, response.status, response.body.strip(b'"').decode()) == (name, 200, ",".join(names))
-        assert sorted(commits.seen) == [("default", names, names), ("second", names, names)], name
+        assert (name, response.status, response.body.strip(b'"').decode()) == (name, 200, ",".join(held))
+        assert sorted(commits.seen) == [("default", held, held), ("second", held, held)], name
         assert list_locks() == [], name
 
 
@@ -111,7 +115,7 @@ def test_a_view_is_excluded_for_one_database_below_the_lock(both: Both, commits:
             transaction.non_atomic_requests(above)
 
 
-async def ask_all(port: int, path: str) -> Counter[int]:
+async def ask_all(port: int, path: str, requests: int = REQUESTS) -> Counter[int]:
     """Send all requests at once; return how many got which status."""
 
     async def ask() -> int:
@@ -121,7 +125,13 @@ async def ask_all(port: int, path: str) -> Counter[int]:
         writer.close()
         return int(response.split()[1])
 
-    return Counter(await asyncio.gather(*(ask() for _ in range(REQUESTS))))
+    return Counter(await asyncio.gather(*(ask() for _ in range(requests))))
+
+
+@SQLITE
+def test_50_requests_at_once_lose_no_update(webs: dict[str, Web], atomic: Account) -> None:
+    assert asyncio.run(ask_all(webs["wsgi"].port, "/twice/1/", 50)) == {200: 50}
+    assert atomic.balance == 50
 
 
 @pytest.mark.complete
