@@ -124,3 +124,14 @@ def test_the_demo_fails_when_locks_are_force_released_under_the_buyers_hands(
     assert code == 1
     assert "FAILED Lock: oversold" in output
     assert "force-released" in errors
+
+
+@pytest.mark.complete
+def test_what_it_cannot_do_is_a_clear_error(manage: Manage) -> None:
+    code, output, errors = run(manage("demo", "--seats", "0"))
+    assert (code, output) == (2, "")
+    assert "argument --seats: must be a number from 1 to 1000, not '0'" in errors
+    code, output, errors = run(manage("demo", REDIS_URL="redis://127.0.0.1:1/0"))
+    assert (code, output) == (1, "")
+    assert "The demo cannot start: " in errors
+    assert "Traceback" not in errors

@@ -342,3 +342,20 @@ def test_the_wheel_has_the_whole_package_and_nothing_else_and_a_site_runs_on_it_
     assert Path(where).is_relative_to(python.parents[1])
     assert versions.split() == [django_redislock.__version__] * 2
     assert last == "all is well"
+
+
+@pytest.mark.parametrize(
+    ("ci", "code", "said"), [("", 0, "Left out: 1 test that needs"), ("1", 1, "the machine lacks")]
+)
+def test_a_run_of_tests_says_what_the_machine_lacks_and_fails_in_ci(ci: str, code: int, said: str) -> None:
+    of_browser = "tests/admin/test_browser.py::test_the_index_leads_to_the_list_which_sorts_and_searches"
+    ours = {key: value for key, value in environment(ROOT).items() if not key.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "--complete", of_browser],
+        cwd=ROOT,
+        env={**ours, "CI": ci, "CHROMIUM": "no-such-browser"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+    assert f"{said} Chromium (apt-get install chromium, or name an executable in CHROMIUM)" in done.stdout
