@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from redisserver import RedisServer
 from tests.helpers.actors import until
 from tests.helpers.cancelling import add_gates
-from tests.helpers.proxy import Proxy, proxy
 from tests.inside import hears, listen
-
-
-@pytest.fixture
-def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    with proxy(server.port) as running:
-        default = {**settings.CACHES["default"], "LOCATION": running.url}
-        settings.CACHES = {**settings.CACHES, "default": default}
-        yield running
-        settings.CACHES = {**settings.CACHES}
 
 
 @pytest.fixture
