@@ -214,15 +214,6 @@ def test_a_thread_that_is_interrupted_before_it_reads_leaves_nobody_deaf(
 
 
 @pytest.fixture
-def locks() -> list[Lock]:
-    """Two more locks, held by this thread."""
-    locks = [Lock(name, ttl=600) for name in ("one", "two")]
-    for lock in locks:
-        lock.acquire()
-    return locks
-
-
-@pytest.fixture
 def reading(
     held: Lock, other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> Future[bool]:
@@ -235,32 +226,29 @@ def reading(
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
-def test_who_begins_to_wait_while_a_thread_reads_is_told_as_well(
-    held: Lock, reading: Future[bool], locks: list[Lock], crowd: Crowd, client: redis.Redis, eventually: Eventually
+def test_who_begins_to_wait_while_a_thread_reads_or_after_that_is_told_as_well(
+    held: Lock, reading: Future[bool], crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """By that thread, and by the listener's when the thread has what it waited for."""
-    waiting = [crowd().start(Lock(lock.name), "acquire") for lock in locks]
-    eventually(lambda: all(queued(client, lock.name) for lock in locks))
-    locks[0].release()
-    assert waiting[0].result(GENEROUS)
+    """By that thread, and when it has what it waited for by the listener's, which has rested meanwhile and reads for
+    coroutines and for several threads."""
+
+    def wait(*names: str) -> None:
+        for name in names:
+            locks[name] = Lock(name, ttl=600)
+            locks[name].acquire()
+            waiting[name] = crowd().start(Lock(name), "acquire")
+        eventually(lambda: all(queued(client, name) for name in names))
+
+    locks, waiting = dict[str, Lock](), dict[str, Future[bool]]()
+    wait("one", "two")
+    locks["one"].release()
+    assert waiting["one"].result(GENEROUS)
     held.release()
     assert reading.result(GENEROUS)
-    locks[1].release()
-    assert waiting[1].result(GENEROUS)
-
-
-@pytest.mark.usefixtures("no_look_by_the_clock")
-def test_who_begins_to_wait_after_a_thread_has_read_is_told(
-    held: Lock, reading: Future[bool], locks: list[Lock], crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    """The listener's thread, which rests for a while then, reads for coroutines and for several threads."""
-    held.release()
-    assert reading.result(GENEROUS)
-    waiting = [crowd().start(Lock(lock.name), "acquire") for lock in locks]
-    eventually(lambda: all(queued(client, lock.name) for lock in locks))
-    for lock, one in zip(reversed(locks), reversed(waiting), strict=True):
-        lock.release()
-        assert one.result(GENEROUS)
+    wait("three")
+    for name in ("three", "two"):
+        locks[name].release()
+        assert waiting[name].result(GENEROUS)
 
 
 def test_a_thread_reads_for_a_short_time_only(
@@ -320,27 +308,6 @@ def test_a_subscription_outlasts_silence_whichever_parser_reads_it(
 
 
 ONE, ANOTHER = "@" + "a" * 40, "@" + "b" * 40
-
-
-def test_a_waiter_that_was_dropped_lets_the_others_of_its_process_look(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit(monkeypatch, look_every=0.2)
-    me, lock = crowd(), Lock(NAME, ttl=600)
-    me(lock, "acquire")
-    waiting = []
-    for number in range(3):
-        you, another = crowd(), Lock(NAME, blocking_timeout=10 * GENEROUS)
-        waiting.append((you, another, you.start(another, "acquire")))
-        eventually(lambda number=number: queued(client) == number + 1)
-    before = client.zrange(QUEUE, 0, -1)
-    client.delete(QUEUE, WAITERS)
-    eventually(lambda: queued(client) == 3)
-    assert client.zrange(QUEUE, 0, -1) == before
-    me(lock, "release")
-    for you, another, future in waiting:
-        assert future.result(GENEROUS)
-        you(another, "release")
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
