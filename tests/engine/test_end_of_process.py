@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import sys
 import threading
 import warnings
@@ -49,32 +47,6 @@ def test_a_child_of_multiprocessing_sends_what_is_pending_and_leaves_its_parents
     assert int(client.get(FENCE) or 0)  # it was there
     assert not holder(client)
     assert inside.hears()
-
-
-def test_a_killed_process_is_dead_to_redis_though_a_child_that_it_has_forked_lives(
-    start: Callable[..., Worker], client: redis.Redis, eventually: Eventually
-) -> None:
-    """Else nobody would overtake its waiters, and locks would be handed over to them."""
-    parent = start(
-        """
-from tests import inside
-inside.listen()
-while not inside.hears():
-    time.sleep(0.01)
-channel = inside.own_channel()
-if not os.fork():
-    say("child", os.getpid(), channel)
-threading.Event().wait()
-""",
-        fresh=True,
-    )
-    child, channel = parent.expect("child")
-    try:
-        assert client.pubsub_numsub(channel)[0][1] == 1
-        parent.kill()
-        eventually(lambda: client.pubsub_numsub(channel)[0][1] == 0)
-    finally:
-        os.kill(int(child), signal.SIGKILL)
 
 
 def test_servers_that_hang_take_a_process_one_second_in_all_and_keep_nothing_from_the_others(

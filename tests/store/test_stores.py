@@ -109,7 +109,8 @@ if child == 0:
 else:
     say("forked", child)
     with Lock("d"):
-        say("done", held.owned())
+        owned = held.owned()
+    say("done", owned)
     time.sleep(600)
 """
 
@@ -126,16 +127,17 @@ def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
     try:
         assert dict(client.pubsub_numsub(channel)) == {channel.encode(): 1}
         assert parent.expect("done") == ["True"]
-        parent.tell()
+        parent.signal(signal.SIGKILL)
+        parent.process.wait()
+        # were the child to keep the parent's socket open, Redis would count the parent as alive, and nobody would
+        # overtake its waiters
+        eventually(lambda: dict(client.pubsub_numsub(channel)) == {channel.encode(): 0})
+        parent.tell()  # the child, which has used no lock yet
         own_channel, token, locks = parent.expect("child")
         assert own_channel != channel
         assert (token, locks) == ("None", "3")
         eventually(lambda: state.queued(client) == 2)
         _, second = list[Any](client.zrange(state.QUEUE, 0, -1))
-        parent.signal(signal.SIGKILL)
-        parent.process.wait()
-        # were the child to keep the parent's socket open, Redis would count the parent as alive
-        eventually(lambda: dict(client.pubsub_numsub(channel)) == {channel.encode(): 0})
         assert dict(client.pubsub_numsub(own_channel)) == {own_channel.encode(): 1}
         lock.release()
         assert state.holder(client) == second.decode()
