@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 from django.core.cache import caches
 from django.core.checks import Tags, run_checks
 from django.core.exceptions import ImproperlyConfigured
+from fakeredis import FakeRedisConnection
 
 import django_redislock
-from django_redislock import Lock, list_locks
+from django_redislock import Lock
 from redisserver import RedisServer
 from tests.checks.conftest import BACKEND, DJANGOS, OURS, Set, check, ids, only
 from tests.helpers.docs import page
@@ -22,6 +24,7 @@ from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias
 
 SHARDS = "django_redis.client.ShardClient"
 CANNOT = "Cannot use the cache alias 'locks' for locks: "
+USES = (Lock("a"), "acquire"), (django_redislock, "list_locks")
 
 
 @pytest.fixture
@@ -77,11 +80,18 @@ def test_they_are_among_the_checks_of_caches_and_the_memory_mode_is_for_developm
     assert ids() == []
 
 
-def test_a_prefix_of_an_alias_that_keys_cannot_begin_with_is_found(caching: Set) -> None:
-    for name in ("locks", "pages"):
-        caching(**{name: {"BACKEND": OURS, "KEY_PREFIX": f"{name}{{", "LOCATION": "redis://127.0.0.1:1/6"}})
+@pytest.mark.parametrize("wrong", ["{", " ", "\x7f"])
+def test_a_prefix_of_an_alias_that_keys_cannot_begin_with_is_found_and_an_error_in_use(
+    wrong: str, caching: Set, me: Any
+) -> None:
+    names = ("locks", "pages")
+    for name in names:
+        caching(**{name: {"BACKEND": OURS, "KEY_PREFIX": f"{name}{wrong}", "LOCATION": "redis://127.0.0.1:1/6"}})
     told = [message.msg.partition(" must not contain braces")[0] for message in check()]
-    assert told == [f"The KEY_PREFIX of the cache alias '{name}'" for name in ("locks", "pages")]
+    assert told == [f"The KEY_PREFIX of the cache alias '{name}'" for name in names]
+    for thing, method in USES:
+        with pytest.raises(ImproperlyConfigured, match="'locks' must not .*: " + re.escape(repr(f"locks{wrong}"))):
+            me(thing, method)
 
 
 ASKING_SENTINELS = {
@@ -95,12 +105,15 @@ of: Any = partial(dict, BACKEND=DJANGO, LOCATION="redis://127.0.0.1:1")
 UNUSABLE: list[tuple[Any, str]] = [
     (of(LOCATION=None), "The cache alias 'locks' has no LOCATION: "),
     (of(OPTIONS=None), f"{CANNOT}AttributeError: "),
+    (of(LOCATION="localhost:6379"), f"{CANNOT}ValueError: Redis URL"),
+    (of(BACKEND=DJANGO_REDIS, LOCATION=""), f"{CANNOT}Missing connections"),
     (of(BACKEND=""), f"{CANNOT}Could not find backend ''"),
     (of(BACKEND=OURS, OPTIONS={"COMPRESSOR": "no_such_library.Compressor"}), f"{CANNOT}ModuleNotFoundError: "),
-    (of(BACKEND="django.core.cache.backends.filebased.FileBasedCache", LOCATION="/nowhere"), "FileBasedCache"),
+    (of(BACKEND="django.core.cache.backends.filebased.FileBasedCache", LOCATION="/nowhere"), "FileBasedCache) has no"),
     (of(LOCATION="rediss://127.0.0.1:1", OPTIONS={"ssl_cert_reqs": "often"}), f"{CANNOT}RedisError: Invalid SSL"),
     (of(OPTIONS={"password": "a", "credential_provider": CREDENTIALS}), f"{CANNOT}DataError: "),
     (of(OPTIONS={"connection_class": partial(redis.Connection)}), "must be a class, not functools.partial"),
+    (alias(DJANGO_REDIS, "redis://127.0.0.1:1", connection_class=partial(FakeRedisConnection)), "must be a class"),
     (of(BACKEND=OURS, LOCATION=["redis://127.0.0.1:1"] * 2, OPTIONS={"CLIENT_CLASS": SHARDS}), "spreads its keys"),
     (of(BACKEND=DJANGO_REDIS, LOCATION="redis://shop/0", OPTIONS=ASKING_WRONGLY), f"{CANNOT}RedisError: Invalid SSL"),
     (None, CANNOT),
@@ -110,14 +123,16 @@ UNUSABLE: list[tuple[Any, str]] = [
 
 @pytest.mark.usefixtures("own_pools")
 @pytest.mark.parametrize(("entry", "problem"), UNUSABLE, ids=[problem for _, problem in UNUSABLE])
-def test_an_alias_that_cannot_hold_locks_is_found_and_an_error_in_use(entry: Any, problem: str, settings: Any) -> None:
+def test_an_alias_that_cannot_hold_locks_is_found_and_an_error_in_use(
+    entry: Any, problem: str, settings: Any, me: Any
+) -> None:
     settings.CACHES = {**settings.CACHES, "locks": entry}
     assert problem in (found := only("E003")).msg
     assert ("django-redis's own BACKEND" in str(found.hint)) == (entry is not None and entry["BACKEND"] == OURS)
     assert ids(deploy=True) == ["E003"]
-    for use in (Lock("a").acquire, list_locks):
+    for thing, method in USES:
         with pytest.raises(ImproperlyConfigured, match=re.escape(problem)):
-            use()
+            me(thing, method)
 
 
 def test_an_alias_without_locks_is_left_alone(caching: Set, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,25 +146,37 @@ def test_an_alias_without_locks_is_left_alone(caching: Set, caplog: pytest.LogCa
 
 
 class Own(redis.Connection):
-    """A site's own, without a counterpart for coroutines."""
+    """A site's own."""
+
+    async_class = redis.asyncio.Connection
+
+
+class Heir(Own):
+    """What it does more, such as a check of certificates, the counterpart of its base does not do."""
 
 
 @pytest.mark.usefixtures("own_pools")
-def test_options_that_coroutines_cannot_use_are_found(caching: Set) -> None:
-    entry = {"BACKEND": DJANGOS, "LOCATION": "redis://127.0.0.1:1/5", "OPTIONS": {"connection_class": Own}}
-    caching(locks=entry)
-    assert "Own has no counterpart in redis.asyncio" in only("W007").msg
-    caching(locks={**entry, "LOCATION": "rediss://127.0.0.1:1/5", "OPTIONS": {"ssl_validate_ocsp": True}})
-    assert "does not know ssl_validate_ocsp" in only("W007").msg
-    caching(locks={**entry, "OPTIONS": {"redis_connect_func": redis.Connection.on_connect}})
-    assert "redis_connect_func of the cache alias 'locks'" in only("W007").msg
-    caching(
-        locks=of(
-            BACKEND=DJANGO_REDIS,
-            LOCATION="redis://shop/0",
-            OPTIONS={**ASKING_SENTINELS, "SENTINEL_KWARGS": {"ssl": True}},
-        )
-    )
+@pytest.mark.parametrize(
+    ("scheme", "options", "problem"),
+    [
+        ("redis", {"connection_class": Heir}, "tests.checks.test_settings.Heir has no counterpart in redis.asyncio"),
+        ("rediss", {"ssl_validate_ocsp": True}, "does not know ssl_validate_ocsp of the cache alias 'locks'"),
+        ("redis", {"redis_connect_func": redis.Connection.on_connect}, "redis_connect_func of the cache alias 'locks'"),
+    ],
+)
+async def test_options_that_coroutines_cannot_use_are_found_and_never_ignored(
+    scheme: str, options: Any, problem: str, caching: Set
+) -> None:
+    caching(locks={"BACKEND": DJANGOS, "LOCATION": f"{scheme}://127.0.0.1:1/5", "OPTIONS": options})
+    assert problem in only("W007").msg
+    with pytest.raises(ImproperlyConfigured, match=re.escape(problem)):
+        await Lock("a").aacquire()
+
+
+@pytest.mark.usefixtures("own_pools")
+def test_options_of_sentinels_are_for_coroutines_as_well(caching: Set) -> None:
+    sentinels = {**ASKING_SENTINELS, "SENTINEL_KWARGS": {"ssl": True}}
+    caching(locks=of(BACKEND=DJANGO_REDIS, LOCATION="redis://shop/0", OPTIONS=sentinels))
     assert ids() == []
 
 

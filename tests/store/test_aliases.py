@@ -6,7 +6,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,15 +16,13 @@ import redis.asyncio
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.test import override_settings
-from fakeredis import FakeRedisConnection
 
-import django_redislock
 from django_redislock import Counter, Lock, LockPool, LockUnavailable, list_locks
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.operations import all_of_them
 from tests.helpers.processes import Worker
-from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, PASSWORD, alias, caches, connections
+from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, PASSWORD, alias, caches, connections
 from tests.inside import Wire, connection_class, limit, listening_connection_class, own_channel
 
 from .conftest import Eventually, Exercise
@@ -169,40 +166,6 @@ def test_the_error_about_a_missing_alias_lists_the_existing_ones(use: Callable[[
         use()
 
 
-FAR = "redis://127.0.0.1:1/0"
-SHARDS = {"BACKEND": DJANGO_REDIS, "LOCATION": [FAR, "redis://127.0.0.1:1/1"]}
-NO_LOCKS = [
-    (
-        {"BACKEND": "django.core.cache.backends.db.DatabaseCache", "LOCATION": "table"},
-        r"'default' \(.*DatabaseCache\) has no Redis connection.*memory",
-    ),
-    ({"BACKEND": DJANGO, "LOCATION": "localhost:6379"}, "alias 'default' for locks: ValueError: Redis URL"),
-    ({"BACKEND": DJANGO_REDIS, "LOCATION": ""}, "alias 'default' for locks: Missing connections"),
-    (
-        {**SHARDS, "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"}},
-        "'default' spreads .* over several servers",
-    ),
-    *(
-        (alias(DJANGO_REDIS, FAR, connection_class=partial(kind)), r"connection_class .* must be a class, not func")
-        for kind in (redis.Connection, FakeRedisConnection)
-    ),
-    *(
-        (
-            {"BACKEND": DJANGO_REDIS, "LOCATION": FAR, "KEY_PREFIX": prefix},
-            rf"'default' must not contain braces .*, whitespace.*: {re.escape(repr(prefix))}",
-        )
-        for prefix in ("{site}", "my site", "\x7f")
-    ),
-]
-
-
-@pytest.mark.parametrize(("given", "problem"), NO_LOCKS, ids=[problem[-40:] for _, problem in NO_LOCKS])
-def test_an_alias_that_cannot_hold_locks_is_a_clear_error(given: dict[str, Any], problem: str, me: Any) -> None:
-    for thing, method in (Lock("a"), "acquire"), (django_redislock, "list_locks"):
-        with caches(given), pytest.raises(ImproperlyConfigured, match=problem):
-            me(thing, method)
-
-
 class AsyncOwn(redis.asyncio.Connection):
     """Its counterpart."""
 
@@ -213,10 +176,6 @@ class Own(redis.Connection):
     async_class = AsyncOwn
 
 
-class Heir(Own):
-    """What it does more, such as a check of certificates, the counterpart of its base does not do."""
-
-
 @BOTH
 def test_a_class_of_a_sites_own_names_its_counterpart(
     backend: str, server: RedisServer, exercise: Exercise, crowd: Crowd
@@ -224,31 +183,6 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
     with caches(alias(backend, server.url, connection_class=Own)):
         exercise()
         assert issubclass(connection_class(asynchronous=crowd.awaits), AsyncOwn if crowd.awaits else Own)
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        (
-            alias(DJANGO_REDIS, FAR, connection_class=Heir),
-            r"connection class tests\.store\.test_aliases\.Heir has no counterpart in redis\.asyncio",
-        ),
-        (
-            alias(DJANGO, "rediss://127.0.0.1:1/0", ssl_cert_reqs="none", ssl_validate_ocsp=True),
-            r"SSLConnection does not know ssl_validate_ocsp of the cache alias 'default'",
-        ),
-        (
-            alias(DJANGO, FAR, redis_connect_func=redis.Connection.on_connect),
-            r"The redis_connect_func of the cache alias 'default' is for connections of threads",
-        ),
-    ],
-    ids=["Heir", "a TLS option", "redis_connect_func"],
-)
-async def test_what_coroutines_cannot_use_is_a_clear_error_and_never_ignored(
-    given: dict[str, Any], problem: str
-) -> None:
-    with caches(given), pytest.raises(ImproperlyConfigured, match=problem):
-        await Lock("a").aacquire()
 
 
 # -- the memory mode: an in-process server that runs the same scripts -----------------------------------------------
