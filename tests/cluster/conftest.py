@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
 
@@ -42,10 +41,6 @@ def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
     raise AssertionError
 
 
-def new_cluster(**options: Any) -> AbstractContextManager[Cluster]:
-    return redis_cluster(**options)
-
-
 def waiters(name: str) -> int:
     info = get_lock(name)
     return 0 if info is None else info.waiters
@@ -67,7 +62,7 @@ def queue(other: Callable[[], Any], eventually: Eventually) -> Queue:
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Cluster]:
     """A cluster shared by tests that do not end nodes."""
-    with new_cluster() as cluster:
+    with redis_cluster() as cluster:
         yield cluster
 
 
@@ -93,5 +88,5 @@ def cluster(shared: Cluster, own_pools: None) -> Iterator[Cluster]:
 @pytest.fixture
 def own_cluster(own_pools: None) -> Iterator[Cluster]:
     """A cluster that a test may break."""
-    with new_cluster() as cluster, use(cluster, TTL=6, RETRY_FOR=10):
+    with redis_cluster() as cluster, use(cluster, TTL=6, RETRY_FOR=10):
         yield cluster

@@ -12,7 +12,6 @@ from zlib import crc32
 
 import pytest
 import redis
-from django.conf import settings as site
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
@@ -43,7 +42,6 @@ from tests.admin.pages import login, select, told
 from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
-from tests.helpers.processes import Worker
 from tests.helpers.state import outlives
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
 from tests.inside import ACQUIRE, RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription, suspect
@@ -176,34 +174,6 @@ def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_b
     eventually(lambda: all(len(node.client().client_list(_type="pubsub")) == 1 for node in cluster.masters()))
 
 
-@pytest.mark.complete
-def test_coroutines_and_processes_exclude_each_other_on_all_nodes(
-    cluster: Cluster, start: Callable[..., Worker]
-) -> None:
-    code = """
-import asyncio, redis
-from django.test.utils import override_settings
-override_settings(CACHES=CACHES, REDISLOCK={"CACHE": "locks", "CLUSTER": True}).enable()
-mark = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
-
-async def section(name):
-    async with Lock(name):
-        assert mark.set(name, "inside", nx=True), "two holders at once"
-        await asyncio.sleep(0)
-        mark.delete(name)
-
-async def main():
-    await asyncio.gather(*[section(name) for _ in range(10) for name in NAMES])
-
-asyncio.run(main())
-say("done")
-"""
-    names = [name for node in cluster.masters() for name in names_on(cluster, node, 2)]
-    for worker in [start(code, CACHES=site.CACHES, NAMES=names) for _ in range(3)]:
-        worker.expect("done", 60)
-    assert list_locks() == []
-
-
 def test_pools_values_and_cached_values(cluster: Cluster) -> None:
     pools = [LockPool(f"cars {number}") for number in range(8)]
     for pool in pools:
@@ -259,20 +229,7 @@ def test_a_renewal_that_goes_where_the_lock_is_no_longer_is_sent_on(cluster: Clu
         assert not lock.lost
 
 
-def test_a_subscription_that_is_refused_as_another_one_joins_is_made_anew(
-    cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two = (Ears(name=name) for name in names_on(cluster, cluster.masters()[0], 2))
-    one.start()
-    eventually(lambda: one.hears and two.hears)
-    two.end()
-    refused = refuse_subscription(monkeypatch, one, lambda number, itself: not itself)
-    generation = one.generation
-    two.start()
-    eventually(lambda: refused and two.hears and one.hears and one.generation > generation)
-
-
-def test_a_neighbour_that_was_refused_is_subscribed_when_somebody_waits_there(
+def test_a_neighbour_that_was_refused_is_subscribed_when_somebody_waits_there_and_one_that_is_refused_then_anew(
     cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = cluster.masters()[0]
@@ -285,6 +242,11 @@ def test_a_neighbour_that_was_refused_is_subscribed_when_somebody_waits_there(
     assert not two.ready
     two.start()
     eventually(lambda: two.hears)
+    two.end()
+    refused = refuse_subscription(monkeypatch, one, lambda number, itself: not itself)
+    generation = one.generation
+    two.start()
+    eventually(lambda: refused and two.hears and one.hears and one.generation > generation)
 
 
 def test_an_answer_that_is_lost_before_replicas_have_it_is_asked_for_again(

@@ -11,12 +11,12 @@ import pytest
 from django_redislock import Lock, LockPool, LockUnavailable, Semaphore, force_release, get_lock, list_locks
 from rediscluster import HOST
 from tests.helpers.actors import GENEROUS
-from tests.helpers.cluster import Cluster, Node
+from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.state import count
 from tests.helpers.ways import DJANGO_REDIS, alias, kill
 from tests.inside import Ears, HeldUpQuestion, ask_cluster, limit, nodes_known, suspect
 
-from .conftest import Eventually, Queue, key_of, names_on, new_cluster, slot_of, use, waiters
+from .conftest import Eventually, Queue, key_of, names_on, slot_of, use, waiters
 
 pytestmark = pytest.mark.complete
 
@@ -59,7 +59,7 @@ def test_a_node_that_hangs_delays_no_lease_on_another(own_cluster: Cluster, even
 
 def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools: None, eventually: Eventually) -> None:
     """It says CLUSTERDOWN, for as long as it is asked; nothing else in this process asks where the slots are."""
-    with new_cluster(partitionable=True) as cluster, use(cluster, TTL=24):
+    with redis_cluster(partitionable=True) as cluster, use(cluster, TTL=24):
         first = cluster.masters()[0]
         (name,) = names_on(cluster, first)
         lock = Lock(name)
@@ -135,7 +135,7 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
     own_pools: None, crowd: Any, queue: Queue, eventually: Eventually
 ) -> None:
     options: dict[str, Any] = {"masters": 2, "replicas": 0, "cluster_require_full_coverage": "no"}
-    with new_cluster(**options) as cluster, use(cluster, TTL=60, RETRY_FOR=0.2):
+    with redis_cluster(**options) as cluster, use(cluster, TTL=60, RETRY_FOR=0.2):
         first, second = cluster.masters()
         (name, neighbour), (elsewhere,) = names_on(cluster, first, 2), names_on(cluster, second)
         me, held = crowd(), Lock(name)
@@ -175,7 +175,7 @@ def test_requests_that_a_replaced_master_had_not_read_are_sent_to_the_new_one(
     how: str, own_pools: None, settings: Any, crowd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connections have much patience, and the nodes can be cut off from each other."""
-    with new_cluster(partitionable=True) as cluster:
+    with redis_cluster(partitionable=True) as cluster:
         locks = alias(DJANGO_REDIS, [node.url for node in cluster.masters()[:2]], socket_timeout=GENEROUS)
         settings.CACHES = {**settings.CACHES, "locks": locks}
         settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": True, "TTL": 60, "RETRY_FOR": GENEROUS}
