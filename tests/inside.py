@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 from unittest.mock import Mock
 
 import pytest
+from django.test import override_settings
 from redis.exceptions import InvalidResponse, MovedError
 
 from django_redislock import Lock, values
@@ -416,12 +417,6 @@ def cut_before_it_is_read(patch: pytest.MonkeyPatch) -> None:
     """The next connection is cut when those who wait know of it already, and nobody reads it yet."""
     first = iter([True])
     _around(patch, Receiver, "start", lambda receiver: next(first, False) and receiver.cut())
-
-
-def _stands_in(thread: threading.Thread, function: str, code: str) -> bool:
-    from tests.helpers.actors import stands_in  # which imports this module
-
-    return stands_in(thread, function, code)
 
 
 def _waiters(using: str | None = None) -> Any:
@@ -820,8 +815,10 @@ def interrupt_who_begins_to_read(patch: pytest.MonkeyPatch) -> threading.Event:
 @contextmanager
 def first_listener_held_up() -> Iterator[Callable[[threading.Thread], bool]]:
     """Nobody gets a listener meanwhile; tells of a thread whether it waits for one."""
+    from tests.helpers.actors import stands_in  # which imports this module
+
     with runtime()._mutex:
-        yield lambda thread: _stands_in(thread, runtime().listener.__name__, "mutex:")
+        yield lambda thread: stands_in(thread, runtime().listener.__name__, "mutex:")
 
 
 def mistrust(patch: pytest.MonkeyPatch, *, node: str | None = None, doubted: bool = False, clock: bool = True) -> None:
@@ -854,8 +851,9 @@ def per_process(make: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], T 
     return kept.get, kept.peek
 
 
-def settings() -> dict[str, Any]:
-    return asdict(conf())
+def settings(**overridden: Any) -> dict[str, Any]:
+    with override_settings(**overridden):
+        return asdict(conf())
 
 
 def values_under_way() -> int:

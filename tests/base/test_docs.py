@@ -18,7 +18,7 @@ import pytest
 from django.core.management import call_command, load_command_class
 from django.core.management.base import BaseCommand
 from django.db import models
-from django.test import TestCase, override_settings
+from django.test import TestCase
 from django.test.utils import isolate_apps
 
 import django_redislock
@@ -113,20 +113,15 @@ def assigned(block: str, name: str) -> ast.expr | None:
     return None
 
 
-def read(settings: dict[str, Any]) -> dict[str, Any]:
-    with override_settings(REDISLOCK=settings):
-        return inside.settings()
-
-
 @each_text
 def test_all_settings_are_such_as_can_be_given(path: Path) -> None:
     text = path.read_text("utf-8")
     for block in blocks(text):
         value = assigned(block, "REDISLOCK")
         if value is not None:
-            read(ast.literal_eval(value))
+            inside.settings(REDISLOCK=ast.literal_eval(value))
     for name, literal in re.findall(r'``(?:"|REDISLOCK\[")([A-Z_]+)"(?:: |\] = )(.*?)``', text):
-        read({name: ast.literal_eval(literal)})
+        inside.settings(REDISLOCK={name: ast.literal_eval(literal)})
     assert {*re.findall(r'``REDISLOCK\["([A-Z_]+)"\]', text)} <= {*inside.settings()}
 
 
@@ -153,7 +148,7 @@ def test_the_settings_of_caches_pass_all_checks(name: str, number: int, settings
 def test_the_page_of_settings_has_all_of_them_with_their_defaults() -> None:
     value = assigned(blocks(page("settings"))[0], "REDISLOCK")
     assert value is not None
-    told = read(ast.literal_eval(value))
+    told = inside.settings(REDISLOCK=ast.literal_eval(value))
     assert {ast.literal_eval(key) for key in value.keys} == {*told}  # type: ignore[attr-defined]
     assert {**told, "TTLS": {}} == inside.settings()  # which shows an example
 

@@ -157,10 +157,7 @@ def test_the_option_poll_takes_precedence_over_the_setting_and_a_backoff_may_be_
     assert vars(backoff) == before
     with pytest.raises(ValueError, match=r"\(poll is False, REDISLOCK\['POLL'\] is True\.\)"):
         Lock("a", poll=False, attempts=3)
-
-
-def test_a_lock_that_does_not_poll_needs_no_pace() -> None:
-    assert Lock("a", poll=False).acquire(blocking=False)
+    assert Lock("a", poll=False).acquire(blocking=False)  # which needs no pace
 
 
 # -- settings.REDISLOCK -----------------------------------------------------------------------------------------------
@@ -200,11 +197,6 @@ SETTINGS: dict[str, tuple[Any, Any, list[Any]]] = {
 WRONG = [(key, value) for key, (_, _, values) in SETTINGS.items() for value in values]
 
 
-def read(raw: Any) -> dict[str, Any]:
-    with override_settings(REDISLOCK=raw):
-        return inside.settings()
-
-
 def refused_setting(raw: Any) -> str:
     """How any use of a lock is refused with these settings."""
     with override_settings(REDISLOCK=raw), pytest.raises(ImproperlyConfigured) as caught:
@@ -215,11 +207,11 @@ def refused_setting(raw: Any) -> str:
 def test_every_setting_has_a_default_and_can_be_set() -> None:
     assert inside.settings() == {name: default for name, (default, _, _) in SETTINGS.items()}
     values = {name: value for name, (_, value, _) in SETTINGS.items()}
-    assert read(values) == {**values, "ALSO_LOCK": ("redis-py", None, None)}
-    assert read({"MAX_HOLD": timedelta(hours=1)})["MAX_HOLD"] == 3600
+    assert inside.settings(REDISLOCK=values) == {**values, "ALSO_LOCK": ("redis-py", None, None)}
+    assert inside.settings(REDISLOCK={"MAX_HOLD": timedelta(hours=1)})["MAX_HOLD"] == 3600
     none = ["BLOCKING_TIMEOUT", "MAX_HOLD", "SLOW_WAIT", "VIEW_ON_CONFLICT", "VIEW_OWNER", "VIEW_UNAVAILABLE_STATUS"]
     none += ["ALSO_LOCK"]
-    assert {name: read({name: None})[name] for name in none} == dict.fromkeys(none)
+    assert {name: inside.settings(REDISLOCK={name: None})[name] for name in none} == dict.fromkeys(none)
 
 
 def test_override_settings_works_and_a_wrong_setting_is_an_error_until_it_is_right_again() -> None:
