@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.management import call_command
 
 from django_redislock import (
     Lock,
@@ -18,6 +17,7 @@ from django_redislock import (
     LockUnavailable,
     Semaphore,
     get_lock,
+    list_locks,
     locked,
 )
 from django_redislock.testing import own_locks
@@ -65,6 +65,7 @@ def test_ours_waits_for_old_code_and_others_wait_behind_it(crowd: Crowd, old: Ol
     second = you.start(next_one, "acquire")
     eventually(lambda: lock.info().waiters == 1)  # type: ignore[union-attr]
     assert not first.done()
+    assert [info.name for info in list_locks()] == [NAME]
     theirs.release()
     assert first.result(GENEROUS) is True
     assert not old.is_free(NAME)
@@ -106,12 +107,14 @@ def test_everything_that_is_built_on_locks_takes_it(plain: Old, cache_lock: Call
     theirs.release()
 
 
-def test_semaphores_and_pools_are_not_affected(crowd: Crowd, plain: Old, client: redis.Redis) -> None:
+def test_semaphores_pools_and_own_locks_of_tests_are_unaffected(crowd: Crowd, plain: Old, client: redis.Redis) -> None:
     me = crowd()
     LockPool("accounts").assign(["alice"])
     me(Semaphore("a", limit=1), "acquire")
     assert me(LockPool("accounts"), "acquire")
     assert {key.decode().startswith(PREFIX) for key in client.scan_iter()} == {True}
+    with own_locks(), Lock(NAME):
+        assert plain.is_free(NAME)
 
 
 def test_whoever_enters_again_shares_it(crowd: Crowd, plain: Old) -> None:
@@ -200,18 +203,13 @@ def test_what_could_not_be_released_is_released_in_the_background(
     theirs.release()
 
 
-def test_attempts_are_counted_for_both(crowd: Crowd, plain: Old) -> None:
-    plain.held(NAME)
-    with pytest.raises(LockNotAcquired, match=r"\(3 attempts\): held by old code") as caught:
-        crowd()(Lock(NAME, poll=True, attempts=3), "enter")
-    assert caught.value.attempts == 3
-
-
 def test_polling_and_the_memory_mode_work(crowd: Crowd, plain: Old, settings: Any) -> None:
     me = crowd()
     settings.REDISLOCK = {"ALSO_LOCK": "redis-py", "POLL": True}
     lock, theirs = Lock(NAME), plain.held(NAME)
-    assert me(lock, "acquire", blocking=False) is False
+    with pytest.raises(LockNotAcquired, match=r"\(3 attempts\): held by old code") as caught:
+        me(Lock(NAME, attempts=3), "enter")
+    assert caught.value.attempts == 3  # for both
     theirs.release()
     me(lock, "acquire")
     assert not plain.is_free(NAME)
@@ -227,20 +225,3 @@ def test_a_key_that_is_no_lock_is_named(crowd: Crowd, plain: Old, client: redis.
     client.rpush(NAME, "something else")
     with pytest.raises(LockUnavailable, match=f"the key '{NAME}', which is a list and should be a string"):
         crowd()(Lock(NAME), "enter")
-
-
-def test_own_locks_of_tests_take_no_key_that_other_tests_may_have(plain: Old) -> None:
-    with own_locks(), Lock(NAME):
-        assert plain.is_free(NAME)
-
-
-def test_the_command_shows_ours_while_it_waits_for_old_code(
-    crowd: Crowd, plain: Old, eventually: Eventually, capsys: pytest.CaptureFixture[str]
-) -> None:
-    theirs, lock, me = plain.held(NAME), Lock(NAME), crowd()
-    waiting = me.start(lock, "acquire")
-    eventually(lambda: get_lock(NAME))
-    call_command("redislocks", "list")
-    assert NAME in capsys.readouterr().out
-    theirs.release()
-    assert waiting.result(GENEROUS)

@@ -159,7 +159,9 @@ def test_one_that_is_force_released_while_it_waits_for_old_code_raises(
     eventually(lambda: leftovers(client) == [])
 
 
-def test_whoever_adopts_the_lock_has_it_too(crowd: Crowd, old: Old) -> None:
+def test_whoever_adopts_the_lock_has_it_too_and_has_lost_it_where_somebody_else_has_the_key(
+    crowd: Crowd, old: Old, client: redis.Redis, eventually: Eventually
+) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
     token = me(lock, "detach", 600)
@@ -167,8 +169,13 @@ def test_whoever_adopts_the_lock_has_it_too(crowd: Crowd, old: Old) -> None:
     adopter = Lock(NAME, token=token, adopt=True)
     you(adopter, "acquire")
     assert not old.is_free(NAME)
-    you(adopter, "release")
-    assert old.is_free(NAME)
+    assert you(adopter, "detach", 600) == token
+    client.delete(old.key(NAME))
+    theirs = old.held(NAME)
+    with pytest.raises(LockLost, match=GONE):
+        me(Lock(NAME, token=token, adopt=True), "acquire")
+    eventually(lambda: leftovers(client) == [old.key(NAME)])
+    theirs.release()
 
 
 JOB = """
@@ -192,20 +199,6 @@ def test_a_killed_job_that_starts_again_with_its_token_has_it_at_once(
     assert me(lock, "acquire", blocking_timeout=GENEROUS) is True
     me(lock, "release")
     assert plain.is_free(NAME)
-
-
-def test_a_lock_whose_key_somebody_else_has_is_lost_for_its_adopter(
-    crowd: Crowd, plain: Old, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, lock = crowd(), Lock(NAME)
-    me(lock, "acquire")
-    token = me(lock, "detach", 600)
-    client.delete(NAME)
-    theirs = plain.held(NAME)
-    with pytest.raises(LockLost, match=GONE):
-        me(Lock(NAME, token=token, adopt=True), "acquire")
-    eventually(lambda: leftovers(client) == [NAME])
-    theirs.release()
 
 
 def test_the_bearer_of_the_token_gives_both_back_and_extends_both(
