@@ -283,46 +283,35 @@ def test_r4_the_waiters_of_a_process_that_was_stopped_come_back_with_their_ticke
 
 @nobody_looks
 @pytest.mark.complete
-def test_r4_who_was_dropped_before_the_answer_to_its_first_request_came_is_back_as_well(
-    held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
-) -> None:
-    first = join(Lock(NAME, ttl=2, using="other"))
-    wake, answer = network.hold_message(f"g {listed(client)[0][0]}"), network.hold_answer(ACQUIRE)
-    second = join(Lock(NAME, using="other"))
-    before = listed(client)
-    held.release()
-    eventually(lambda: not holder(client))
-    held.acquire()  # and drops both of them
-    assert listed(client) == []
-    wake.let_go()
-    eventually(lambda: listed(client) == before[:1])
-    answer.let_go()
-    eventually(lambda: listed(client) == before)
-    held.release()
-    assert first.result()
-    first.release()
-    assert second.result()
+@pytest.mark.parametrize("second_is", ["like the first", "a task of another thread", "not answered yet"])
+def test_r4_all_who_were_dropped_are_back_when_the_first_of_their_process_looks(
+    second_is: str, held: Lock, network: Proxy, join: Join, other: Callable[[], Other], client: redis.Redis,
+    eventually: Eventually,
+) -> None:  # fmt: skip
+    """One that was dropped before the answer to its first request came is back as soon as it has come."""
 
-
-@nobody_looks
-@pytest.mark.complete
-def test_r4_those_who_were_dropped_in_a_thread_and_in_a_task_are_both_back(
-    held: Lock, network: Proxy, join: Join, other: Callable[[], Other], client: redis.Redis, eventually: Eventually
-) -> None:
     async def pass_through() -> None:
         async with Lock(NAME, using="other"):
             pass
 
     first = join(Lock(NAME, ttl=2, using="other"))
-    second = other().start(lambda: asyncio.run(pass_through()))
-    eventually(lambda: queued(client) == 2)
+    wake, answer = network.hold_message(f"g {listed(client)[0][0]}"), None
+    if second_is == "not answered yet":
+        answer = network.hold_answer(ACQUIRE)
+    if second_is == "a task of another thread":
+        second = other().start(lambda: asyncio.run(pass_through()))
+        eventually(lambda: queued(client) == 2)
+    else:
+        second = join(Lock(NAME, using="other")).future
     before = listed(client)
-    wake = network.hold_message(f"g {before[0][0]}")
     held.release()
     eventually(lambda: not holder(client))
     held.acquire()  # and drops both of them
     assert listed(client) == []
     wake.let_go()
+    if answer:
+        eventually(lambda: listed(client) == before[:1])
+        answer.let_go()
     eventually(lambda: listed(client) == before)
     held.release()
     assert first.result()

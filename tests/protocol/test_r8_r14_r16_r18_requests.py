@@ -23,7 +23,7 @@ from redis.retry import Retry
 import django_redislock
 from django_redislock import Lock, LockLost, LockNotOwned, LockPool, LockSet, LockUnavailable, locked, locked_view
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued, value
@@ -100,12 +100,6 @@ def test_r8_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
     assert holder(client) == ""
     with pytest.raises(LockNotOwned):
         me(lock, "release")
-
-
-def test_r8_a_release_that_was_sent_once_has_not_succeeded_where_nothing_is_held(ghost: Callable[..., Ghost]) -> None:
-    there = ghost()
-    released = there.release(there.request(TOKEN, name=NAME))
-    assert (released.state, released.repeated) == (inside.NOT_HELD, False)
 
 
 def test_r8_a_release_that_failed_may_have_succeeded_and_can_be_tried_again(
