@@ -57,13 +57,18 @@ def test_old_code_keeps_ours_out_and_ours_old_code(crowd: Crowd, old: Old, clien
     assert leftovers(client) == []
 
 
-def test_ours_waits_for_old_code_and_others_wait_behind_it(crowd: Crowd, old: Old, eventually: Eventually) -> None:
+def test_ours_waits_for_old_code_and_others_wait_behind_it(
+    crowd: Crowd, old: Old, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A long wait for old code is logged."""
     me, you = crowd(), crowd()
-    theirs, lock, next_one = old.held(NAME), Lock(NAME), Lock(NAME)
+    theirs, lock, next_one = old.held(NAME), Lock(NAME, slow_wait=0.01), Lock(NAME)
     first = me.start(lock, "acquire")
     eventually(lambda: get_lock(NAME))
     second = you.start(next_one, "acquire")
     eventually(lambda: lock.info().waiters == 1)  # type: ignore[union-attr]
+    (told,) = eventually(lambda: [text for text in caplog.messages if "event=still-waiting" in text])
+    assert f"old code (its key '{old.key(NAME)}')" in told
     assert not first.done()
     assert [info.name for info in list_locks()] == [NAME]
     theirs.release()

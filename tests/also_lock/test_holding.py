@@ -255,15 +255,3 @@ def test_it_is_given_back_where_ours_is_gone(
         me(lock, "release")
     assert plain.is_free(NAME)
     assert len(losses) == 1
-
-
-def test_a_long_wait_for_old_code_is_logged(
-    crowd: Crowd, plain: Old, caplog: pytest.LogCaptureFixture, eventually: Eventually
-) -> None:
-    theirs, me, lock = plain.held(NAME), crowd(), Lock(NAME, slow_wait=0.01)
-    waiting = me.start(lock, "acquire")
-    (told,) = eventually(lambda: [record.message for record in caplog.records if "still-waiting" in record.message])
-    assert "old code (its key 'order:42')" in told
-    theirs.release()
-    assert waiting.result(GENEROUS)
-    me(lock, "release")

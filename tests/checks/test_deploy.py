@@ -269,21 +269,18 @@ def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(case: str, s
     assert ids() == []
 
 
-def test_where_the_settings_limit_how_long_a_lock_is_held_none_is(site: Set, settings: Any) -> None:
+def test_where_the_settings_limit_how_long_a_lock_is_held_only_others_are_found(site: Set, settings: Any) -> None:
     site(*WITHOUT_LIMIT.values())
     settings.REDISLOCK = {"CACHE": "locks", "MAX_HOLD": 60}
     assert ids(deploy=True) == []
+    site(lock(respond), locked_view("order", auto_renew=True)(arespond))
+    settings.REDISLOCK = {"CACHE": "locks", "AUTO_RENEW": False}
+    assert "tests.helpers.servers.arespond." in only("W008", deploy=True).msg
 
 
 def test_they_are_named_once(site: Set) -> None:
     site(lock(respond), Locked.as_view(), Locked.as_view(), respond)
     assert "tests.checks.test_deploy.Locked, tests.helpers.servers.respond." in only("W008", deploy=True).msg
-
-
-def test_where_the_settings_say_that_locks_are_not_renewed_none_is(site: Set, settings: Any) -> None:
-    site(lock(respond), locked_view("order", auto_renew=True)(arespond))
-    settings.REDISLOCK = {"CACHE": "locks", "AUTO_RENEW": False}
-    assert "tests.helpers.servers.arespond." in only("W008", deploy=True).msg
 
 
 @pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])

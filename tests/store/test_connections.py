@@ -123,29 +123,25 @@ def test_nodes_share_the_connections_that_are_allowed(server: RedisServer, setti
     assert [unused_by_turns(bound, "default", "second") for bound in (1, 2, 3)] == [1, 2, 2]
 
 
-def test_an_error_that_is_kept_keeps_no_connection(me: Any, retry_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    retry_for(0.0)
-    limit(monkeypatch, patience_threads=0.05, patience_loops=0.05)
-    kept = []
-    with caches(alias(DJANGO_REDIS, "redis://127.0.0.1:1/0", max_connections=1)):
-        for _ in range(2):
-            with pytest.raises(LockUnavailable, match="Error 111 connecting") as caught:
-                me(Lock("a"), "acquire")
-            kept.append(caught.value)
-
-
-def test_an_error_of_the_server_that_is_kept_keeps_no_connection(
+def test_an_error_that_is_kept_keeps_no_connection(
     me: Any, own: RedisServer, retry_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    retry_for(0.0)
-    limit(monkeypatch, patience_threads=0.05, patience_loops=0.05)
+    """Neither one of the network nor one of the server."""
     kept = []
-    with caches(alias(DJANGO_REDIS, own.url, max_connections=1)), own.client() as client:
-        client.replicaof("127.0.0.1", 1)
+
+    def fails(problem: str) -> None:
         for _ in range(3):
-            with pytest.raises(LockUnavailable, match="read only replica") as caught:
+            with pytest.raises(LockUnavailable, match=problem) as caught:
                 me(Lock("a"), "acquire")
             kept.append(caught.value)
+
+    retry_for(0.0)
+    limit(monkeypatch, patience_threads=0.05, patience_loops=0.05)
+    with caches(alias(DJANGO_REDIS, "redis://127.0.0.1:1/0", max_connections=1)):
+        fails("Error 111 connecting")
+    with caches(alias(DJANGO_REDIS, own.url, max_connections=1)), own.client() as client:
+        client.replicaof("127.0.0.1", 1)
+        fails("read only replica")
         client.replicaof("NO", "ONE")
         assert me(Lock("a"), "acquire")
 
@@ -179,17 +175,14 @@ def test_a_server_that_hangs_is_given_up_in_time(size: int, number: int, me: Any
 
 
 @pytest.mark.usefixtures("one")
-def test_a_late_answer_is_given_to_nobody_else(me: Any, server: RedisServer) -> None:
-    echo(me, "first")
+def test_an_answer_is_waited_for_no_longer_than_the_time_that_is_left_and_given_to_nobody_else(
+    me: Any, server: RedisServer, client: redis.Redis
+) -> None:
+    echo(me, "first")  # it is connected
     for late in ([("ECHO", "late")], [("ECHO", "late"), ("ECHO", "later")]):
         with stopped(server), pytest.raises(redis.TimeoutError):
             me(WIRE, "exchange", *late, within=0.1)
         echo(me, "next")
-
-
-@pytest.mark.usefixtures("one")
-def test_an_answer_is_waited_for_no_longer_than_the_time_that_is_left(me: Any, client: redis.Redis) -> None:
-    echo(me, "first")  # it is connected
     with pytest.raises(redis.TimeoutError):
         me(WIRE, "exchange", ("BLPOP", "busy", str(GENEROUS)), within=0.05)
     client.rpush("busy", "late")

@@ -260,38 +260,6 @@ def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, even
         eventually(lambda: connections(new))
 
 
-def test_locks_work_again_after_the_master_died(
-    sentinels: Sentinels, eventually: Eventually, retry_for: Callable[[float], None]
-) -> None:
-    def works(me: Any) -> bool:
-        lock = Lock("a", blocking_timeout=1)
-        try:
-            if not me(lock, "acquire"):
-                return False  # what a try has taken whose answer was lost is about to be given back
-        except LockUnavailable:
-            return False
-        assert me.read(lambda: lock.fence) > fence
-        me(lock, "release")
-        return True
-
-    retry_for(0.1)
-    with closing(Crowd(tasks=False)) as threads, closing(Crowd(tasks=True)) as tasks, caches(sentinels.alias()):
-        people = [threads(), tasks()]
-        with Lock("a") as lock:
-            fence = lock.fence
-        sentinels.replicate()
-        sentinels.wait_for_it(300)  # else the replica may be the master before we have asked
-        sentinels.servers[0].stop()
-        for me in people:
-            with pytest.raises(LockUnavailable, match="alias 'default'"):
-                me(Lock("a"), "acquire")
-        sentinels.wait_for_it(0.2)
-        eventually(lambda: sentinels.master() == sentinels.servers[1].port)
-        sentinels.wait_for_it(300)  # else the new one may be taken for dead as well, where a machine is busy
-        for me in people:
-            eventually(lambda me=me: works(me))
-
-
 @pytest.mark.complete
 def test_of_a_master_that_hangs_the_first_call_is_told_and_the_next_reaches_its_successor(
     sentinels: Sentinels, crowd: Crowd, eventually: Eventually, retry_for: Callable[[float], None]
