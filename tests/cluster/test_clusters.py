@@ -189,14 +189,14 @@ def test_pools_values_and_cached_values(cluster: Cluster) -> None:
     assert locked_get_or_set("answer", lambda: 42) == 42
 
 
-def test_a_node_that_has_the_lock_no_longer_is_not_believed(
+def test_a_node_that_has_the_lock_no_longer_is_not_believed_and_a_renewal_is_sent_on(
     cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A master that was paused answers one request more, before it hears that it is none any more."""
     here, there = cluster.masters()[:2]
     (replica,) = cluster.replicas_of(here)
     (name,) = names_on(cluster, here)
-    asked: list[int] = []
+    asked, lock = list[int](), Lock(name, ttl=4.5)
 
     def moved_meanwhile(port: int, commands: Any) -> None:
         asked.append(port)
@@ -210,23 +210,14 @@ def test_a_node_that_has_the_lock_no_longer_is_not_believed(
     assert ears.node == here.port  # R3, C3: no script at a replica counts who is subscribed there
     with monkeypatch.context() as patch:
         note_round_trips(patch, after=mine(moved_meanwhile))
-        Lock(name).acquire()
+        lock.acquire()
         assert asked == [here.port, there.port, here.port]  # the other one has sent us back
     believe_at(name, there.port)
-    assert [lock.name for lock in list_locks()] == [name]
-
-
-def test_a_renewal_that_goes_where_the_lock_is_no_longer_is_sent_on(cluster: Cluster, eventually: Eventually) -> None:
-    here, there = cluster.masters()[:2]
-    (name,) = names_on(cluster, here)
-    ears = Ears(name=name)
-    ears.start()
-    eventually(lambda: ears.hears)  # else this may be what finds it
-    with Lock(name, ttl=4.5) as lock:
-        believe_at(name, there.port)
-        end = monotonic() + lock.remaining()
-        eventually(lambda: monotonic() + lock.remaining() > end + 0.3)
-        assert not lock.lost
+    assert [info.name for info in list_locks()] == [name]
+    believe_at(name, there.port)
+    end = monotonic() + lock.remaining()
+    eventually(lambda: monotonic() + lock.remaining() > end + 0.3)
+    assert not lock.lost
 
 
 def test_a_neighbour_that_was_refused_is_subscribed_when_somebody_waits_there_and_one_that_is_refused_then_anew(

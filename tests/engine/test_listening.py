@@ -153,14 +153,6 @@ def held() -> Lock:
     return lock
 
 
-@pytest.fixture
-def waiting(held: Lock, crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Future[bool]:
-    """One that waits for the lock NAME."""
-    waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=10 * GENEROUS)
-    eventually(lambda: queued(client) and hears())
-    return waiting  # type: ignore[no-any-return]
-
-
 def lead(client: redis.Redis, eventually: Eventually) -> None:
     """Have the one thread that waits for the lock NAME read the messages: it does once it was told something and waits
     again. It is told repeatedly, as the first time may be before it has begun to wait."""
@@ -322,15 +314,11 @@ ONE, ANOTHER = "@" + "a" * 40, "@" + "b" * 40
     ],
 )
 def test_a_grant_of_which_it_is_not_known_whether_it_holds_is_a_reason_to_look(
-    known: dict[str, Any],
-    lease: int,
-    by: str,
-    held: Lock,
-    waiting: Future[bool],
-    client: redis.Redis,
-    eventually: Eventually,
+    known: dict[str, Any], lease: int, by: str, held: Lock, crowd: Crowd, client: redis.Redis, eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
+    waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=10 * GENEROUS)
+    eventually(lambda: queued(client) and hears())
     id, before = client.zrange(QUEUE, 0, 0)[0].decode(), inside.heard()  # type: ignore[union-attr]
     inside.mistrust(monkeypatch, **known)
     client.publish(own_channel(), f"g {id} 7 {server_time(client)} {lease}{by} {NAME}")

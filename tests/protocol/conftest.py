@@ -54,17 +54,6 @@ class Waiting:
         self.person(self.lock, "release")
 
 
-def joiner(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Join:
-    def join(thing: Any, **options: Any) -> Waiting:
-        name = POOL if isinstance(thing, LockPool) else thing.name
-        before = len(listed(client, name))
-        waiting = Waiting(crowd(), thing, **options)
-        eventually(lambda: waiting.future.done() or len(listed(client, name)) > before)  # it may give up soon
-        return waiting
-
-    return join
-
-
 def listed(client: redis.Redis, name: str = NAME) -> list[tuple[str, int]]:
     rows: Any = client.zrange(f"{PREFIX}queue:{name}", 0, -1, withscores=True)
     return [(id.decode(), int(ticket)) for id, ticket in rows]
@@ -90,15 +79,15 @@ def lapse(client: redis.Redis, name: str = NAME) -> None:
 @pytest.fixture
 def join(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Join:
     """Let somebody queue. The test runs twice: with threads, and with tasks."""
-    return joiner(crowd, client, eventually)
 
+    def join(thing: Any, **options: Any) -> Waiting:
+        name = POOL if isinstance(thing, LockPool) else thing.name
+        before = len(listed(client, name))
+        waiting = Waiting(crowd(), thing, **options)
+        eventually(lambda: waiting.future.done() or len(listed(client, name)) > before)  # it may give up soon
+        return waiting
 
-@pytest.fixture
-def threads(client: redis.Redis, eventually: Eventually) -> Iterator[Join]:
-    """The same with threads alone, for rules that concern only the scripts."""
-    made = Crowd(tasks=False)
-    yield joiner(made, client, eventually)
-    made.close()
+    return join
 
 
 @pytest.fixture

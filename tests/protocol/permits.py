@@ -133,9 +133,8 @@ class Permits(OnServer):
         while held := self._look().held:
             self._release(next(iter(held)))
         self._tick(61_000 + SPARE)
-        self.come(
-            0, 0, 21_000, inside.NOT_AT_ALL, repeats=False
-        )  # takes leases that ended by themselves out of the index
+        # takes leases that ended by themselves out of the index
+        self.come(0, 0, 21_000, inside.NOT_AT_ALL, repeats=False)
         self._release(next(iter(self._look().held)))
         self._tick(61_000 + SPARE)
         assert {*self.client.keys(f"{PREFIX}*")} == {f"{PREFIX}fence".encode()}

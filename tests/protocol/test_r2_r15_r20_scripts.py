@@ -105,12 +105,12 @@ def test_r2_a_holder_can_renew_release_and_hand_over_when_redis_is_out_of_memory
 @pytest.mark.usefixtures("look_soon")
 @pytest.mark.parametrize("rules", [("resetchannels",), ("allchannels", "-pubsub")], ids=["to tell", "to ask"])
 def test_r2_a_holder_without_the_right_to_tell_or_to_ask_can_still_hand_over(
-    rules: tuple[str, ...], allow_only: Callable[..., str], threads: Join, client: redis.Redis
+    rules: tuple[str, ...], allow_only: Callable[..., str], join: Join, client: redis.Redis
 ) -> None:
     """A waiter that cannot be told keeps its place and finds the lock; an error is not a 0, and nobody is dropped."""
     lock = Lock(NAME, ttl=LONG, using=allow_only(*rules))
     lock.acquire()
-    waiting = threads(Lock(NAME))
+    waiting = join(Lock(NAME))
     ((id, _),) = listed(client)
     lock.release()
     assert not Lock(NAME).acquire(blocking=False), "somebody overtook the waiter"
