@@ -314,17 +314,6 @@ def test_an_outage_is_logged_when_it_has_doubled_and_at_least_once_a_minute(monk
     assert inside.logs_of_outage(monkeypatch, 200) == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184]
 
 
-@pytest.mark.complete
-def test_a_refused_subscription_is_logged_once(
-    own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    with own.client() as client:
-        client.acl_setuser("default", enabled=True, nopass=True, reset_channels=True)
-        inside.listen()
-        eventually(lambda: inside.subscriptions() > 2)
-    assert caplog.text.count("event=not-subscribed") == 1
-
-
 def test_a_lock_that_is_released_while_the_renewer_begins_to_look_at_it_is_forgotten() -> None:
     lock = Lock(NAME)
     lock.acquire()
