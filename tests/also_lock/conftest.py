@@ -7,20 +7,13 @@ from typing import Any
 
 import pytest
 import redis
-import redis_lock
 from django.core.cache import caches
 
 from redisserver import RedisServer
+from tests.faults.moving import OLD
 
 Eventually = Callable[..., Any]
 
-KINDS: dict[str, Callable[[redis.Redis, str, float | None], Any]] = {
-    "redis-py": lambda client, name, timeout: client.lock(name, timeout=timeout, sleep=0.001),
-    "django-redis": lambda client, name, timeout: caches["default"].lock(  # type: ignore[attr-defined]
-        name, timeout=timeout, sleep=0.001
-    ),
-    "python-redis-lock": lambda client, name, timeout: redis_lock.Lock(client, name, expire=timeout),
-}
 KEYS = {"redis-py": "{}", "django-redis": ":1:{}", "python-redis-lock": "lock:{}"}
 
 
@@ -31,7 +24,7 @@ class Old:
         self.kind, self.client = kind, client
 
     def lock(self, name: str, timeout: float | None = None) -> Any:
-        return KINDS[self.kind](self.client, name, timeout)
+        return OLD[self.kind](self.client, name, timeout=timeout, sleep=0.001)
 
     def held(self, name: str, timeout: float | None = None) -> Any:
         lock = self.lock(name, timeout)
@@ -50,7 +43,7 @@ class Old:
         return True
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=OLD)
 def old(request: pytest.FixtureRequest, settings: Any, client: redis.Redis) -> Old:
     """The setting is on."""
     settings.REDISLOCK = {"ALSO_LOCK": request.param}

@@ -30,13 +30,6 @@ from tests.lock.conftest import Block
 from .conftest import Eventually, Old
 
 
-def signals(client: redis.Redis) -> None:
-    """python-redis-lock's signals stay for a second."""
-    for key in client.scan_iter("lock-signal:*"):
-        assert 0 < client.pttl(key) <= 1000
-        client.delete(key)
-
-
 def test_old_code_keeps_ours_out_and_ours_old_code(crowd: Crowd, old: Old, client: redis.Redis) -> None:
     me, lock = crowd(), Lock(NAME)
     theirs = old.held(NAME)
@@ -53,7 +46,9 @@ def test_old_code_keeps_ours_out_and_ours_old_code(crowd: Crowd, old: Old, clien
     assert client.get(old.key(NAME))
     me(lock, "release")
     assert old.is_free(NAME)
-    signals(client)
+    for key in client.scan_iter("lock-signal:*"):  # python-redis-lock's stay for a second
+        assert 0 < client.pttl(key) <= 1000
+        client.delete(key)
     assert leftovers(client) == []
 
 

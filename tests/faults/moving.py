@@ -28,12 +28,10 @@ from tests.helpers.processes import Worker
 TTL = 8  # seconds, whole ones for python-redis-lock
 HOLDS = [0.0] * 90 + [0.001] * 8 + [0.01, 0.2]
 
-OLD: dict[str, Callable[[redis.Redis, str], AbstractContextManager[Any]]] = {
-    "redis-py": lambda client, name: client.lock(name, timeout=TTL, sleep=0.01),
-    "django-redis": lambda client, name: caches["default"].lock(  # type: ignore[attr-defined]
-        name, timeout=TTL, sleep=0.01
-    ),
-    "python-redis-lock": lambda client, name: redis_lock.Lock(client, name, expire=TTL),
+OLD: dict[str, Callable[..., AbstractContextManager[Any]]] = {
+    "redis-py": lambda client, name, **options: client.lock(name, **options),
+    "django-redis": lambda client, name, **options: caches["default"].lock(name, **options),  # type: ignore[attr-defined]
+    "python-redis-lock": lambda client, name, timeout, sleep: redis_lock.Lock(client, name, expire=timeout),
 }
 CODE = """
 from tests.faults.moving import compete
@@ -61,7 +59,7 @@ def compete(kind: str, ours: bool, path: str, names: Sequence[str], on: bool = T
         while not over:
             name = draw.choice(names)
             try:
-                with Lock(name) if ours else OLD[kind](client, name):
+                with Lock(name) if ours else OLD[kind](client, name, timeout=TTL, sleep=0.01):
                     note("in", name)
                     time.sleep(draw.choice(HOLDS))
                     note("out", name)
