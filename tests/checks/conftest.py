@@ -11,11 +11,10 @@ from django.core.checks.registry import registry
 
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
+from tests.helpers.ways import DJANGO_REDIS
 from tests.inside import limit
 
 Set = Callable[..., None]
-BACKEND = "django_redis.cache.RedisCache"
-DJANGOS = "django.core.cache.backends.redis.RedisCache"
 OURS = "django_redislock.cache.RedisCache"
 
 
@@ -42,7 +41,7 @@ def caching(settings: Any, server: RedisServer) -> Set:
     """Give the site these aliases beside its others; by default in database 5, where the locks are."""
 
     def caching(**aliases: dict[str, Any]) -> None:
-        ours = {"BACKEND": BACKEND, "LOCATION": f"redis://127.0.0.1:{server.port}/5"}
+        ours = {"BACKEND": DJANGO_REDIS, "LOCATION": f"redis://127.0.0.1:{server.port}/5"}
         settings.CACHES = {**settings.CACHES, **{name: ours | entry for name, entry in aliases.items()}}
 
     return caching

@@ -18,9 +18,9 @@ from fakeredis import FakeRedisConnection
 import django_redislock
 from django_redislock import Lock
 from redisserver import RedisServer
-from tests.checks.conftest import BACKEND, DJANGOS, OURS, Set, check, ids, only
+from tests.checks.conftest import OURS, Set, check, ids, only
 from tests.helpers.docs import page
-from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias
+from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, alias
 
 SHARDS = "django_redis.client.ShardClient"
 CANNOT = "Cannot use the cache alias 'locks' for locks: "
@@ -137,7 +137,7 @@ def test_an_alias_that_cannot_hold_locks_is_found_and_an_error_in_use(
 
 def test_an_alias_without_locks_is_left_alone(caching: Set, caplog: pytest.LogCaptureFixture) -> None:
     caching(
-        pages={"BACKEND": BACKEND, "LOCATION": "carrier-pigeon://"},
+        pages={"BACKEND": DJANGO_REDIS, "LOCATION": "carrier-pigeon://"},
         more={"BACKEND": "no_such_library.Cache", "LOCATION": ""},
         local={"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "pages"},
     )
@@ -167,7 +167,7 @@ class Heir(Own):
 async def test_options_that_coroutines_cannot_use_are_found_and_never_ignored(
     scheme: str, options: Any, problem: str, caching: Set
 ) -> None:
-    caching(locks={"BACKEND": DJANGOS, "LOCATION": f"{scheme}://127.0.0.1:1/5", "OPTIONS": options})
+    caching(locks={"BACKEND": DJANGO, "LOCATION": f"{scheme}://127.0.0.1:1/5", "OPTIONS": options})
     assert problem in only("W007").msg
     with pytest.raises(ImproperlyConfigured, match=re.escape(problem)):
         await Lock("a").aacquire()
@@ -180,7 +180,7 @@ def test_options_of_sentinels_are_for_coroutines_as_well(caching: Set) -> None:
     assert ids() == []
 
 
-@pytest.mark.parametrize("backend", [BACKEND, DJANGOS])
+@BOTH
 def test_a_cache_in_the_same_database_is_found(backend: str, caching: Set, server: RedisServer) -> None:
     for same in (f"redis://localhost:{server.port}/5", f"unix://{server.socket}?db=5"):
         caching(pages={"BACKEND": backend, "LOCATION": same, "KEY_PREFIX": "pages"}, locks={"LOCATION": same})
@@ -208,7 +208,7 @@ def test_the_same_service_of_other_sentinels_is_another_database(caching: Set) -
         return {"BACKEND": backend, "LOCATION": location, "OPTIONS": {**ASKING_SENTINELS, "SENTINELS": sentinels}}
 
     caching(
-        locks=asking("a", ("127.0.0.1", 1), ("127.0.0.1", 2), backend=BACKEND),
+        locks=asking("a", ("127.0.0.1", 1), ("127.0.0.1", 2), backend=DJANGO_REDIS),
         same=asking("b", ("localhost", 2), ("127.0.0.1", 1)),
         others=asking("c", ("127.0.0.1", 3)),
     )
