@@ -120,11 +120,12 @@ def _put(key: Key, references: References) -> None:
 
 
 def _not_over(shown: References) -> References:
-    """Without those that are over, or lost and never released, or gone."""
+    """Without those that are over, or lost and never released, or gone, or of an alias that is another one now."""
     return tuple(
         reference
         for reference in shown
-        if (one := reference()) is not None and not (one.over or (one.lease is not None and one.lease.lost))
+        if (one := reference()) is not None
+        and not (one.over or one.partition.store.closed or (one.lease is not None and one.lease.lost))
     )
 
 
