@@ -245,7 +245,7 @@ class Acquisition(Releasable):
         except LockUnavailable:
             self.abandon()
         attempt.leave()
-        self._end()
+        self._mark_over()
         refusal = attempt.refusal(adopting=self.options.adopt, own=above.id if above is not None and own else None)
         yield from tell_refused(self.name, template, refusal)
         return refusal

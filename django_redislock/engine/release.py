@@ -160,7 +160,7 @@ class Releasable(Ending, Held):
         assert lease is not None
         self._runtime.watchdog.end(lease)
         lease.leave(self)
-        self._end()
+        self._mark_over()
         return True
 
     # -- giving it back, whatever it takes ---------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Releasable(Ending, Held):
         """Give the lock back in the background: this was interrupted, or Redis could not be told."""
         lease = self.lease
         if lease is None:
-            self._end()
+            self._mark_over()
             return
         self.leave()
         if self.here and not lease.shares:  # in a process that was forked meanwhile, it is the parent's to give back
@@ -277,9 +277,9 @@ class Releasable(Ending, Held):
         """This acquisition no longer uses the lease. May be called again, and from any thread."""
         assert self.lease is not None
         self.lease.leave(self)
-        self._end()
+        self._mark_over()
 
-    def _end(self) -> None:
+    def _mark_over(self) -> None:
         """There is nothing to give back any more."""
         self.over, self._finalizer, self._above = True, None, ()
         hide(self)
