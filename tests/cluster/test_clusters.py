@@ -13,7 +13,6 @@ from zlib import crc32
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.http import HttpResponse
@@ -39,6 +38,7 @@ from django_redislock import (
     locked_view,
 )
 from tests.admin.pages import login, select, told
+from tests.checks.conftest import ids
 from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
@@ -306,11 +306,6 @@ def test_a_process_or_event_loop_has_as_many_connections_as_the_documentation_sa
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
-def ids(*, deploy: bool = True) -> list[str]:
-    found = run_checks(include_deployment_checks=deploy)
-    return [str(message.id).removeprefix("django_redislock.") for message in found if "redislock" in str(message.id)]
-
-
 def use_all() -> None:
     """At all nodes."""
     for number in range(10):
@@ -327,7 +322,7 @@ def test_an_alias_that_cannot_be_a_cluster_is_refused(settings: Any) -> None:
         settings.CACHES = {"default": alias(DJANGO_REDIS, location)}
         with pytest.raises(ImproperlyConfigured, match=f"is a cluster, but it {why}"):
             Lock("a").acquire()
-        assert "E003" in ids()
+        assert "E003" in ids(deploy=True)
 
 
 @BOTH
@@ -357,18 +352,18 @@ def test_the_setting_names_the_aliases_whose_addresses_are_all_tried(
 
 @pytest.mark.complete
 def test_the_checks_look_at_every_node(cluster: Cluster, settings: Any) -> None:
-    assert ids() == []
+    assert ids(deploy=True) == []
     settings.REDISLOCK = {**settings.REDISLOCK, "REPLICAS": 2}
-    assert ids() == ["W009"]
+    assert ids(deploy=True) == ["W009"]
     cluster.masters()[1].client().config_set("maxmemory-policy", "allkeys-lru")
     try:
-        assert ids() == ["W009", "W005"]
+        assert ids(deploy=True) == ["W009", "W005"]
     finally:
         cluster.masters()[1].client().config_set("maxmemory-policy", "noeviction")
     settings.REDISLOCK = {"CACHE": "locks"}
-    assert ids() == ["E007"]
+    assert ids(deploy=True) == ["E007"]
     settings.REDISLOCK = {"CLUSTER": ["lokcs"]}
-    assert ids(deploy=False) == ["E002"]
+    assert ids() == ["E002"]
 
 
 @pytest.mark.django_db
@@ -393,8 +388,8 @@ def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable
     if known_by == "the setting":
         Ears(name="a").start()
         eventually(lambda: "event=listener-disconnected" in caplog.text)
-    assert "W004" in ids()
-    assert "W004" not in ids(deploy=False)
+    assert "W004" in ids(deploy=True)
+    assert "W004" not in ids()
     settings.REDISLOCK = {**settings.REDISLOCK, "VIEW_UNAVAILABLE_STATUS": 503}
     view = locked_view("a")(lambda request: HttpResponse("ran"))
     assert view(RequestFactory().get("/")).status_code == 503
