@@ -52,7 +52,6 @@ from .on_several import (  # noqa: E402
     ON_CLUSTER,
     ON_SENTINELS,
     count_losses,
-    on_patient_sentinels,
     on_sentinels,
     partitionable,
 )
@@ -66,7 +65,7 @@ WATCHED = [fault for fault in ON_SENTINELS if fault.server is on_sentinels]
 WATCHED += [fault for fault in FAULTS if fault.name in ("kill_connections", "kill_subscriptions", "flush_scripts")]
 PLACES: dict[str, tuple[Any, list[list[Fault]], float]] = {  # each lane has a fault every so many seconds
     "server": (redis_server, LANES, len(LANES)),
-    "sentinel": (on_patient_sentinels, [PROCESSES, WATCHED], 6),
+    "sentinel": (on_sentinels, [PROCESSES, WATCHED], 6),
     "cluster": (partitionable, [PROCESSES, ON_CLUSTER], 6),
 }
 LOCKS = [f"lock{number}" for number in range(50)]

@@ -23,7 +23,7 @@ from tests.helpers.actors import until
 from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.processes import require
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.ways import Sentinels
+from tests.helpers.ways import DOWN_AFTER, Sentinels
 from tests.inside import counter_of, let_go
 
 from .faults import Fault, fault
@@ -36,7 +36,9 @@ SEEDS = 3  # nodes that the workers know from the start and that stay in the clu
 # seconds: a process learns that a tag has moved when it next uses one of its locks. Until it is subscribed there,
 # its waiters count as gone, and others overtake them
 SETTLED = 5.0
-PATIENCE = 3.0  # seconds after which patient sentinels take a silent master for dead
+# seconds for which sentinels wait for a silent master that nobody has killed: a busy machine may delay it for long, and
+# of a failover that nobody knows of, nobody knows what it forgets
+PATIENCE = 300.0
 
 
 class Group(Sentinels):
@@ -62,17 +64,8 @@ class OnSentinels(RedisServer):
 @contextmanager
 def on_sentinels(**settings: Any) -> Iterator[RedisServer]:
     with closing(require(Group)) as group:
+        group.wait_for_it(PATIENCE)
         yield OnSentinels(group, **settings)
-
-
-@contextmanager
-def on_patient_sentinels() -> Iterator[RedisServer]:
-    """They do not take a master for dead that a busy machine delays. Such a one would go on granting for seconds beside
-    the new one, unannounced."""
-    with on_sentinels() as server:
-        assert isinstance(server, OnSentinels)
-        server.group.wait_for_it(PATIENCE)
-        yield server
 
 
 with_replicas = partial(on_sentinels, REPLICAS=1)
@@ -110,7 +103,9 @@ def replace_master(group: Sentinels, meanwhile: Callable[[], object] | None = No
             client.execute_command("CLIENT", "KILL", "TYPE", "master")
         meanwhile()
     old.stop()
+    group.wait_for_it(DOWN_AFTER / 1000)
     until(lambda: group.master_server() is not old)
+    group.wait_for_it(PATIENCE)
     for client in followers:
         client.config_set("masterauth", "")
     group.wait_for_failover(old)
