@@ -106,7 +106,12 @@ def join(nodes: Sequence[ClusterNode], masters: int) -> None:
         node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # otherwise they take a while to agree on different ones
     for number, node in enumerate(nodes[:masters]):
         node.ask("CLUSTER", "ADDSLOTSRANGE", number * SLOTS // masters, (number + 1) * SLOTS // masters - 1)
-    for node, other in combinations(nodes, 2):  # each with each, which is faster than gossip
+    meet(nodes)
+
+
+def meet(nodes: Sequence[ClusterNode]) -> None:
+    """Introduce them to each other: each to each, which is faster than gossip."""
+    for node, other in combinations(nodes, 2):
         node.ask("CLUSTER", "MEET", HOST, other.port, other.bus_port)
 
 

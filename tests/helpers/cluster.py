@@ -16,7 +16,7 @@ import pytest
 import redis
 
 import rediscluster
-from rediscluster import HOST, ClusterNode, Seen, join
+from rediscluster import HOST, ClusterNode, Seen, join, meet
 from redisserver import NoServerError
 
 from .actors import asked_for, until
@@ -106,7 +106,7 @@ class Cluster:
             join(self.nodes, masters)
             for number, replica in enumerate(self.nodes[masters:]):
                 master = self.nodes[number % masters]
-                until(lambda master=master, replica=replica: master.id in replica.sees())  # type: ignore[misc]
+                self._until(lambda master=master, replica=replica: master.id in replica.sees())  # type: ignore[misc]
                 replica.ask("CLUSTER", "REPLICATE", master.id)
             self.wait_until_ok()
         except BaseException:
@@ -181,7 +181,13 @@ class Cluster:
     def _fix(self) -> None:
         """Like ``redis-cli --cluster fix``: where a master disagrees with most nodes about the owner of a slot, tell it
         the owner. With Redis 7.0 that may last for ever: a master that took over just after a slot had moved believes
-        that the slot has no owner; one that was given a slot back, that it is still another's."""
+        that the slot has no owner; one that was given a slot back, that it is still another's.
+
+        Before, they meet again: on a busy machine, a handshake may have taken too long.
+        """
+        if not self.partitionable:
+            meet(self.reachable())
+            until(lambda: all({*node.sees()} >= {other.id for other in self.reachable()} for node in self.reachable()))
         views = {node: node.sees() for node in self.reachable()}
         votes: dict[int, Counter[str]] = defaultdict(Counter)
         for view in views.values():
