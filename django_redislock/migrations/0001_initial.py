@@ -1,4 +1,4 @@
-"""No table: the model that the admin shows is read from Redis. This makes its permissions."""
+"""The table of fences, which fenced locks need, and the permissions of what the admin shows (it is read from Redis)."""
 
 from __future__ import annotations
 
@@ -31,6 +31,27 @@ class Migration(migrations.Migration):
                 "default_permissions": ("view",),
                 "permissions": [("delete_heldlock", "Can force-release lock")],
                 "base_manager_name": "objects",
+            },
+        ),
+        migrations.CreateModel(
+            name="Fence",
+            fields=[
+                (
+                    "key",
+                    models.CharField(
+                        editable=False, max_length=64, primary_key=True, serialize=False, verbose_name="key"
+                    ),
+                ),
+                ("name", models.TextField(editable=False, verbose_name="name")),
+                ("fence", models.BigIntegerField(editable=False, verbose_name="fence")),
+                ("holder", models.CharField(default="", editable=False, max_length=64)),
+                ("claimed", models.DateTimeField(editable=False, verbose_name="last claimed")),
+            ],
+            options={
+                "verbose_name": "fence",
+                "verbose_name_plural": "fences",
+                "db_table": "redislock_fence",
+                "default_permissions": ("view",),
             },
         ),
     ]
