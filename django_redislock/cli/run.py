@@ -17,6 +17,7 @@ from django.conf import settings
 from django.core.management.base import CommandError
 
 from ..base.display import printable
+from ..base.names import SEMAPHORE
 from ..base.times import monotonic
 from ..jobs.locked_command import LOST, held
 from ..leader import leader
@@ -96,6 +97,8 @@ def run_program(
 
 
 def _make_lock(name: str, given: Mapping[str, Any], stay: bool, limit: int | None, blocking_timeout: float) -> Lock:
+    if limit is None and name.startswith(SEMAPHORE):
+        raise ValueError(f"{name!r} is a semaphore: say with --limit how many programs may run at once.")
     # not fenced: the program writes, and cannot claim the lock. A release must not warn of that
     if stay:
         return leader(name, fenced=False, **given)

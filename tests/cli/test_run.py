@@ -117,7 +117,7 @@ def test_wrong_arguments_are_errors_before_anything_runs(arguments: list[str], m
 def test_a_semaphore_may_be_named_as_lists_show_it_and_is_no_lock() -> None:
     assert sh("exit 3", "--limit", "2", name="semaphore:export") == 3
     for message, *words in [
-        (r"is a semaphore, not a lock: use Semaphore\('export', limit=...\)", "semaphore:export"),
+        ("'semaphore:export' is a semaphore: say with --limit how many", "semaphore:export"),
         ("has 515 bytes; at most 512 are allowed", "x" * 505, "--limit", "3"),
     ]:
         fails(2, message, "run", *words, "--", "true")
