@@ -16,7 +16,7 @@ from .display import Secret, shown
 MAX_NAME_BYTES = 512
 
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]  # what _FORBIDDEN finds, with the next
+_CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]  # with _SURROGATES, what _FORBIDDEN finds
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _SPACES = [code for code in range(0x3001) if chr(code).isspace()]  # all that there are
 _NO_PREFIX = re.compile(rf"[{{}}\s]|{_FORBIDDEN.pattern}")

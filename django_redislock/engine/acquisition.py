@@ -264,9 +264,9 @@ class Acquisition(Releasable):
         runner = self.caller
         if runner is not None and not runs(runner):
             runner = caller()  # whoever awaits what that has called for
-        found = leases_on(self.partition, self.name, self._above, runner)
+        found = leases_on(self.keys[0], self._above, runner)
         if found and self._runtime.watchdog.interruptions.abandon_under(found[0][0]):
-            found = leases_on(self.partition, self.name, self._above, runner)  # another acquisition may use it as well
+            found = leases_on(self.keys[0], self._above, runner)  # another acquisition may use it as well
         return found[0] if found else (None, False)
 
     def _enter_again(self, held: Lease, own: bool, deadline: Deadline) -> Steps[bool]:

@@ -255,17 +255,14 @@ def find(acquisitions: Sequence[Held]) -> Any:
     return None
 
 
-def leases_on(
-    partition: Partition, name: str, acquisitions: Sequence[Held], runner: Runner | None
-) -> list[tuple[Lease, bool]]:
+def leases_on(key: Key, acquisitions: Sequence[Held], runner: Runner | None) -> list[tuple[Lease, bool]]:
     """The leases on this lock that may be held still, the latest first; and whether each is this runner's own."""
     # after a failed release, nothing renews it, and the lock may be somebody else's by now
     return [
         (one.lease, not is_foreign(one, runner))
         for one in reversed(acquisitions)
         if one.lease is not None
-        and one.lease.name == name
-        and one.partition.identity == partition.identity
+        and (one.partition.identity, one.lease.name) == key
         and one.here
         and not (one.over or one.lease.closed or one.lease.lost or one.lease.tried_release)
     ]
@@ -276,9 +273,9 @@ def holds(partition: Partition, name: str, runner: Runner | None, pool: str = ""
 
     ``runner``: see caller(). ``pool``: of which it may be a member.
     """
-    where = partition.identity
-    shown = _existing((*_get((where, pool)), *_get((where, name))))
-    return next((lease for lease, own in leases_on(partition, name, shown, runner) if own), None)
+    key = partition.identity, name
+    shown = _existing((*_get((partition.identity, pool)), *_get(key)))
+    return next((lease for lease, own in leases_on(key, shown, runner) if own), None)
 
 
 def ground() -> weakref.ref[Any]:

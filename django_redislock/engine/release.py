@@ -225,8 +225,8 @@ class Releasable(Ending, Held):
     def end(self, error: BaseException | None) -> Steps[bool]:
         """What was done under it has ended, with ``error`` or (None) well. Returns whether the lock is free.
 
-        As release(), except that a lock which was detached ends in silence, that ``at_least`` is kept, that a loss is
-        not told to who has an ``error`` already, and that where Redis cannot be told, it is in the background.
+        As release(), except that a lock which was detached ends in silence, that ``at_least`` is kept, and that no loss
+        is raised over ``error``. A release that Redis could not be told of is tried again in the background.
         """
         lease = self.its_lease
         if lease.cancelled_by(error):
