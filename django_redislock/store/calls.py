@@ -27,7 +27,7 @@ LOST, HELD, ADOPTED, OLD_LOST = range(4)
 # states of release
 NOT_HELD, RELEASED, DETACHED = range(3)
 # who releases it; see release.lua
-HOLDER, BEARER, WITHDRAWAL = "holder", "bearer", "withdraw"
+HOLDER, BEARER, WITHDRAWAL = "", "bearer", "withdraw"
 
 # what to force-release; see force.lua
 WHATEVER, SUSPENSION = "", "s"
@@ -106,10 +106,13 @@ def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) 
     partition, keys = request.partition, request.keys
     script = _CHECKOUT
     more: tuple[str, ...] = ()
+    if ticket or request.token or request.most is not None or request.limit or keys.any:
+        more = str(ticket or ""), request.token or "-"
     if not keys.any:
         script = _ACQUIRE[keys.stored]
-        own, most = partition.channel if request.token else "", "" if request.most is None else str(request.most)
-        more = own, most, str(request.limit or "")
+        if more:
+            most = "" if request.most is None else str(request.most)
+            more = *more, partition.channel, most, str(request.limit or "")
     return (
         "EVALSHA",
         script.sha,
@@ -122,10 +125,8 @@ def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) 
         str(partition.highest_fence),
         str(round(request.ttl * 1000)),
         wait,
-        str(ticket or ""),
-        request.token or "-",
-        *more,
         request.owner,
+        *more,
     )
 
 
@@ -250,18 +251,22 @@ def left_to_release(request: LockRequest, answer: Sequence[Any]) -> LockRequest 
 def release_command(request: LockRequest, *, unknown: bool, how: str = HOLDER) -> Command:
     partition, keys = request.partition, request.keys
     script = _LEAVE if keys.any else _RELEASE[keys.stored]
-    gone = (Secret(f"{partition.prefix}gone:{request.id}"),) if unknown else ()
+    more: tuple[str, ...] = ()
+    if unknown:
+        more = keys.never, Secret(f"{partition.prefix}gone:{request.id}")
+    elif partition.store.clustered:
+        more = (keys.never,)
     return (
         "EVALSHA",
         script.sha,
-        str(len(keys.all) + len(gone)),
+        str(len(keys.all) + len(more)),
         *keys.all,
-        *gone,
+        *more,
         request.name,
         request.id,
         partition.channel if request.listens else "-",
         str(partition.highest_fence),
-        *(() if keys.any else (how,)),
+        *(() if keys.any or how == HOLDER else (how,)),
     )
 
 
@@ -283,7 +288,7 @@ def renew_command(request: LockRequest, how: str, left: float, fence: int | None
     """
     partition, keys = request.partition, request.keys
     args = (request.name, request.id, request.channel, str(partition.highest_fence), _ms(request.ttl), how, _ms(left))
-    return _RENEW[keys.stored].command(keys.all, (*args, request.token or request.id, str(fence or "")))
+    return _RENEW[keys.stored].command(keys.declared, (*args, request.token or request.id, str(fence or "")))
 
 
 def renew(
@@ -328,7 +333,7 @@ def force(
     while True:
         most = "" if highest is None else str(highest)
         args = (name, id, partition.channel, str(partition.highest_fence), most, what)
-        reply = yield from call(partition, _FORCE[keys.stored].command(keys.all, args), name)
+        reply = yield from call(partition, _FORCE[keys.stored].command(keys.declared, args), name)
         held, more = reply.answer
         value, repeated = value or held, repeated or reply.repeated
         if not more:
@@ -348,7 +353,7 @@ def _free_old(partition: Partition, keys: Keys, name: str, value: bytes | None) 
 def suspend(partition: Partition, keys: Keys, name: str, seconds: float, owner: str) -> Steps[bool]:
     """Grant the lock to nobody for ``seconds``; return whether that has begun, or somebody still holds the lock."""
     args = (name, partition.channel, str(partition.highest_fence), _ms(seconds), owner)
-    reply = yield from call(partition, _SUSPEND[keys.stored].command(keys.all, args), name)
+    reply = yield from call(partition, _SUSPEND[keys.stored].command(keys.declared, args), name)
     return bool(reply.answer)
 
 
@@ -362,7 +367,7 @@ def info(
     id: str = "",
 ) -> Steps[list[Any]]:
     """Return what Redis knows of one lock, with at most ``waiters`` of its waiters; see info.lua, and call()."""
-    command = _INFO[keys.stored].command(keys.all[:-1], (name, id, partition.channel, str(waiters)))
+    command = _INFO[keys.stored].command(keys.declared, (name, id, partition.channel, str(waiters)))
     reply = yield from call(partition, command, name, deadline=deadline)
     return reply.answer  # type: ignore[no-any-return]
 

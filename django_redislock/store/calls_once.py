@@ -75,7 +75,7 @@ def replace_members(partition: Partition, keys: Keys, pool: str, members: Sequen
 def _step(partition: Partition, keys: Keys, pool: str, how: str, *words: str, staged: str = "none") -> Steps[int]:
     """One step, and as many calls as it takes to hand out what it has made free."""
     into = (f"{partition.prefix}next_{which}:{staged}" for which in ("members", "fresh"))
-    declared = (*keys.all, *into, pools_key(partition.prefix))
+    declared = (*keys.declared, *into, pools_key(partition.prefix))
 
     def run(how: str, *words: str) -> Steps[list[int]]:
         args = (pool, how, partition.channel, str(partition.highest_fence), *words)

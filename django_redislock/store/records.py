@@ -20,10 +20,12 @@ _TYPES = dict.fromkeys(("waiters", "held", "took", "permits"), "hash") | dict.fr
 class Keys(NamedTuple):
     """The keys of a lock, or of a pool when any member is wanted, in the order in which scripts expect them.
 
-    ``stored``: how the lock is stored, and so which variant of a script works on it.
+    ``never``: a key that never exists (C4). ``stored``: how the lock is stored, and so which variant of a script works
+    on it.
     """
 
-    all: tuple[str, ...]
+    all: tuple[str, ...]  # but never
+    never: str
     lock: str  # the lock itself; for a member of a pool or a semaphore, the hash that has it or its permits as fields
     queue: str = ""  # waiters for this very lock
     member: str | None = None  # that field, quoted
@@ -33,6 +35,10 @@ class Keys(NamedTuple):
     any: bool = False  # any member is wanted
     stored: str = "key"
 
+    @property
+    def declared(self) -> tuple[str, ...]:
+        return (*self.all, self.never)
+
 
 @lru_cache(maxsize=1024)  # many a lock is acquired again, and each needs them for several commands
 def make_keys(prefix: str, name: str) -> Keys:
@@ -40,20 +46,22 @@ def make_keys(prefix: str, name: str) -> Keys:
 
     ``prefix`` ends with the hash tag and a colon, so all of them are in one slot.
     """
-    shared = (f"{prefix}index", f"{prefix}never", f"{prefix}fence")
+    shared, never = (f"{prefix}index", f"{prefix}fence"), f"{prefix}never"
     if name.endswith(":") and split_member(f"{name}any"):
         pool = pool_keys(prefix, name)
-        return Keys((*pool, *shared), pool[3], members=pool[0], busy=pool[4], line=pool[7], any=True, stored="member")
+        return Keys(
+            (*pool, *shared), never, pool[3], members=pool[0], busy=pool[4], line=pool[7], any=True, stored="member"
+        )
     own = (f"{prefix}queue:{name}", f"{prefix}waiters:{name}")
     split = split_member(name)
     if name.startswith(SEMAPHORE):
         permits = f"{prefix}permits:{name}"
-        return Keys((permits, f"{prefix}ends:{name}", *own, *shared), permits, own[0], stored="permits")
+        return Keys((permits, f"{prefix}ends:{name}", *own, *shared), never, permits, own[0], stored="permits")
     if split is None:
         lock = f"{prefix}lock:{name}"
-        return Keys((lock, *own, *shared), lock, own[0])
+        return Keys((lock, *own, *shared), never, lock, own[0])
     pool = pool_keys(prefix, split[0])
-    return Keys((*pool, *own, *shared), pool[3], own[0], split[1], pool[0], pool[4], pool[7], stored="member")
+    return Keys((*pool, *own, *shared), never, pool[3], own[0], split[1], pool[0], pool[4], pool[7], stored="member")
 
 
 def pool_keys(prefix: str, pool: str) -> tuple[str, ...]:

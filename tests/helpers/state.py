@@ -17,7 +17,7 @@ from tests.inside import PREFIX, keys_of, note_round_trips
 from .actors import GENEROUS, server_time
 
 NAME = "order:42"
-LOCK, QUEUE, WAITERS, INDEX, _, FENCE = keys_of(NAME).all
+LOCK, QUEUE, WAITERS, INDEX, FENCE = keys_of(NAME).all
 TOKEN = "a-token-that-the-tests-know"
 
 

@@ -1,13 +1,14 @@
 -- acquire: takes the lock, or queues for it; also every later look of a waiter. Idempotent per attempt. A free lock that
 -- nobody waits for is granted by acquire_fast (seven in eight) or by grant.
--- KEYS     @lock queue waiters index never fence gone
--- ARGV     name id channel known ttl wait ticket token own most limit owner
+-- KEYS     @lock queue waiters index fence gone
+-- ARGV     name id channel known ttl wait owner ticket token own most limit
 --            known: the highest fence that the caller knows; ttl: ms
 --            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, a: only adopt
 --            ticket: '' when none was drawn yet; token: '-' when it is the id
 --            own: with a token, the channel of the caller's process, even if it does not listen
 --            most: how many others may wait already, '' for any number
 --            limit: of a semaphore, how many may hold it at once; else ''
+--            Without ticket, token, most and limit, everything from ticket on may be missing
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
 --            false, 1 = a handoff to this process ran out unheard, the limit before, if it was another}; the last three may
 --            be missing. States: calls.py
@@ -15,6 +16,7 @@ local idle -- whether nobody has it and nobody waits, and no handoff of it has r
 --#include @acquire_fast
 --#include grant
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
+if not ARGV.ticket then ARGV.ticket, ARGV.token, ARGV.own, ARGV.most, ARGV.limit = '', '-', '', '', '' end
 
 set_limit(ARGV.limit)
 

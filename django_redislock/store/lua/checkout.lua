@@ -1,7 +1,7 @@
 -- checkout: takes any free member of a pool, or stands in line for one; also every later look of a waiter. Idempotent
 --            per attempt.
--- KEYS     @pool index never fence gone
--- ARGV     name id channel known ttl wait ticket token owner
+-- KEYS     @pool index fence gone
+-- ARGV     name id channel known ttl wait owner ticket token
 --            as for acquire; name: that of the pool
 -- returns  {state, server us, fence or ticket, ms of lease (or until one may end), the member granted,
 --            1 = a handoff to this process ran out unheard}; the last may be missing. States: calls.py

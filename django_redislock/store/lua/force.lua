@@ -1,5 +1,5 @@
 -- force: releases a lock whoever holds it, tells the holder, and passes it on.
--- KEYS     @lock queue waiters index never fence
+-- KEYS     @lock queue waiters index fence never
 -- ARGV     name id channel known highest what
 --            id: of a semaphore, that of the holder; else ''
 --            highest: of the fences that may be released, '' for any; what: '' = whatever there is, the end of a

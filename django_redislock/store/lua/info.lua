@@ -1,5 +1,5 @@
 -- info: what Redis knows of one lock.
--- KEYS     @lock queue waiters index never
+-- KEYS     @lock queue waiters index fence never
 -- ARGV     name id channel most
 --            most: how many waiters to list
 -- returns  {value of the lock or false, lease left in ms, server us, value and ms left of a suspension that is planned

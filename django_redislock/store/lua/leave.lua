@@ -1,6 +1,6 @@
 -- leave: out of the line of a pool, with whatever member may have been granted at this moment.
--- KEYS     @pool index never fence gone
---            gone is only named while a checkout of this attempt may still arrive
+-- KEYS     @pool index fence never gone
+--            as for release; gone: only while a checkout of this attempt may still arrive
 -- ARGV     name id channel known
 -- returns  {1 = it held a member, 0 = not; 1 = waiters may remain: call again; the member, if somebody
 --            waits for this very one: pass it on, by a release of its lock}

@@ -1,5 +1,5 @@
 -- members: one step of a change of a pool's members. Each handles as many as are given, in bounded time.
--- KEYS     slot @pool index never fence next_members next_fresh pools
+-- KEYS     slot @pool index fence never next_members next_fresh pools
 --            next: a set of members that is not in use yet; pools: those that have members
 -- ARGV     number name how channel known member...
 --            number: of the call in its slot

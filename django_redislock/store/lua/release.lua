@@ -1,9 +1,9 @@
 -- release: gives the lock back, or leaves its queue (withdraws), and passes the lock on when it is free. One script for
 -- both, since who leaves the queue may have been granted the lock at this moment.
--- KEYS     @lock queue waiters index never fence gone
---            gone is only named while an acquire of this attempt may still arrive
+-- KEYS     @lock queue waiters index fence never gone
+--            never: on one server, it may be missing; gone: only while an acquire of this attempt may still arrive
 -- ARGV     name id channel known how
---            how: holder = what this process holds: a detached lock goes on without it; bearer = whoever has the token
+--            how: missing = what this process holds: a detached lock goes on without it; bearer = whoever has the token
 --            may; withdraw = an attempt that was given up: what it has adopted is left to the next bearer
 -- returns  {1 = it was held, 0 = not, 2 = it is detached; 1 = dead waiters remain: call again; where somebody else
 --            holds it: false, the value of the lock, lease left in ms}

@@ -1,5 +1,5 @@
 -- renew: moves the end of a lease that this attempt holds; confirms a handoff.
--- KEYS     @lock queue waiters index never fence
+-- KEYS     @lock queue waiters index fence never
 -- ARGV     name id channel known ttl how ms token fence
 --            how: keep = at least ms from now; confirm = at least ttl from the grant; set = ms from now; detach = the
 --            same, and nobody here holds it any more; raise = as keep, and draw a new fence

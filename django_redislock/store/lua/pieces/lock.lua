@@ -84,14 +84,14 @@ end
 
 --#piece acquire_fast
 -- The grant of a lock that nobody has and nobody waits for. It is written out, since each function that a script
--- makes or calls costs time: for the others, next_fence() and grant() do the same. One in eight goes their way, and
--- sweeps the index.
-if nobody and us % 8 ~= 0 and --[[@fence-time]]--[[@fence-us]]tonumber(ARGV.known) < us--[[@or]]false--[[@]]--[[@or]]false--[[@]] --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
-  local fence = string.format('%.0f', us)
+-- makes or calls costs time, and so does each number of this size that becomes text, or the other way round: for the
+-- others, next_fence() and grant() do the same. One in eight goes their way, and sweeps the index.
+local fence = clock[1] .. string.sub('00000', #clock[2]) .. clock[2]
+-- as texts of one length, numbers compare as they do themselves
+if nobody and us % 8 ~= 0 and --[[@fence-time]]--[[@fence-us]]#ARGV.known == #fence and ARGV.known < fence--[[@or]]false--[[@]]--[[@or]]false--[[@]] --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
   local before = redis.call('SET', KEYS.fence, fence, 'GET')
-  local last = tonumber(before or 0)
-  if last --[[@fence-grows]]and last < us --[[@]]then
-    local value = ARGV.id .. ' ' .. ARGV.channel .. ' c ' .. fence .. ' ' .. fence .. ' ' .. ARGV.token .. ' ' .. ARGV.owner
+  if --[[@fence-grows]]not before or #before == #fence and before < fence--[[@or]]tonumber(before or 0)--[[@]] then
+    local value = ARGV.id .. ' ' .. ARGV.channel .. ' c ' .. fence .. ' ' .. fence .. ' ' .. (ARGV.token or '-') .. ' ' .. ARGV.owner
 --#include @first_lease
     redis.call('ZADD', KEYS.index, us + ARGV.ttl * 1000, ARGV.name)
     return {1, us, us, tonumber(ARGV.ttl)}
