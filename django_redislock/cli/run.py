@@ -20,7 +20,7 @@ from ..base.display import printable
 from ..base.names import SEMAPHORE
 from ..base.times import monotonic
 from ..jobs.locked_command import LOST, held
-from ..leader import leader
+from ..leadership import leader
 from ..lock import Lock
 from ..semaphore import Semaphore
 from ..store.stores import get_store

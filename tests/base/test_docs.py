@@ -7,6 +7,8 @@ import asyncio
 import builtins
 import inspect
 import re
+import subprocess
+import sys
 from argparse import ArgumentParser
 from pathlib import Path
 from textwrap import dedent, indent
@@ -230,6 +232,24 @@ def test_the_pages_of_public_names_and_errors_have_every_one() -> None:
     public = {name: getattr(django_redislock, name) for name in listed}
     errors = {name for name, thing in public.items() if isinstance(thing, type) and issubclass(thing, Exception)}
     assert errors <= {*re.findall(r"``(\w+)``", page("errors"))}
+
+
+def test_a_public_name_is_imported_when_it_is_asked_for() -> None:
+    assert {*django_redislock.__all__} < {*dir(django_redislock)}
+    with pytest.raises(AttributeError, match="module 'django_redislock' has no attribute 'Lok'"):
+        django_redislock.Lok  # type: ignore[attr-defined]  # noqa: B018
+    code = """if True:
+        import sys, django_redislock
+        assert "django_redislock.exceptions" in sys.modules and "django_redislock.engine" not in sys.modules
+        from django.conf import settings
+        settings.configure()
+        from django_redislock import Lock
+        assert "django_redislock.pool" not in sys.modules
+        for name in django_redislock.__all__:
+            thing = getattr(django_redislock, name)
+            assert thing.__module__ not in (None, "django_redislock") and type(thing) is not type(sys), name
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_page_of_the_command_has_every_subcommand_and_option() -> None:
