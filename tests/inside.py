@@ -222,15 +222,21 @@ def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None 
     and read the time from these two keys: seconds and microseconds."""
     text = _scripts._text
     setattr(_scripts, "_text", lambda path: _leave_out(text(path), without))  # noqa: B010
-    for script in set(_scripts._by_sha.values()):  # by whichever of its texts it is known
-        script.__init__(script.name, script.stored)  # type: ignore[misc]
-        if clock is not None:
-            script.source = script.source.replace("'TIME'", "'MGET', '{}', '{}'".format(*clock))
-            script.register()
+    for script in scripts().values():
+        source = _scripts.assemble(script.name, script.stored)
+        change_script(
+            script, source if clock is None else source.replace("'TIME'", "'MGET', '{}', '{}'".format(*clock))
+        )
     setattr(_scripts, "_text", text)  # noqa: B010
     back = ExitStack()
     back.callback(change_scripts)
     return back
+
+
+def change_script(script: Any, source: str) -> None:
+    script.source = source
+    vars(script).pop("sha", None)
+    assert script.sha  # it is known by that from now on
 
 
 def _leave_out(text: str, without: Collection[str]) -> str:
@@ -472,7 +478,7 @@ def before_each_request(patch: pytest.MonkeyPatch, act: Callable[[], object]) ->
 
 
 def scripts() -> dict[str, Any]:
-    """All Lua scripts of the package, by names of their own, with ``sha``, ``source``, ``keys`` and ``args``."""
+    """All Lua scripts of the package, by names of their own, with ``sha`` and ``source``."""
     pairs = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls._SUSPEND]
     alone = [calls._CHECKOUT, calls._LEAVE, calls_once._MEMBERS, values._COMPARE, values._COUNTER, calls._PROBE]
     found = {f"{script.name} {stored}": script for pair in pairs for stored, script in pair.items()}
@@ -483,15 +489,14 @@ def put_together(patch: pytest.MonkeyPatch, text: str) -> str:
     """The script that this text becomes, in which names stand for positions."""
     read = _scripts._text
     patch.setattr(_scripts, "_text", lambda path: text if path == "made.lua" else read(path))
-    return _scripts.assemble("made", "key")[2]
+    return _scripts.assemble("made", "key")
 
 
 def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> None:
     """Change the text of the script that asks whether messages arrive."""
     script = copy(calls._PROBE)
-    script.source = change(script.source)
+    change_script(script, change(script.source))
     assert script.source != calls._PROBE.source
-    script.register()
     patch.setattr(calls, "_PROBE", script)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha1
 from pathlib import Path
 from typing import Any
@@ -48,18 +48,22 @@ _by_sha: dict[str, Script] = {}
 
 
 class Script:
-    """One Lua script, ready to be called. ``stored``: how the locks that it works on are stored."""
+    """One Lua script, put together when it is first called. ``stored``: how the locks that it works on are stored."""
 
     def __init__(self, name: str, stored: str = "key") -> None:
         self.name = name
         self.stored = stored
-        self.keys, self.args, self.source = assemble(name, stored)
-        self.register()
 
-    def register(self) -> None:
-        """Make its text known by its hash, as it is in Redis."""
-        self.sha: str = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-        _by_sha[self.sha] = self
+    @cached_property
+    def source(self) -> str:
+        return assemble(self.name, self.stored)
+
+    @cached_property
+    def sha(self) -> str:
+        """The hash of its text, by which it is known, here and in Redis."""
+        sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        _by_sha[sha] = self
+        return sha
 
     def command(self, keys: Sequence[str], args: Sequence[Any]) -> Command:
         """The command that calls it by its hash."""
@@ -83,12 +87,11 @@ def keys_of(command: Command) -> Sequence[str]:
     return command[3 : 3 + int(command[2])] if command[0] in ("EVALSHA", "EVAL") else command[1:2]
 
 
-def assemble(name: str, stored: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """The names of a script's keys and arguments, and its text."""
+def assemble(name: str, stored: str) -> str:
+    """The text of a script as it is sent to Redis."""
     text = _text(f"{name}.lua")
-    keys = tuple(key for word in _header(text, "KEYS") for key in GROUPS[stored].get(word, (word,)))
-    args = tuple(word.removesuffix("...") for word in _header(text, "ARGV"))
-    names = {"KEYS": keys, "ARGV": args}
+    keys = [key for word in _header(text, "KEYS") for key in GROUPS[stored].get(word, (word,))]
+    names = {"KEYS": keys, "ARGV": [word.removesuffix("...") for word in _header(text, "ARGV")]}
 
     def index(found: re.Match[str]) -> str:
         array, word = found.groups()
@@ -99,7 +102,7 @@ def assemble(name: str, stored: str) -> tuple[tuple[str, ...], tuple[str, ...], 
     except ValueError:
         raise ValueError(f"The script {name} ({stored}) uses a name that its header does not have") from None
     # without the remaining comments, which would be sent and hashed for nothing
-    return keys, args, re.sub(r"(?m)^ *--.*\n", "", source)
+    return re.sub(r"(?m)^ *--.*\n", "", source)
 
 
 def _header(text: str, array: str) -> list[str]:
