@@ -31,7 +31,7 @@ from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.cancelling import TTL, Closed, Closing, Interrupt, Interrupted, auntil_done_or, nothing_left
 from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import holder, leftovers, queued
-from tests.inside import keys_of
+from tests.inside import RELEASE, keys_of
 from tests.lock.conftest import Block, Eventually, Heard, receiving
 
 Start = Callable[..., Any]
@@ -453,9 +453,6 @@ def test_where_the_connection_fails_it_is_tried_again(
     assert me(locks, "owned")
     me(locks, "release")
     eventually(lambda: leftovers(client) == [])
-
-
-RELEASE = "\r\nholder\r\n"  # an argument of the script
 
 
 @pytest.fixture
