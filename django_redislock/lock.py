@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS
 
-from . import engine, signals
+from . import engine
 from .base.display import refuse_arguments, takes_by_name
 from .base.log import is_ours
 from .base.name_templates import warn_of_fields
@@ -580,4 +580,3 @@ class Lock:
 
 
 FairLock = Lock
-signals.send_as(Lock)

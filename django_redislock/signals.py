@@ -6,6 +6,7 @@ from logging import ERROR
 from typing import Any
 
 from django.dispatch import Signal
+from django.utils.module_loading import import_string
 
 from .base.log import log_event
 from .base.steps import Call
@@ -19,30 +20,27 @@ lock_released: Signal = Signal()  # name, template, fence, held (seconds)
 lock_lost: Signal = Signal()  # name, template, fence, reason, expired (it was not to be renewed, and ran out)
 lock_force_released: Signal = Signal()  # name, by
 
-_sender: type | None = None
-
-
-def send_as(sender: type) -> None:
-    """Set the sender of all signals: Lock does, which this module cannot import."""
-    global _sender
-    _sender = sender
-
 
 def send(signal: Signal, **facts: Any) -> None:
     """Call the receivers; nearly free when there are none."""
     if signal.receivers:
-        _log_failures(signal.send_robust(_sender, **facts), facts)
+        _log_failures(signal.send_robust(_sender(), **facts), facts)
 
 
 async def asend(signal: Signal, **facts: Any) -> None:
     """See send()."""
     if signal.receivers:
-        _log_failures(await signal.asend_robust(_sender, **facts), facts)
+        _log_failures(await signal.asend_robust(_sender(), **facts), facts)
 
 
 def sending(signal: Signal, **facts: Any) -> Call:
     """The request of steps to send a signal."""
     return Call(send, (signal,), facts, twin=asend)
+
+
+def _sender() -> Any:
+    """Lock, which this module cannot import, and which the admin and cache.lock() do not."""
+    return import_string(f"{__package__}.Lock")
 
 
 def _log_failures(answers: list[tuple[Any, Any]], facts: dict[str, Any]) -> None:

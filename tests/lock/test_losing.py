@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -30,6 +32,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil
 from tests.helpers.state import NAME, fence_of, holder, put, queued
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_TAKEN
+from tests.project.programs import environment
 
 from .conftest import Block, Eventually, Heard, receiving
 
@@ -103,6 +106,24 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
     assert {sender for _, sender, _ in seen} == {Lock}
     if how != "a coroutine that raises":
         assert [thread for signal, _, thread in seen if signal is lock_lost] == ["redislock-notifier"]
+
+
+@pytest.mark.parametrize("call", ["force_release(NAME)", "asyncio.run(aforce_release(NAME))"])
+def test_so_is_that_of_a_process_that_has_not_imported_lock(call: str) -> None:
+    """An admin's, say."""
+    Lock(NAME).acquire()
+    code = f"""if True:
+        import asyncio, sys, django
+        django.setup()
+        from django_redislock import aforce_release, force_release, lock_force_released
+        senders, NAME = [], {NAME!r}
+        lock_force_released.connect(note := lambda sender, **facts: senders.append(sender))
+        assert "django_redislock.lock" not in sys.modules
+        assert {call} is not None
+        from django_redislock import Lock
+        assert senders == [Lock], senders
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
 
 
 async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: str, aeventually: Eventually) -> None:
