@@ -16,6 +16,7 @@ from redis.exceptions import (
     AskError,
     ClusterDownError,
     ConnectionError,
+    InvalidResponse,
     MovedError,
     ReadOnlyError,
     RedisError,
@@ -50,7 +51,7 @@ class Replaced(ConnectionError):
 # The connections of which _ask() uses the parser: not those for sentinels, which look at each answer, nor a site's own
 _PLAIN = frozenset({Connection, SSLConnection, UnixDomainSocketConnection})
 
-CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
+CONNECTION_ERRORS = (ConnectionError, TimeoutError, InvalidResponse, OSError)
 
 
 def is_demoted(answer: object) -> bool:

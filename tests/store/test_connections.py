@@ -19,7 +19,7 @@ import django_redislock
 from django_redislock import Lock, LockUnavailable, locked
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.servers import Twins
+from tests.helpers.servers import Twins, wsgi_server
 from tests.helpers.state import count, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
 from tests.inside import AskedOnce, Wire, command, limit, put_together, surplus, unused_by_turns, unused_here
@@ -323,6 +323,15 @@ def test_what_redis_refuses_for_good_is_an_error_at_once(me: Any, own: RedisServ
         with pytest.raises(LockUnavailable, match=r"The server wants a password|Authentication required"):
             me(Lock("a"), "acquire", blocking=False)
         client.config_set("requirepass", "")
+
+
+def test_what_does_not_speak_as_redis_does_cannot_be_reached(me: Any, retry_for: Callable[[float], None]) -> None:
+    """A web server on that port, say, or a proxy that answers by itself while Redis is away."""
+    retry_for(0.1)
+    with wsgi_server() as web, caches(alias(DJANGO_REDIS, f"redis://127.0.0.1:{web.port}/0")):
+        for what, verb in ((Lock("a"), "acquire"), (django_redislock, "list_locks")):
+            with pytest.raises(LockUnavailable, match=r"cannot be reached for .*alias 'default'\): Protocol [eE]rror"):
+                me(what, verb)
 
 
 def test_a_question_outlives_those_who_ask_it_and_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
