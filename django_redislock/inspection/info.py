@@ -94,7 +94,7 @@ class LockInfo:
 
     Of a semaphore, ``permits_held`` of ``limit`` permits are held, by the latest request's limit, and ``permits`` has
     the first 100 of them that end, the oldest one first. ``owner``, ``since`` and ``note`` are those of the oldest of
-    these, ``fence`` is the highest, and ``lease_left`` that of the lease that ends first.
+    these, ``fence`` is the highest of all, and ``lease_left`` that of the lease that ends first.
     """
 
     name: str
@@ -177,14 +177,18 @@ def make_info(
 
 
 def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
-    """One round trip; None when nobody holds the lock."""
+    """One round trip, or two where more than LISTED_PERMITS hold a semaphore; None when nobody holds the lock."""
     value, left, us, planned, permits, *queues = yield from _ask(partition, name, waiters)
     if value is None:
         return None
     if permits is None:
         return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
     listed = [make_info(partition.alias, name, value, us, left) for value, left in permits.leases]
-    return _semaphore_info(listed, permits.limit, permits.held, *queues)
+    semaphore = _semaphore_info(listed, permits.limit, permits.held, *queues)
+    if permits.held > len(listed):  # the highest fence may be that of another one
+        for every, _ in (yield from read_semaphores(partition, [name])):
+            semaphore = replace(semaphore, fence=max(semaphore.fence, every.fence))
+    return semaphore
 
 
 def _semaphore_info(found: Sequence[LockInfo], limit: int, held: int, queue: Queue) -> LockInfo:
@@ -202,13 +206,10 @@ def _semaphore_info(found: Sequence[LockInfo], limit: int, held: int, queue: Que
     )
 
 
-def read_semaphores(
-    partition: Partition, names: Sequence[str], since: int = 0, most: int = -1
-) -> Steps[list[tuple[LockInfo, dict[str, LockInfo]]]]:
+def read_semaphores(partition: Partition, names: Sequence[str]) -> Steps[list[tuple[LockInfo, dict[str, LockInfo]]]]:
     """Those of these semaphores that are held, each with its permits by their holders' ids, the first to end first.
 
-    ``since``: the server's time, or an earlier one: what had ended then is not read. ``most``: how many permits of
-    each, -1 for all. One round trip for each batch.
+    One round trip for each batch.
     """
     found = list[tuple[LockInfo, dict[str, LockInfo]]]()
     for batch in batches(names):
@@ -216,11 +217,10 @@ def read_semaphores(
         reads: list[Command] = []
         for values_key, ends, *_ in (key.all for key in keys):
             reads.append(("HGETALL", values_key))
-            reads.append(("ZRANGEBYSCORE", ends, f"({since}", "+inf", "WITHSCORES", "LIMIT", "0", str(most)))
-            reads.append(("ZCOUNT", ends, f"({since}", "+inf"))
+            reads.append(("ZRANGE", ends, "0", "-1", "WITHSCORES"))
         us, answers = yield from read_all(partition, reads, [key.queue for key in keys])
         for number, name in enumerate(batch):
-            fields, ends, held = answers[3 * number : 3 * number + 3]
+            fields, ends = answers[2 * number : 2 * number + 2]
             values = dict(zip(fields[::2], fields[1::2], strict=True))
             lefts = [(id, (float(end) - us) / 1e6) for id, end in zip(ends[::2], ends[1::2], strict=True)]
             permits = {
@@ -229,10 +229,10 @@ def read_semaphores(
                 if left > 0 and id in values
             }
             if permits:
-                limit, queue = int(values.get(b":", 1)), Queue(answers[3 * len(keys) + number])
-                held -= len(lefts) - len(permits)
-                first = [*permits.values()][:LISTED_PERMITS]
-                found.append((_semaphore_info(first, limit, held, queue), permits))
+                limit, queue = int(values.get(b":", 1)), Queue(answers[2 * len(keys) + number])
+                every = [*permits.values()]
+                semaphore = _semaphore_info(every[:LISTED_PERMITS], limit, len(every), queue)
+                found.append((replace(semaphore, fence=max(each.fence for each in every)), permits))
     return found
 
 

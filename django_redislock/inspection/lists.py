@@ -14,7 +14,6 @@ from ..store.records import check_member, make_keys, pools_key
 from ..store.stores import get_store, get_stores
 from ..store.wire import Command
 from .info import (
-    LISTED_PERMITS,
     LockInfo,
     LockStatus,
     Queue,
@@ -60,12 +59,12 @@ def read_matching(partitions: Sequence[Partition], matches: Callable[[str], obje
 
 
 def _read_matching(partition: Partition, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
-    us, index = yield from read_index(partition)
+    _, index = yield from read_index(partition)
     # those whose time is up, too: they have expired, or never will
     listed = [name for name, _ in index if is_name(name) and matches(name)]
     names = [name for name in listed if not name.startswith(SEMAPHORE)]
     semaphores = [name for name in listed if name.startswith(SEMAPHORE)]
-    locks = [info for info, _ in (yield from read_semaphores(partition, semaphores, us, LISTED_PERMITS))]
+    locks = [info for info, _ in (yield from read_semaphores(partition, semaphores))]
     if not names:
         return locks
     keys = [make_keys(partition.prefix, name) for name in names]

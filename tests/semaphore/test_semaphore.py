@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -314,6 +315,7 @@ def test_more_permits_than_are_listed_are_force_released(client: redis.Redis) ->
     info = semaphore.info()
     assert info is not None
     assert (info.permits_held, len(info.permits)) == (201, 100)
+    assert [each.fence for each in (info, *list_locks())] == [fences[200]] * 2  # though it is not among those 100
     assert redislocks("list").splitlines()[1].startswith("semaphore:export:7 201/201 ")
     last = force_release(info.name, permit=fences[200])
     assert last is not None
@@ -324,6 +326,11 @@ def test_more_permits_than_are_listed_are_force_released(client: redis.Redis) ->
     assert released is not None
     assert released.permits_held == 100
     assert get_lock(info.name) is None
+    for ask in (["clear", info.name], ["clear", "--match", "semaphore:*"]):
+        for _ in range(101):
+            assert Semaphore(NAME, limit=101, ttl=LONG).acquire()
+        redislocks(*ask, "--noinput", stderr=io.StringIO())
+        assert get_lock(info.name) is None
 
 
 def test_permits_that_have_ended_hide_no_other(client: redis.Redis) -> None:
