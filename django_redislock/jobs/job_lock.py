@@ -193,7 +193,8 @@ class JobLock:
         """Acquire the lock for a job and call ``publish``, which queues it; return what that returns.
 
         Where the lock is busy, and the job is not to come again later, return instead what ``find`` makes of the id of
-        the job that has it; None where no job has it. A job that is ``awaited`` by others is queued all the same.
+        the job that has it; None where no job has it. A job that is ``awaited`` by others is queued all the same, with
+        busy="raise" too: whoever queues it may be the job before it, which would fail for that.
         ``publish`` is told whether the job has the lock. It may start in ``wait`` seconds, and is dropped by the queue
         after ``most``.
         """
@@ -207,10 +208,10 @@ class JobLock:
             with self.publishing(args, kwargs, id):
                 return publish(True)
         log_event(INFO, "job-busy", name=lock.name, job=id, busy=self.busy, error=refusal)
-        if self.busy == "raise":
-            raise refusal
         if self.busy == "retry" or awaited:
             return publish(False)
+        if self.busy == "raise":
+            raise refusal
         _, holder = run(read_holder(get_partition(self._using, lock.name), lock.name))
         found = None if holder is None else _id_of(holder.token)
         return None if found is None else find(found)

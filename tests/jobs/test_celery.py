@@ -432,6 +432,17 @@ def test_a_delivery_that_meets_a_busy_lock_ends_as_it_was_said(site: Any, server
     assert deliver(site, site.patient, 7, id=ID) == "SUCCESS"
 
 
+def test_what_others_wait_for_is_sent_and_raises_where_it_runs(site: Any, server: RedisServer) -> None:
+    step = site.strict.si(7)
+    step.freeze(f"{ID}2")
+    with Lock("report:7"):
+        assert deliver(site, site.page, 1, id=ID, chain=[step]) == "SUCCESS"  # not the error of the step after it
+        member = site.strict.apply_async((7,), task_id=f"{ID}3")  # as a group does it
+        assert sent(server) == [member.id, step.id]
+        assert deliver(site, site.strict, 7, id=step.id, headers={HEADER: False}) == "FAILURE"
+        assert isinstance(site.app.backend.get_result(step.id), LockNotAcquired)
+
+
 def test_a_copy_that_comes_after_the_end_leaves_the_result(site: Any) -> None:
     assert [deliver(site, site.report, 7, id=ID) for _ in range(2)] == ["SUCCESS", "IGNORED"]
     assert site.app.AsyncResult(ID).get(timeout=10) == 7
