@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from huey.api import Huey, RedisHuey, Result, Task, TaskWrapper
+from huey.api import Huey, RedisHuey, Result, TaskWrapper
 from huey.exceptions import CancelExecution, RateLimitExceeded, RetryTask
 from huey.utils import normalize_time
 
@@ -76,7 +76,7 @@ class LockedHuey(Huey):
                 *_call_of(task),
                 task.id,
                 lambda taken: send(task),
-                lambda other: Result(self, Task(id=other)) if self.results else None,
+                lambda other: Result(self, type(task)(task.args, task.kwargs, id=other)) if self.results else None,
                 wait=self._seconds_to(task.eta),
                 awaited=task.on_complete is not None or task.chord_config is not None,
             )

@@ -178,13 +178,13 @@ def test_a_lock_waits_as_long_as_its_task(site: Any, work: Work) -> None:
     assert ([task.get() for task in tasks], held()) == ([1, 2], [])
 
 
-@pytest.mark.parametrize("how", ["revoked", "revoked by id", "expired", "cancelled"])
+@pytest.mark.parametrize("how", ["revoked", "revoked by an equal call", "revoked by id", "expired", "cancelled"])
 def test_a_task_that_never_runs_gives_its_lock_back(how: str, site: Any, work: Work) -> None:
     expires = datetime.now() - timedelta(seconds=9) if how == "expired" else None
     result = site.report.schedule((2024,), delay=0, expires=expires)
     assert held() == ["report:2024"]
-    if how == "revoked":
-        result.revoke()
+    if how in ("revoked", "revoked by an equal call"):
+        (result if how == "revoked" else site.report(2024)).revoke()
         assert held() == []
     if how == "revoked by id":
         site.huey.revoke_by_id(result.id)
@@ -238,9 +238,11 @@ def test_a_retry_survives_that_redis_is_away_when_it_is_due(
     assert (runs(), held(), state(site)) == (["mail fails"] * 2, [], (0, 0))
 
 
-def test_a_task_may_be_scheduled_for_another_time(site: Any, work: Work) -> None:
+@pytest.mark.parametrize("by_whom", ["whoever queued it", "an equal call"])
+def test_a_task_may_be_scheduled_for_another_time(by_whom: str, site: Any, work: Work) -> None:
     first = site.report.schedule((2024,), delay=100)
-    second = first.reschedule(delay=3000)
+    known = first if by_whom == "whoever queued it" else site.report(2024)
+    second = known.reschedule(delay=3000)
     assert lease_of("report:2024") > 6000
     assert site.report(2024).id == second.id != first.id
     work(scheduled=True)
