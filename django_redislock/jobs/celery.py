@@ -133,10 +133,13 @@ class _Delivery:
         raise Ignore  # the result is there already
 
     def comes_back_in(self, error: BaseException) -> float | None:
-        # apply_async() has seen to a retry. Its message was rejected, or the worker ends; one that is acknowledged
-        # early is gone by now
-        rejected = isinstance(error, Reject) and error.requeue
-        return 0.0 if self._task.acks_late and (rejected or not isinstance(error, Exception)) else None
+        # apply_async() has seen to a retry; and a message that is acknowledged early is gone by now
+        if not self._task.acks_late:
+            return None
+        if not isinstance(error, Exception) and (running := running_job(self.id)) is not None:
+            # this process ends: only its parent knows whether it was for good, after a time limit or a revocation
+            running.keep_for_next(most=running.lock.ttl)
+        return 0.0 if isinstance(error, Reject) and error.requeue else None
 
 
 def _seconds_to(moment: datetime | str | float) -> float:

@@ -163,16 +163,20 @@ def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, worker: 
 
 
 @pytest.mark.complete
+@pytest.mark.parametrize("acks_late", ["0", "1"])
 def test_a_job_that_is_terminated_is_free_after_its_ttl_and_one_that_runs_on_keeps_its_lock(
-    site: Any, worker: Start, eventually: Eventually
+    acks_late: str, site: Any, worker: Start, eventually: Eventually
 ) -> None:
     job = site.short.delay("never")
-    worker("-c", "1")
+    worker("-c", "1", TEST_ACKS_LATE=acks_late)
     eventually(lambda: runs() == ["short"], within=60)
     job.revoke()  # it runs already, so that nothing ends
     again = site.short.delay("never")
     assert again.id == job.id
     job.revoke(terminate=True)
+    eventually(lambda: held() == [], within=60)
+    site.short.apply_async(("never",), time_limit=1)
+    eventually(lambda: len(runs()) == 2, within=60)
     eventually(lambda: held() == [], within=60)
 
 
