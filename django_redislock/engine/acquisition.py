@@ -185,14 +185,13 @@ class Acquisition(Releasable):
         self._request = None
 
     def _meets_itself(self, deadline: Deadline) -> bool:
-        """Return whether this lock is held above already (see _enter_again()); note the order in which others are."""
-        found, runner = False, self.caller
-        for one in self._above:
-            if self.keys[0] in one.keys:
-                found = True
-            elif deadline.waits:
-                note_order(one, runner, self.name, self.terms.template or self.name)
-        return found
+        """Return whether this lock is held above already (see _enter_again()); if not, note the order of others."""
+        if any(self.keys[0] in one.keys for one in self._above):
+            return True
+        runner = self.caller
+        for one in self._above if deadline.waits else ():
+            note_order(one, runner, self.name, self.terms.template or self.name)
+        return False
 
     def stand_beside(self, others: Sequence[Held]) -> None:
         """These are acquired together with it, in an order that is always the same."""

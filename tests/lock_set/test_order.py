@@ -91,6 +91,17 @@ def test_what_cannot_deadlock_is_not_logged(me: Any, names: Any, logged: Any) ->
     assert len(logged()) == 2
 
 
+def test_who_enters_again_waits_for_nothing(me: Any, names: Any, logged: Any) -> None:
+    a, b = (Lock(name, reentrant=True) for name in names)
+    nest(me, a, b, a)
+    both = LockSet(*names, reentrant=True)
+    nest(me, both, both)
+    nest(me, a, both, both)
+    assert logged() == []
+    nest(me, b, a)
+    assert logged() == [f"event=order-inverted name={a.name} held={b.name}"]
+
+
 async def test_what_a_parent_holds_is_not_the_childs(names: Any, logged: Any) -> None:
     async def use(lock: Lock) -> None:
         async with lock:
