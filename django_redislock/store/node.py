@@ -7,11 +7,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import cached_property
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
 from .aliases import RedisConfig
@@ -105,7 +105,7 @@ class Node:
         self.closed: bool = False
         self.on_close: list[Callable[[], object]] = []
 
-    @cached_property
+    @cached_property  # Django's takes no lock, which a forked child could find taken
     def for_loops(self) -> RedisConfig:
         """How event loops reach it."""
         return for_loops(self.config)
