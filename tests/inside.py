@@ -233,6 +233,27 @@ def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None 
     return back
 
 
+def while_a_script_is_put_together(act: Callable[[], T]) -> T:
+    """Call ``act`` while another thread puts a script together for the first time."""
+    begun, done, text = threading.Event(), threading.Event(), _scripts._text
+
+    def slow(path: str) -> str:
+        if threading.current_thread() is other:
+            begun.set()
+            done.wait()
+        return text(path)
+
+    setattr(_scripts, "_text", slow)  # noqa: B010
+    other = threading.Thread(target=lambda: _scripts.Script("probe").sha)
+    other.start()
+    begun.wait()
+    try:
+        return act()
+    finally:
+        done.set()
+        setattr(_scripts, "_text", text)  # noqa: B010
+
+
 def change_script(script: Any, source: str) -> None:
     script.source = source
     vars(script).pop("sha", None)

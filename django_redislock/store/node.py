@@ -105,7 +105,7 @@ class Node:
         self.closed: bool = False
         self.on_close: list[Callable[[], object]] = []
 
-    @cached_property  # Django's takes no lock, which a forked child could find taken
+    @cached_property
     def for_loops(self) -> RedisConfig:
         """How event loops reach it."""
         return for_loops(self.config)

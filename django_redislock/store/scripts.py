@@ -23,6 +23,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
+from django.utils.functional import cached_property
 from redis.exceptions import NoScriptError, ResponseError
 
 from .wire import Command
@@ -54,19 +55,16 @@ class Script:
         self.name = name
         self.stored = stored
 
-    source: str
-    sha: str  # the hash of its text, by which it is known, here and in Redis
+    @cached_property
+    def source(self) -> str:
+        return assemble(self.name, self.stored)
 
-    def __getattr__(self, part: str) -> str:
-        # not cached_property, which takes a lock (before Python 3.12): a forked child might find it taken for ever
-        if part == "source":
-            self.source = assemble(self.name, self.stored)
-        elif part == "sha":
-            self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-            _by_sha[self.sha] = self
-        else:
-            raise AttributeError(part)
-        return str(vars(self)[part])
+    @cached_property
+    def sha(self) -> str:
+        """The hash of its text, by which it is known, here and in Redis."""
+        sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        _by_sha[sha] = self
+        return sha
 
     def command(self, keys: Sequence[str], args: Sequence[Any]) -> Command:
         """The command that calls it by its hash."""

@@ -66,6 +66,19 @@ asyncio.run(main())
         os.kill(int(child), signal.SIGKILL)
 
 
+def test_a_child_that_is_forked_while_a_script_is_put_together_can_use_locks(start: Start) -> None:
+    code = """
+from tests.inside import while_a_script_is_put_together
+
+if while_a_script_is_put_together(os.fork) == 0:
+    Lock("seat").suspend(60)  # by a script that nobody has called yet
+    say("works")
+    os._exit(0)
+os.wait()
+"""
+    start(code, fresh=True).expect("works")
+
+
 # A child is forked inside a section, and leaves it. What it has begun in the background is sent before it ends
 LEAVES = """
 import asyncio
