@@ -158,8 +158,8 @@ def locked_get_or_set(
     waits tries. A value that the cache does not keep (``timeout=0``, DummyCache) is computed by each caller in turn.
     Sync code below ``sync_to_async`` waits for a coroutine of the same event loop for a second, then computes by
     itself: the coroutine may be waiting for that very thread. Two computations that ask for each other's values wait
-    for each other, and so does one with a task or thread of its own that asks for its value: give a
-    ``blocking_timeout``. One that asks for its own value gets LockError.
+    for each other; so do a computation and a task or thread that it has begun, waits for, and that asks for the same
+    value: give a ``blocking_timeout``. A computation that asks for its own value by itself gets LockError.
 
     Raises LockUnavailable when the value is missing and the Redis server used for locks cannot be reached: then
     everybody would compute it at once, which only the caller can tell to be harmless (``except LockUnavailable: return

@@ -185,18 +185,18 @@ def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -
         return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
     listed = [make_info(partition.alias, name, value, us, left) for value, left in permits.leases]
     semaphore = _semaphore_info(listed, permits.limit, permits.held, *queues)
-    if permits.held > len(listed):  # the highest fence may be that of another one
+    if permits.held > len(listed):  # the highest fence may be that of one that is not listed
         for every, _ in (yield from read_semaphores(partition, [name])):
             semaphore = replace(semaphore, fence=max(semaphore.fence, every.fence))
     return semaphore
 
 
 def _semaphore_info(found: Sequence[LockInfo], limit: int, held: int, queue: Queue) -> LockInfo:
-    """``found``: the permits that are listed, the first to end first."""
-    permits = tuple(sorted(found, key=lambda permit: permit.since))
+    """``found``: the permits that are known, the first to end first."""
+    permits = tuple(sorted(found[:LISTED_PERMITS], key=lambda permit: permit.since))
     return replace(
         permits[0],
-        fence=max(permit.fence for permit in permits),
+        fence=max(permit.fence for permit in found),
         lease_left=found[0].lease_left,
         waiters=queue.waiters,
         queue=queue.first,
@@ -230,9 +230,7 @@ def read_semaphores(partition: Partition, names: Sequence[str]) -> Steps[list[tu
             }
             if permits:
                 limit, queue = int(values.get(b":", 1)), Queue(answers[2 * len(keys) + number])
-                every = [*permits.values()]
-                semaphore = _semaphore_info(every[:LISTED_PERMITS], limit, len(every), queue)
-                found.append((replace(semaphore, fence=max(each.fence for each in every)), permits))
+                found.append((_semaphore_info([*permits.values()], limit, len(permits), queue), permits))
     return found
 
 

@@ -72,7 +72,10 @@ class Job(Protocol):
         """Queue a new job with the same arguments."""
 
     def comes_back_in(self, error: BaseException) -> float | None:
-        """Return the seconds until this job runs again, by a retry or another delivery, after this error; or None."""
+        """Return the seconds until this job runs again, by a retry or another delivery, after this error.
+
+        None: it does not, or the lock has been left to the next run already.
+        """
 
 
 class Running:
@@ -194,7 +197,7 @@ class JobLock:
 
         Where the lock is busy, and the job is not to come again later, return instead what ``find`` makes of the id of
         the job that has it; None where no job has it. A job that is ``awaited`` by others is queued all the same, with
-        busy="raise" too: whoever queues it may be the job before it, which would fail for that.
+        busy="raise" too: it may be queued by the job before it, which would fail for that.
         ``publish`` is told whether the job has the lock. It may start in ``wait`` seconds, and is dropped by the queue
         after ``most``.
         """

@@ -109,7 +109,7 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
 
 
 @pytest.mark.parametrize("call", ["force_release(NAME)", "asyncio.run(aforce_release(NAME))"])
-def test_so_is_that_of_a_process_that_has_not_imported_lock(call: str) -> None:
+def test_a_process_that_has_not_imported_lock_sends_its_signals_by_it_too(call: str) -> None:
     """An admin's, say."""
     Lock(NAME).acquire()
     code = f"""if True:
