@@ -272,12 +272,17 @@ def mark_locked(function: Callable[..., object], options: Options) -> None:
     function._redislock_options = options  # type: ignore[attr-defined]
 
 
-def refuse_fenced(function: object, options: Options, decorator: str) -> None:
-    """Raise TypeError where a coroutine function is to claim its lock."""
-    if options.fenced:
+def check_kind(function: object, options: Options, decorator: str, *, is_async: bool) -> None:
+    """Raise TypeError where a coroutine function is to claim its lock, or sync code to be cancelled."""
+    if is_async and options.fenced:
         raise TypeError(
             f"{decorator}(fenced=...) cannot decorate {function!r}: coroutines have no transactions. Await aclaim() "
             f"where one is open."
+        )
+    if options.on_lost == "cancel" and not is_async:
+        raise TypeError(
+            f"{decorator} was given on_lost='cancel', which cancels the task of a coroutine, and {function!r} is sync "
+            f"code: give a function that is to be called."
         )
 
 

@@ -35,8 +35,8 @@ class LockedTask(DjangoTask):
 
     With ``lock_from="enqueue"``, ``delay()`` and ``apply_async()`` acquire the lock, and return the result of the task
     that has it where that is known, else None, if it is busy. A task whose id was made before, since others wait for
-    its result (in a chain, a group or a chord, or with ``task_id=``), is sent all the same, and does nothing in the
-    worker if the lock is busy then: its result is None.
+    its result (in a chain, a group or a chord, or with ``task_id=``), is sent all the same, and so is one that Celery
+    sends itself (``link=``). It does nothing in the worker if the lock is busy then: its result is None.
 
     A task that is called like a function acquires the lock, too, and raises LockNotAcquired if it is busy.
     """
@@ -87,7 +87,8 @@ class LockedTask(DjangoTask):
                 return publish(True)
         if self.typing and hasattr(self, "__header__"):
             self.__header__(*given, **named)  # wrong arguments are an error before anything is locked
-        awaited = task_id is not None
+        # parent_id: Celery sends it for a task that has ended, whose ``link`` this is
+        awaited = task_id is not None or "parent_id" in options
         return lock.enqueue(given, named, id, publish, self.AsyncResult, wait=wait, most=most, awaited=awaited)
 
     def _as_delivered(self, args: Any, kwargs: Any, options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -24,7 +24,7 @@ from ..base.times import Seconds, monotonic, seconds
 from ..call_names import CallTexts, Name, are_several, template_of
 from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
-from ..options import Options, SectionOptions, cut_note, mark_locked, read_options
+from ..options import Options, SectionOptions, check_kind, cut_note, mark_locked, read_options
 from ..semaphore import Semaphore
 from ..store.calls import read_holder
 from ..store.stores import get_partition
@@ -163,6 +163,7 @@ class JobLock:
             raise ValueError(f"{what} was given a limit, and lock_from='enqueue': a permit cannot wait in a queue.")
         if self.at_least and busy == "merge":
             raise ValueError(f"{what} was given at_least and busy='merge': what is asked meanwhile would be forgotten.")
+        check_kind(function, checked, what, is_async=False)
         self._function, self._signature = function, signature
         self._texts = CallTexts(name, checked.note)
         self._texts.check(function, signature)

@@ -27,7 +27,7 @@ from ..call_names import (
 from ..engine import around, make_acquisition
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
-from ..options import SectionOptions, SetOptions, mark_locked, read_options, refuse_fenced
+from ..options import SectionOptions, SetOptions, check_kind, mark_locked, read_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -93,8 +93,7 @@ def locked(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = check_function(function, "locked")
-        if iscoroutinefunction(function):
-            refuse_fenced(function, checked, "locked")
+        check_kind(function, checked, "locked", is_async=iscoroutinefunction(function))
         texts = known or CallTexts(_name_of(function), checked.note, token)
         texts.check(function, signature)
 

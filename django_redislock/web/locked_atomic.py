@@ -32,7 +32,7 @@ from ..fencing import begin
 from ..lock import Lock
 from ..lock_set import LockSet
 from ..open_transactions import in_atomic_block
-from ..options import LockOptions, Options, SetOptions, check_databases, cut_note, mark_locked, read_options
+from ..options import LockOptions, Options, SetOptions, check_databases, check_kind, cut_note, mark_locked, read_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -156,6 +156,7 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
                 f"locked_atomic cannot decorate {function!r}: Django's transactions are for sync code. Decorate a "
                 f"function and call it through sync_to_async."
             )
+        check_kind(function, self._checked, "locked_atomic", is_async=False)
         texts = CallTexts(self._name, self._options.get("note", ""), self._token)
         texts.check(function, signature)
 

@@ -380,6 +380,7 @@ def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any) -> None:
         ({}, TypeError, "no lock"),
         ({"lock": ["a", "b"]}, TypeError, "one name"),
         ({"lock": "a:{wrong}"}, ValueError, "'wrong'"),
+        ({"lock": "a", "on_lost": "cancel"}, TypeError, "^The task wrong was given on_lost='cancel', .* sync code"),
         ({"lock": "a", "lock_form": "enqueue"}, TypeError, "lock_from"),
         ({"lock": "a", "lock_from": "end"}, ValueError, "'start', 'enqueue'"),
         ({"lock": "a", "busy": "wait"}, ValueError, "'skip', 'retry', 'raise', 'merge'"),
@@ -441,8 +442,9 @@ def test_what_others_wait_for_is_sent_and_raises_where_it_runs(site: Any, server
     step.freeze(f"{ID}2")
     with Lock("report:7"):
         assert deliver(site, site.page, 1, id=ID, chain=[step]) == "SUCCESS"  # not the error of the step after it
+        assert deliver(site, site.page, 2, id=f"{ID}1", callbacks=[site.strict.si(7)]) == "SUCCESS"  # of link=, either
         member = site.strict.apply_async((7,), task_id=f"{ID}3")  # as a group does it
-        assert sent(server) == [member.id, step.id]
+        assert sent(server)[::2] == [member.id, step.id]
         assert deliver(site, site.strict, 7, id=step.id, headers={HEADER: False}) == "FAILURE"
         assert isinstance(site.app.backend.get_result(step.id), LockNotAcquired)
 

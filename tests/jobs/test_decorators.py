@@ -123,6 +123,8 @@ def test_wrong_arguments_are_errors_where_it_decorates(decorator: Any) -> None:
         decorator(never, ttl=5)
     with pytest.raises(TypeError, match="A lock's name must be a str or a callable, not 7"):
         decorator(7)(never)
+    with pytest.raises(TypeError, match=rf"^{name} was given on_lost='cancel', .* task of a coroutine, and <function "):
+        decorator("x", on_lost="cancel")(never)
 
 
 def generator(request: HttpRequest) -> Iterator[int]:

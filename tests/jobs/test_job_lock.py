@@ -12,8 +12,10 @@ import pytest
 import redis
 from django.db import transaction
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, get_lock
+from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, get_lock, locked_atomic
+from django_redislock.models import Fence
 from tests.helpers.actors import GENEROUS
+from tests.helpers.databases import Account, with_fences
 from tests.helpers.jobs import held, lease_of
 from tests.helpers.proxy import Proxy
 from tests.inside import PREFIX, job_lock, limit
@@ -323,6 +325,17 @@ def test_as_many_jobs_run_as_the_limit_says_and_a_permit_is_given_back_by_whoeve
     assert beside("3" * 20, lambda: beside("4" * 20, lambda: [beside("5" * 20, lambda: "ran")])) == [None]
     lock.release((7,), {}, Job().id, Job().again)
     assert held() == []
+
+
+@pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+def test_a_job_claims_the_lock_that_it_has_where_it_enters_it_again(account: Account) -> None:
+    def book() -> list[int]:
+        with locked_atomic(NAME, reentrant=True, fenced=True) as lock:
+            return [lock.fence, Fence.objects.get(name=NAME).fence]
+
+    with with_fences("default"):
+        fence, claimed = make(fenced=True).run(Job(), (7,), {}, book)  # no warning that it was never claimed
+        assert claimed == fence
 
 
 def test_a_job_gives_its_lock_to_its_next_run_but_once() -> None:

@@ -48,7 +48,6 @@ unchecked: Any = locked  # by mypy
         (TypeError, GIVEN, lambda: unchecked(never, at_least=5)),
         (TypeError, r"^locked takes one name, not both 'x' and name='y'\.$", lambda: locked("x", name="y")),
         (ValueError, r"^at_least must be 0 or more seconds and finite, not -1\.$", lambda: locked("x", at_least=-1)),
-        (TypeError, "on_lost='cancel' cancels the task", locked("x", on_lost="cancel")(never)),
         (TypeError, r"<lambda>\(\) missing a required argument: 'x'$", locked("report:{x}")(lambda x: never())),
     ],
 )
