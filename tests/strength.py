@@ -83,10 +83,11 @@ def measure(count: int, seed: int) -> int:
 def _is_python(mutation: MutationSpec) -> bool:
     """Whether the mutant compiles, and differs in what is run."""
     source = mutation.module_path.read_text()
-    mutant = mutate_code(source, get_operator(mutation.operator_name)(**mutation.operator_args), mutation.occurrence)
+    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
     try:
+        mutant = mutate_code(source, operator, mutation.occurrence)
         return mutant is not None and ast.dump(ast.parse(mutant)) != ast.dump(ast.parse(source))
-    except SyntaxError:
+    except (AttributeError, SyntaxError):  # the former: ``except redis.RedisError`` is too much for Cosmic Ray
         return False
 
 

@@ -12,7 +12,9 @@ speaks, is decided before there is a coroutine; see :func:`twin`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -104,6 +106,23 @@ _NOTHING: tuple[_Map, _Map] = ({}, {})
 _shown: ContextVar[tuple[_Map, _Map]] = ContextVar("django_redislock.held", default=_NOTHING)
 
 
+if sys.version_info < (3, 12):
+    # The garbage collector runs inside allocations there, those of ContextVar.set() too, which is undone or worse by
+    # another set() meanwhile: that of a generator which is collected, and holds a lock.
+    _collecting: set[int] = set()  # the thread that does it
+
+    def _note_collection(phase: str, info: object) -> None:
+        (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
+
+    gc.callbacks.append(_note_collection)
+
+    def _set(shown: tuple[_Map, _Map]) -> None:
+        if not _collecting or threading.get_ident() not in _collecting:
+            _shown.set(shown)
+else:  # pragma: no cover
+    _set = _shown.set
+
+
 def _get(key: Key) -> References:
     known, late = _shown.get()
     return late[key] if key in late else known.get(key, ())
@@ -116,7 +135,7 @@ def _put(key: Key, references: References) -> None:
         del late[key]
     if len(late) > FEW and len(late) ** 2 > len(known):
         known, late = {key: left for key, some in {**known, **late}.items() if (left := _not_over(some))}, {}
-    _shown.set((known, late))
+    _set((known, late))
 
 
 def _not_over(shown: References) -> References:
@@ -140,7 +159,7 @@ def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
     """
     mine = weakref.ref(acquisition)
     if _shown.get() is _NOTHING:  # nearly always
-        _shown.set(({}, {key: (mine,)}))
+        _set(({}, {key: (mine,)}))
         return ()
     above = _get(key)
     if above:
@@ -159,7 +178,7 @@ def hide(acquisition: Held) -> None:
     reference = weakref.ref(acquisition)
     known, late = _shown.get()
     if not known and len(late) == 1 and late.get(acquisition.keys[0]) == (reference,):  # nearly always
-        _shown.set(_NOTHING)
+        _set(_NOTHING)
         return
     for key in acquisition.keys:
         shown = _get(key)

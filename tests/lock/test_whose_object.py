@@ -6,6 +6,8 @@ import contextlib
 import gc
 import inspect
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -28,6 +30,7 @@ from django_redislock import (
 from tests.helpers.actors import RUNS, Crowd
 from tests.helpers.state import LOCK, NAME, holder
 from tests.inside import keys_of, renew_all
+from tests.project.programs import environment
 
 from .conftest import Eventually
 from .kin import Kin, both, in_a_task
@@ -366,3 +369,28 @@ async def test_a_lock_that_only_its_block_refers_to_is_renewed(kin: Kin, client:
 def test_the_end_of_an_async_block_is_a_coroutine_function(kind: type[Lock]) -> None:
     """Else ``enterAsyncContext()`` does not await it."""
     assert inspect.iscoroutinefunction(kind.__aexit__)
+
+
+def test_generators_that_hold_locks_may_be_collected_at_any_moment() -> None:
+    """Within ContextVar.set() too, before Python 3.12."""
+    code = f"""if True:
+        import django, gc
+        from contextvars import ContextVar
+        django.setup()
+        from django_redislock import Lock
+        variables = [ContextVar(str(number)) for number in range(12)]
+
+        def part(name):
+            with Lock(name):
+                yield
+
+        gc.set_threshold(50)
+        for number in range(2000):
+            cycle = [part("{NAME}:%d" % number)]
+            cycle.append(cycle)
+            next(cycle[0])
+            for each in variables:
+                each.set([number])
+            assert all(each.get() == [number] for each in variables)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
