@@ -33,7 +33,7 @@ class PoolMember(Lock):
     """An already acquired :class:`Lock` on a member of a pool, as :meth:`LockPool.acquire` returns it.
 
     ``key`` is the member. ``with`` does not acquire it again, and releases it at its end. A second ``with`` inside of
-    that raises LockError.
+    that raises LockError, and so does one in another thread or task than acquired it.
     """
 
     __slots__ = ("_entered", "key")
@@ -70,6 +70,14 @@ class PoolMember(Lock):
         """Return whether it is held already, so that the block only has to release it."""
         acquisition = self._own()
         if acquisition is None:
+            # it would wait for itself: for the end of a block that nobody else enters
+            others = [one for one in self._acquisitions if one.here and not one.its_lease.closed]
+            if any(one.lease is not self._entered for one in others):
+                raise LockError(
+                    f"Cannot enter a block with the member {self.name!r}: it belongs to the task or thread that has "
+                    f"acquired it. Acquire it where it is used, or hand its name and token over with detach().",
+                    self.name,
+                )
             return False
         if acquisition.its_lease.lost:  # and may be somebody else's
             raise acquisition.its_lease.lost_error()

@@ -246,8 +246,8 @@ class Lease:
         """The error for a release that did not reach Redis."""
         left = self.remaining()
         return LockUnavailable(
-            f"{str(error).rstrip('.')}. The lock was not released: unless that is tried again, it stays locked for "
-            f"{left:.1f} s.",
+            f"{str(error).rstrip('.')}. The lock was not released: unless a later release reaches Redis, it stays "
+            f"locked for {left:.1f} s.",
             self.name,
             lease_left=left,
         )

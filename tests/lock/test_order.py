@@ -213,7 +213,7 @@ def test_a_redis_that_is_down_makes_every_call_raise_lock_unavailable_and_the_re
         assert caught.value.name in (NAME, HELD)
         assert isinstance(caught.value.__cause__, (redis.ConnectionError, OSError))
     assert "The lock was not released: " in str(caught.value)
-    assert "unless that is tried again, it stays locked for " in str(caught.value)
+    assert "unless a later release reaches Redis, it stays locked for " in str(caught.value)
     assert 0 < caught.value.lease_left <= 30
     assert not me(block, "exit", None, None, None)
     with pytest.raises(LockUnavailable, match="cannot be reached for locks"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from django_redislock import (
     lock_released,
 )
 from django_redislock.testing import lose, redis_away
+from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.cancelling import TTL, Closed, Closing, Interrupt, Interrupted, auntil_done_or, nothing_left
@@ -312,6 +314,20 @@ def test_what_could_not_be_released_is_in_the_background(
         locks.release()
     assert caught.value.name == B
     eventually(lambda: free(client, A, B))
+
+
+def test_the_end_of_a_set_that_is_lost_waits_for_redis_once_not_for_each_lock(
+    me: Any, own: RedisServer, retry_for: Callable[[float], None], eventually: Eventually
+) -> None:
+    retry_for(1)
+    locks = LockSet(*map(str, range(30)), ttl=1, auto_renew=False)
+    me(locks, "acquire")
+    own.stop()
+    eventually(lambda: me.read(lambda: locks.lost))
+    began = monotonic()
+    with pytest.raises(LockLost):
+        me(locks, "release")
+    assert monotonic() - began < 15
 
 
 def test_the_loss_of_one_is_raised_and_what_redis_was_not_told_of_another_is_logged(

@@ -160,6 +160,19 @@ def test_options_are_those_of_a_lock(accounts: LockPool, settings: Any) -> None:
         accounts.acquire(on_lost="cancel")
 
 
+def test_a_member_that_was_handed_to_another_thread_or_task_does_not_wait_for_itself(
+    crowd: Crowd, accounts: LockPool
+) -> None:
+    me, you = crowd(), crowd()
+    member = me(accounts, "acquire")
+    with pytest.raises(LockError, match="it belongs to the task or thread that has acquired it"):
+        you(member, "enter")
+    me(member, "enter")
+    me(member, "exit", None, None, None)
+    you(member, "enter")  # it is acquired anew
+    you(member, "exit", None, None, None)
+
+
 async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) -> None:
     async def hold() -> None:
         async with await accounts.aacquire(on_lost="cancel") as member:
