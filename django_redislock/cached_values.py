@@ -249,7 +249,8 @@ def _lookup(
             raise refusal.in_words(not_in_time, waited=monotonic() - begun)
         value = yield get()
         if value is MISSING:
-            value = yield Call(default) if iscoroutinefunction(default) else CallOut(default)
+            is_async = iscoroutinefunction(default) or iscoroutinefunction(type(default).__call__)
+            value = yield Call(default) if is_async else CallOut(default)
             value = yield from keep(value)
         yield from acquisition.exit_quietly()  # the value is there
         return value

@@ -132,11 +132,17 @@ async def compute() -> list[str]:
     return [lock.name for lock in await alist_locks()]
 
 
+class Computer:
+    async def __call__(self) -> list[str]:
+        return await compute()
+
+
 def test_a_plain_function_may_return_an_awaitable_and_is_called_in_a_thread_for_a_coroutine() -> None:
     default: Any = lambda: compute()  # noqa: E731
     assert locked_get_or_set("x", default) == ["get_or_set:default::1:x"]
     assert asyncio.run(alocked_get_or_set("y", default)) == ["get_or_set:default::1:y"]
     assert asyncio.run(alocked_get_or_set("z", asyncio._get_running_loop)) is None
+    assert asyncio.run(alocked_get_or_set("o", Computer())) == ["get_or_set:default::1:o"]
 
 
 def test_our_backend_has_it_as_methods() -> None:
