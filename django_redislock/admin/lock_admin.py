@@ -226,7 +226,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         if released is None:
             self.message_user(request, _nobody(fence), messages.WARNING)
             return
-        record(request.user.pk, [released])
+        self._record(request, [released])
         self.message_user(request, gettext("The permit was force-released."), messages.SUCCESS)
 
     def _release(self, request: HttpRequest, locks: Sequence[HeldLock], fences: dict[str, int], gone: int) -> None:
@@ -240,7 +240,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
                         fence = fences.get(_fence_field(lock), 0)
                         outcomes.append(force_release(lock.name, using=lock.using, by=_by(request), fence=fence))
                 finally:
-                    record(request.user.pk, filter(None, outcomes[before:]))
+                    self._record(request, [*filter(None, outcomes[before:])])
         except LockUnavailable as error:
             left = len(locks) - len(outcomes)
             text = ngettext(
@@ -259,6 +259,15 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
                 gone,
             )
             self.message_user(request, text % {"count": gone}, messages.WARNING)
+
+    def _record(self, request: HttpRequest, locks: Sequence[LockInfo]) -> None:
+        """Log the force-release in the histories, if that can be: the locks are free in any case."""
+        try:
+            if locks:
+                record(request.user.pk, locks)
+        except Exception as error:  # whatever the database, or a receiver of the site, says
+            text = gettext("Not recorded in the history: %(error)s") % {"error": error}
+            self.message_user(request, text, messages.WARNING)
 
 
 def _has_several_aliases() -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from html import unescape
 from typing import Any
@@ -16,6 +16,7 @@ import redis
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import Permission
 from django.core.management import call_command
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -326,6 +327,31 @@ def test_what_was_force_released_before_redis_went_is_logged(admin: Any, own: Re
     assert failed.startswith("Redis stopped responding, 2 locks were not force-released: Redis cannot be reached")
     assert released == "1 lock was force-released."
     assert logged() == ["a"]
+
+
+@pytest.fixture
+def read_only(admin: Client) -> Iterator[None]:
+    """From the log-in on, the database takes no writes, as a standby does."""
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA query_only=ON")
+        yield
+        cursor.execute("PRAGMA query_only=OFF")
+
+
+def test_a_history_that_cannot_be_written_stops_no_force_release(
+    exports: list[Semaphore], admin: Client, client: redis.Redis, read_only: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, list_batch=2)
+    link = permit_links(content(admin, "semaphore:export"))[0]
+    warning = "Not recorded in the history: attempt to write a readonly database"
+    assert told(admin.post(link, YES, follow=True)) == [warning, *ONE_PERMIT]
+    for name in "abc":
+        put(client, name)
+    assert told(select(admin, *"abc", **YES)) == [warning, warning, "3 locks were force-released."]
+    put(client, "a")
+    nobody: dict[str, Any] = {FENCE: 1}
+    assert told(select(admin, "a", **YES, **nobody)) == SPARED  # there is nothing to record
+    assert logged() == []
 
 
 pytestmark = pytest.mark.django_db
