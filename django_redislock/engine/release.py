@@ -88,11 +88,14 @@ class Releasable(Ending, Held):
     def keep_for(self, keeper: object, *, abandon: bool = False) -> None:
         """Renew it as long as ``keeper`` lives, whatever has become of the thread or task that acquired it.
 
-        It is no longer theirs, but belongs to whoever runs under it.
+        It is no longer theirs, but belongs to whoever runs under it; so its loss no longer cancels the task.
 
         ``abandon``: give it back when that has died.
         """
         self._keeper, self._ground, self._finalizer, self._caller = weakref.ref(keeper), None, None, None
+        lease = self.its_lease
+        if lease.canceller is not None and lease.is_last(self):  # else it is still that of a block around
+            lease.canceller.end()
         if abandon:
             self.abandon_after(keeper)
 

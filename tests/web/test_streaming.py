@@ -229,19 +229,45 @@ async def test_an_async_stream_that_is_left_halfway_ends_under_the_lock(client: 
     await aeventually(lambda: not lock_names(client))
 
 
-async def test_a_stream_that_has_lost_its_lock_goes_on_but_does_not_begin(heard: Any, aeventually: Any) -> None:
-    response = await start_async_stream()
-    await aforce_release("account:1")
-    assert await read(response) == [b";"] * 2
+@pytest.mark.parametrize("on_lost", [None, "cancel"])
+async def test_a_stream_that_has_lost_its_lock_goes_on_but_does_not_begin(
+    on_lost: Any, heard: Any, aeventually: Any
+) -> None:
+    async def lose() -> None:
+        heard.clear()
+        await aforce_release("account:1")
+        await aeventually(lambda: "lost" in [which for which, _ in heard])
+        await asyncio.sleep(0)  # a cancellation would come now
 
-    @locked_view("numbers")
+    @locked_view("account:1", on_lost=on_lost)
     async def view(request: HttpRequest) -> StreamingHttpResponse:
-        await aforce_release("numbers")
-        await aeventually(lambda: ("lost", "numbers") in [(which, facts["name"]) for which, facts in heard])
-        return StreamingHttpResponse([b"x"])
+        if "lose" in request.GET:
+            await lose()
+        return StreamingHttpResponse(site.aparts(request))
+
+    response: Any = await view(AsyncRequestFactory().get("/"))
+    await lose()
+    assert await read(response) == [b";"] * 2
+    with pytest.raises(LockLost):
+        await view(AsyncRequestFactory().get("/?lose"))
+
+
+async def test_a_task_is_still_cancelled_whose_own_block_a_stream_has_entered_again() -> None:
+    @locked_view("account:1", reentrant=True)
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(site.aparts(request))
+
+    responses: list[Any] = []
+
+    async def hold() -> None:
+        async with Lock("account:1", on_lost="cancel", reentrant=True):
+            responses.append(await view(AsyncRequestFactory().get("/")))
+            await aforce_release("account:1")
+            await asyncio.sleep(GENEROUS)  # until it is cancelled
 
     with pytest.raises(LockLost):
-        await view(AsyncRequestFactory().get("/"))
+        await hold()
+    assert await read(responses[0]) == [b";"] * 2
 
 
 async def test_an_async_iterator_of_a_sync_view_that_cannot_be_closed_works() -> None:
