@@ -21,7 +21,7 @@ from ..store.lock_store import LockStore, Partition
 from ..store.old_key import OldKey, old_key_of
 from ..store.records import make_keys
 from ..store.stores import reach_stores
-from ..store.wire import PASSING, Command, exchange
+from ..store.wire import NO_CLUSTER, PASSING, Command, exchange
 
 PATIENCE = 2.0  # seconds to connect, and for each answer
 OLDEST, OLDEST_CLUSTER = (6, 2), (7, 0)
@@ -159,6 +159,12 @@ def _server(alias: str, the: str = "The") -> str:
 
 
 def _unseen(alias: str, trouble: Exception) -> CheckMessage:
+    if NO_CLUSTER in str(trouble):
+        return Error(
+            f"{_server(alias)} is no node of a Redis Cluster, or denies the user CLUSTER SLOTS.",
+            hint="Leave this alias out of REDISLOCK['CLUSTER'], or grant the user +cluster|slots.",
+            id="django_redislock.E009",
+        )
     return Warning(
         f"Could not inspect {_server(alias, 'the')}: {trouble}",
         hint="Run this check where the site will run, with the server up and INFO allowed.",

@@ -20,7 +20,7 @@ from .loop_connections import ENTERING
 from .node import Node
 from .records import redis_type
 from .scripts import keys_of, wants_source, with_source
-from .wire import CONNECTION_ERRORS, PASSING, Command, NotAsked, Replaced, is_demoted, wording
+from .wire import CONNECTION_ERRORS, NO_CLUSTER, PASSING, Command, NotAsked, Replaced, is_demoted, wording
 
 ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a working replica needs, and no long wait for a user
 _ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
@@ -178,7 +178,10 @@ def _send_until_answered(
         stale = not failures and not isinstance(trouble, TimeoutError)
         if now + delay > give_up and not stale:
             what = "refuses to serve" if isinstance(trouble, ResponseError) else "cannot be reached for"
-            raise _unavailable(what, partition, name, _without_where(trouble), noun) from trouble
+            text = _without_where(trouble)
+            if NO_CLUSTER in text:
+                text += ". REDISLOCK['CLUSTER'] says that this is a node of one, whose user may call CLUSTER SLOTS."
+            raise _unavailable(what, partition, name, text, noun) from trouble
         yield Pause(delay)  # zero at first: one turn of the loop, in which it drops its connections
         failures += 1
         delay = BACKOFF.compute(failures)

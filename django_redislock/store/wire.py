@@ -38,6 +38,7 @@ CLUSTER_ERRORS: dict[str, type[ResponseError]] = {
     "CLUSTERDOWN": ClusterDownError,
 }
 PASSING = tuple(CLUSTER_ERRORS.values())  # asking again, elsewhere or later, is all it takes
+NO_CLUSTER = "Cluster mode is not enabled"  # so redis-py says of a node that refuses CLUSTER SLOTS, whatever the reason
 
 
 class NotAsked(TimeoutError):

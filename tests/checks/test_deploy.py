@@ -194,6 +194,13 @@ def test_a_server_with_cluster_mode_is_no_error_while_it_is_alone(caching: Set, 
         assert ids(deploy=True) == []
 
 
+def test_a_server_that_is_no_cluster_is_found_where_the_setting_says_it_is_one(own: RedisServer, settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": True, "RETRY_FOR": 0}
+    assert "(cache alias 'locks') is no node of a Redis Cluster" in only("E009", deploy=True).msg
+    with pytest.raises(LockUnavailable, match=r"enabled on this node\. REDISLOCK\['CLUSTER'\] says that this is"):
+        Lock("a").acquire()
+
+
 def test_a_replica_is_found(own: RedisServer, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with own.client() as client:
         client.replicaof("127.0.0.1", str(server.port))
