@@ -189,9 +189,10 @@ def refuse(request: HttpRequest, status: int, text: str, retry_after: int) -> Ht
 
 
 def _preferred_type(request: HttpRequest) -> str:
-    preferred = request.get_preferred_type(MEDIA_TYPES)
-    if preferred is not None:
-        return preferred
+    preferred, order = request.get_preferred_type(MEDIA_TYPES), request.accepted_types
+    accepted = None if preferred is None else request.accepted_type(preferred)
+    rank = len(order) if accepted is None else order.index(accepted)
     # "application/vnd.api+json; version=2" matches no media type of ours, yet its client reads JSON
-    subtypes = [accepted.sub_type for accepted in request.accepted_types]
-    return "application/json" if any(s == "json" or s.endswith("+json") for s in subtypes) else "text/plain"
+    if any(f"+{each.sub_type}".endswith("+json") for each in order[:rank]):
+        return "application/json"
+    return preferred or "text/plain"
