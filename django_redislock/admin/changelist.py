@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -24,7 +25,8 @@ from ..inspection.info import LockInfo
 from ..inspection.lists import list_everywhere
 from ..models import HeldLock
 from ..store.aliases import lock_aliases
-from ..store.stores import reach_stores
+from ..store.lock_store import LockStore
+from ..store.stores import get_store, reach_stores
 
 MOST_WORDS = 20  # of a search: each costs time for each lock
 
@@ -107,16 +109,21 @@ class LockChangeList(ChangeList):
 
 
 def record(user_pk: Any, locks: Iterable[LockInfo], by: str = "") -> None:
-    """The user has force-released these locks. ``by``: through what, if not the admin."""
+    """The user has force-released these locks. ``by``: through what, if not the admin.
+
+    The history is that of the lock under the alias by which the admin lists it, whichever was given.
+    """
+    listed = {store.identity: alias for alias, store in reach_stores().items() if isinstance(store, LockStore)}
     with transaction.atomic(using=router.db_for_write(LogEntry)):
         for lock in locks:
+            row = HeldLock.of(replace(lock, alias=listed.get(get_store(lock.alias).identity, lock.alias)))
             facts = {
                 "owner": printable(lock.owner),
                 "fence": lock.fence,
                 "duration": duration(lock.held_for, gettext),
             }
             text = gettext("Force-released. It was held by %(owner)s for %(duration)s, fence %(fence)d.") % facts
-            LogEntry.objects.log_actions(user_pk, [HeldLock.of(lock)], DELETION, f"{text} ({by})" if by else text)
+            LogEntry.objects.log_actions(user_pk, [row], DELETION, f"{text} ({by})" if by else text)
 
 
 def find_user(name: str) -> Any:

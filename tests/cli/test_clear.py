@@ -15,6 +15,7 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 
 from django_redislock import Lock, LockLost, force_release, lock_force_released
+from django_redislock.models import HeldLock
 from redisserver import RedisServer
 from tests.cli.conftest import Answer, Terminal, WaitFor, fails, held, redislocks
 from tests.helpers.actors import GENEROUS
@@ -87,6 +88,14 @@ def test_it_stands_in_the_history_of_the_lock_if_the_site_has_one_and_the_user(s
     hold("a")
     fails(2, r"no history without django\.contrib\.admin", *refused)
     assert cleared("a", "--noinput") == "a"
+
+
+@pytest.mark.django_db
+def test_the_history_is_that_of_the_lock_in_the_admin_whichever_alias_is_named(two_aliases: None) -> None:
+    User.objects.create_superuser(USER)
+    hold("a", using="default")
+    assert cleared("a", "--noinput", "--using=again") == "a"
+    assert LogEntry.objects.get().object_id == HeldLock.named("a", "default").key
 
 
 @pytest.mark.parametrize("options", [[], ["--user", "jo"]])
