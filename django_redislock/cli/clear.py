@@ -7,6 +7,7 @@ import pwd
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 from django.apps import apps
@@ -15,9 +16,11 @@ from django.db import DatabaseError, connections
 
 from ..base.display import duration, printable
 from ..base.log import unprinted
+from ..exceptions import LockUnavailable
 from ..fencing import is_missing, prune, remedy
 from ..inspection.info import LockInfo, force_release
 from ..inspection.lists import list_everywhere
+from ..store.lock_store import LockStore
 from .looking import find_held, find_stores, none_matches, not_held
 from .output import Output, locks_table
 
@@ -44,12 +47,12 @@ def clear(
         _check_user(user)
     names, several = list(dict.fromkeys(names)), len(stores) > 1
     pattern = "*" if match is None else match
-    locks = find_held(names, stores) if names else list_everywhere(pattern, using)
+    locks, foreign = _find(names, stores) if names else (list_everywhere(pattern, using), {})
     if locks and permit is not None:
         locks = [each for lock in locks for each in lock.permits if each.fence == permit]
         if not locks:
             raise CommandError(f"{printable(names[0])} is held, but has no permit with the fence {permit}.")
-    lines = not_held(name for name in names if name not in {lock.name for lock in locks})
+    lines = not_held(name for name in names if name not in {*foreign, *(lock.name for lock in locks)})
     if locks and dry_run:
         output.say(f"Would force-release:\n{locks_table(locks, aliases=several)}")
     elif locks:
@@ -60,8 +63,23 @@ def clear(
             lines.append(f"Left alone, since the holder has changed or is gone: {', '.join(left)}")
     elif not names:
         output.say(none_matches(pattern))
+    if foreign:
+        raise LockUnavailable("\n".join([*lines, *map(str, foreign.values())]))
     if lines:
         raise CommandError("\n".join(lines))
+
+
+def _find(names: Sequence[str], stores: Sequence[LockStore]) -> tuple[list[LockInfo], dict[str, LockUnavailable]]:
+    """The locks of these names that are held; and the errors of names under whose keys somebody keeps a list, say."""
+    locks, foreign = list[LockInfo](), dict[str, LockUnavailable]()
+    for name, store in product(names, stores):
+        try:
+            locks += find_held([name], [store])
+        except LockUnavailable as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            foreign[name] = error
+    return locks, foreign
 
 
 def system_user() -> str:

@@ -10,6 +10,7 @@ import socket
 from typing import Any
 
 import pytest
+import redis
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
 from django.core.management import call_command
@@ -20,6 +21,7 @@ from redisserver import RedisServer
 from tests.cli.conftest import Answer, Terminal, WaitFor, fails, held, redislocks
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import hold, put
+from tests.inside import PREFIX
 
 USER, HOST = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname()
 BY = f"{USER}@{HOST} by manage.py redislocks clear"
@@ -127,6 +129,13 @@ def test_it_fails_when_a_named_lock_is_not_held_and_clears_the_others() -> None:
     for subcommand in (["clear", "--noinput"], ["show"]):
         fails(1, r"^Not held: a\*\nNAME is not a pattern: .* --match PATTERN\.$", *subcommand, "a*")
     assert not held("a")
+
+
+def test_a_name_whose_key_is_of_another_type_is_reported_and_the_others_are_cleared(client: redis.Redis) -> None:
+    hold("a", "b")
+    client.rpush(f"{PREFIX}lock:x", "foreign")
+    told = fails(69, r"^Not held: c\nRedis refuses .* which is a list", "clear", "a", "x", "c", "b", "--noinput")
+    assert re.findall(r"^Force-released (\w),", told, re.M) == ["a", "b"]
 
 
 def test_it_asks_first_and_shows_what_it_would_clear(answer: Answer) -> None:
