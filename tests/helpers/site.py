@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.core.cache import caches
 from django.db.transaction import atomic, non_atomic_requests
 from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.urls import path
@@ -125,12 +124,6 @@ def book(request: HttpRequest, pk: int) -> HttpResponseBase:
 
 
 patient = locked_view("account:{pk}", blocking_timeout=20 * GENEROUS)
-
-
-def with_cache_lock(request: HttpRequest, pk: int) -> HttpResponseBase:
-    """What sites do without this package."""
-    with caches["cache-lock"].lock(f"account:{pk}", timeout=20 * GENEROUS):  # type: ignore[attr-defined]
-        return book(request, pk)
 
 
 told = threading.Event()
@@ -267,7 +260,6 @@ OTHERS = {
     "cached": cache_page(60)(one_method),
     "twice": patient(book),
     "twice-late": atomic(patient(book)),
-    "cache-lock": with_cache_lock,
     "file": file,
     "list": plainly(lambda request, pk: StreamingHttpResponse([b"a", b"b"])),
     "lost": told_lock(lose),
