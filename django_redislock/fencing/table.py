@@ -89,7 +89,7 @@ def write_fence(
                     return known
                 _raise(connection, key, fence, holder, None)  # nobody comes between: the row is shared
                 return None
-            if MARK not in found:
+            if MARK not in found:  # flushed since the migration: other first claims wait for this transaction
                 insert(connection, MARK, MARK_NAME, 0)
             elif found[MARK][0] >= fence:  # a row that was pruned may have held a higher one
                 return found[MARK][0]

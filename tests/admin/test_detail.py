@@ -377,7 +377,7 @@ def test_there_is_no_table_and_nothing_to_dump_or_migrate(django_assert_num_quer
     with django_assert_num_queries(0):
         assert list(HeldLock.objects.all()) == []
         assert not HeldLock._base_manager.exists()
-    call_command("dumpdata", "django_redislock", "--all")
+    call_command("dumpdata", "django_redislock.heldlock", "--all")
     assert capsys.readouterr().out.strip() == "[]"
     call_command("makemigrations", "--check", "--dry-run")
     found = Permission.objects.filter(content_type__app_label="django_redislock").values_list("codename", "name")

@@ -172,6 +172,17 @@ def test_what_was_claimed_stays_valid(account: Any, ledger: Any, forget: Any, ca
         get(locked_view(NAME, **UNAWARE)(view))
 
 
+@pytest.mark.parametrize(
+    "account", ["postgres read committed", "postgres repeatable read", "mariadb read committed"], indirect=True
+)
+def test_the_first_claim_of_all_holds_up_no_other_name(account: Account, other: Others) -> None:
+    for words in (["--fake"], ["zero"], []):  # the table as a site has it
+        call_command("migrate", "django_redislock", *words, verbosity=0)
+    with locked_atomic("first", fenced=True, **UNAWARE):
+        other()(apart(partial(claim_now, "second", fence_timeout=0.1)))
+    assert claimed() == ["first", "second"]
+
+
 @pytest.mark.parametrize("account", ["postgres repeatable read", "mariadb repeatable read"], indirect=True)
 def test_nobody_claims_who_has_read_the_past(account: Account, other: Others) -> None:
     """What was read before the claim is older than what a later holder has committed."""
