@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
+from django.db.transaction import Atomic
 
 from .base.log import warn
 from .conf import conf
 
 
+def open_transaction(connection: BaseDatabaseWrapper) -> object:
+    """Return what stands for the open transaction, or None. Does not connect.
+
+    That is the outermost atomic block; that of a test case does not count, since it is never committed. With autocommit
+    off, no end of a transaction is seen, and the connection stands for all of them.
+    """
+    blocks: list[Any] = connection.atomic_blocks
+    manual = connection.connection is not None and not connection.in_atomic_block and not connection.autocommit
+    return next((block for block in blocks if not block._from_testcase), connection if manual else None)
+
+
 def in_atomic_block(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether an atomic block is open. That of a test case does not count: it is never committed."""
-    opened: list[Any] = connection.atomic_blocks
-    return any(not block._from_testcase for block in opened)
+    """Return whether an atomic block is open that counts."""
+    return isinstance(open_transaction(connection), Atomic)
 
 
-def is_manual(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether autocommit is off, so that a transaction may be open. Does not connect."""
-    return connection.connection is not None and not connection.in_atomic_block and not connection.autocommit
+def has_claimed(claimed: Mapping[str, object], alias: str) -> bool:
+    """Return whether the transaction that is open on this alias is the one that has claimed."""
+    return alias in claimed and claimed[alias] is open_transaction(connections[alias])
 
 
 # whether this process has ever used a database: a release in one that has not is 5 us faster
@@ -41,7 +53,7 @@ class Released(Protocol):
     """A lease that has ended."""
 
     name: str
-    claimed: frozenset[str]  # aliases whose transactions have claimed it
+    claimed: Mapping[str, object]  # by alias, the transaction that has claimed it last; see open_transaction()
 
     @property
     def unclaimed(self) -> bool: ...
@@ -50,7 +62,7 @@ class Released(Protocol):
 def open_aliases() -> list[str]:
     """The aliases on which this thread has a transaction open. Does not connect."""
     opened = connections.all(initialized_only=True)
-    return [connection.alias for connection in opened if in_atomic_block(connection) or is_manual(connection)]
+    return [connection.alias for connection in opened if open_transaction(connection)]
 
 
 def warn_unclaimed(name: str) -> None:
@@ -70,8 +82,9 @@ def warn_of_release(released: str | Released) -> None:
     fenced, and no database was ever told, this warns of that as well. A name alone is of a lock that was released by
     its token, or of one that cannot claim.
     """
+    claimed: Mapping[str, object] = {}
     if isinstance(released, str):
-        name, claimed = released, frozenset[str]()
+        name = released
     else:
         name, claimed = released.name, released.claimed
         if released.unclaimed:
@@ -79,7 +92,7 @@ def warn_of_release(released: str | Released) -> None:
     reaction = conf().RELEASE_IN_TRANSACTION
     if reaction == "ignore" or asyncio._get_running_loop() is not None:
         return
-    aliases = [alias for alias in open_aliases() if alias not in claimed] if _connected else []
+    aliases = [alias for alias in open_aliases() if not has_claimed(claimed, alias)] if _connected else []
     if not aliases:
         return
     text = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from ..base.times import monotonic
@@ -109,7 +109,8 @@ class Lease:
     )
     matters = True  # whether a failure to renew it is worth a warning
 
-    claimed: frozenset[str] = frozenset()  # on which databases
+    claimed: Mapping[str, object] = {}  # by database, the transaction that has claimed it last
+    bound: bool = False  # all transactions that begin() has opened last have claimed it; see there
     canceller: Canceller | None = None
     changing: bool = False  # Redis is being asked to detach it, or for a new fence
     detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
@@ -256,11 +257,6 @@ class Lease:
     def unclaimed(self) -> bool:
         """Whether it should have been claimed in a database, and was not."""
         return bool(self.fenced) and not self.claimed
-
-    def binds(self, aliases: Collection[str]) -> bool:
-        """Whether it was claimed on all of these databases (and there is one): then what they have committed is valid
-        even if the lock was lost since, as nobody's work was overwritten."""
-        return bool(aliases) and self.claimed.issuperset(aliases)
 
     @property
     def end_reason(self) -> str:

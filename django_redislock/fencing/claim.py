@@ -20,7 +20,7 @@ from django.utils import timezone
 from ..base.steps import run
 from ..engine import Lease, draw_new_fence
 from ..exceptions import LockLost, LockUnavailable
-from ..open_transactions import in_atomic_block, is_manual
+from ..open_transactions import has_claimed, open_transaction
 from ..store.lock_store import HIGHEST_KNOWN
 from .table import MARK, MARK_NAME, TABLE, bounded, digest_of, fences, insert, reads_the_past, remedy, write_fence
 
@@ -64,7 +64,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
     if lease.lost:
         raise lease.lost_error()
     connection, within = connections[alias], lease.terms.fence_timeout
-    if not first and not (in_atomic_block(connection) or is_manual(connection)):
+    if not first and not open_transaction(connection):
         raise RuntimeError(
             f"The lock {lease.name!r} can be claimed only inside a transaction, and none is open on the database "
             f"{alias!r}: use transaction.atomic(using={alias!r}), or locked_atomic()."
@@ -83,7 +83,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
         reason = f"the database {alias!r} already has the fence {met}, and this holder's is {lease.fence}"
         text = f"The lock {lease.name!r} was refused by the database: {reason}."
         raise Overtaken(text, lease.name, reason=reason, fence=lease.fence)
-    lease.claimed |= {alias}
+    lease.claimed = {**lease.claimed, alias: open_transaction(connection)}
 
 
 def is_missing(error: DatabaseError) -> bool:
@@ -119,7 +119,7 @@ def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | No
         if not busy:
             bound = "" if lease.terms.fence_timeout is None else f" within {lease.terms.fence_timeout:g} s"
             holder = "another transaction that has claimed it, of a holder that has lost the lock, is still open"
-        mine = sorted(lease.claimed - {alias})
+        mine = [other for other in sorted(lease.claimed) if other != alias and has_claimed(lease.claimed, other)]
         itself = (
             f"; or it is this lock's own claim on {', '.join(map(repr, mine))}, if that is the same database: claim it "
             f"there alone, with fenced={mine}"
@@ -157,7 +157,9 @@ def begin(
     Nothing of the block has run yet, so when the database refuses a claim that has waited, this starts over. If the
     database is ahead of Redis (after a restore, for instance), a lock draws a new fence: at most as many as there are
     claims, for each database may be ahead by another amount. Otherwise raises LockLost, or LockUnavailable if a stale
-    transaction does not end. Closing the result commits, or rolls back.
+    transaction does not end. Closing the result commits, or rolls back. A lease is then ``bound`` if each of these
+    transactions has claimed it: what they have committed is valid even if the lock was lost since, as nobody's work was
+    overwritten.
     """
     claims = [(lease, alias) for lease in leases for alias in claims_on(lease, [*beside, *aliases], required=required)]
     for lease, alias in claims:
@@ -167,7 +169,9 @@ def begin(
     while True:
         tries += 1
         try:
-            return open_together(aliases, claims, durable=durable)
+            opened = open_together(aliases, claims, durable=durable)
+            opened.callback(_bind, leases, aliases)
+            return opened
         except Overtaken as refusal:
             if draws == len(claims):
                 raise
@@ -179,6 +183,11 @@ def begin(
         except DatabaseError as error:
             if tries >= TRIES or not is_conflict(error):
                 raise
+
+
+def _bind(leases: Sequence[Lease], aliases: Sequence[str]) -> None:
+    for lease in leases:
+        lease.bound = all(has_claimed(lease.claimed, alias) for alias in aliases)
 
 
 def open_together(

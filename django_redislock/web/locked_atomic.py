@@ -198,7 +198,7 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
                 with begin(self._aliases, leases, durable=True):
                     yield locks
                     locks.check()
-                valid = all(lease.binds(self._aliases) for lease in leases)
+                valid = all(lease.bound for lease in leases)
         except LockLost:
             if not valid:
                 raise

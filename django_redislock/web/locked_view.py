@@ -315,7 +315,7 @@ def _release(acquisition: Acquisition | Several, purpose: str, aliases: list[str
             for lease in leases:
                 note_held(lease.template, monotonic() - lease.since)
     except LockLost:
-        if not all(lease.binds(aliases) for lease in leases):
+        if not (aliases and all(lease.bound for lease in leases)):
             raise
     else:
         for lease in leases:

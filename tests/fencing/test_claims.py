@@ -606,6 +606,26 @@ def test_a_lock_may_be_released_inside_the_transactions_that_have_claimed_it_alo
         section()
 
 
+def test_a_claim_counts_for_its_own_transaction_alone(account: Account, settings: Any, eventually: Any) -> None:
+    settings.REDISLOCK = {"RELEASE_IN_TRANSACTION": "error"}
+    lock = Lock(NAME, reentrant=True)
+    lock.acquire()
+    claim(lock)
+    with transaction.atomic(), pytest.raises(RuntimeError, match="was released inside an open transaction"):
+        lock.release()
+
+    def lose() -> None:
+        force_release(NAME)
+        eventually(lambda: lock.lost)
+
+    lock.acquire()
+    claim(lock)
+    with pytest.raises(LockLost), locked_atomic(NAME, reentrant=True):
+        transaction.on_commit(lose)
+    with pytest.raises(LockLost):
+        lock.release()
+
+
 async def acquire() -> None:
     async with Lock(NAME):
         pass
