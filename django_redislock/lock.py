@@ -575,6 +575,10 @@ class Lock:
         adoptable = self._token is not None and verb != "release"  # which needs no more than the token
         return LockNotOwned.to(verb, self.name, adoptable=adoptable, elsewhere=elsewhere)
 
+    def _note_fence(self, fence: int) -> None:
+        """Let Redis hear, with the next call, that a row has this one, so that the next holder's is higher."""
+        self._held("use").its_lease.partition.note_fence(fence)
+
     def _partition(self) -> Partition:
         return get_partition(self._options.using, self.name)
 

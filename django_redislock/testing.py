@@ -222,7 +222,8 @@ def _write_as_successor(name: str, fence: int, database: str, rows: FencedQueryS
     with transaction.atomic(using=database):
         write_fence(connections[database], name, fence, "somebody", None)
         if rows is not None:
-            lock: Any = SimpleNamespace(name=name, fence=fence, check=lambda: None)  # that of somebody else
+            # that of somebody else
+            lock: Any = SimpleNamespace(name=name, fence=fence, check=lambda: None, _note_fence=lambda fence: None)
             rows.using(database).fenced(lock).update()
 
 

@@ -119,6 +119,15 @@ def test_who_is_late_changes_nothing_even_with_a_replica(late: Late, values: Any
     assert states() == ["sent", "new", "new", "new"]
 
 
+def test_rows_that_are_ahead_of_redis_refuse_one_holder_and_not_the_next() -> None:
+    with Lock(NAME) as lock:
+        Parcel.objects.update(fence=lock.fence + 1_000_000_000)
+        with pytest.raises(LockLost, match="a younger holder has changed 4 of the rows"):
+            Parcel.objects.fenced(lock).update(state="sent")
+    with Lock(NAME) as lock:
+        assert Parcel.objects.fenced(lock).update(state="sent") == 4
+
+
 @everywhere
 @pytest.mark.parametrize(
     ("rows", "deletes"),
