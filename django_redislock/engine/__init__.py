@@ -7,6 +7,7 @@ from .extension import detach, draw_new_fence, release_by_token, renew, renew_by
 from .held import Runner, caller, find, hide, holds, twin, under
 from .lease import Lease
 from .owner import describe_owner
+from .release import log_unreleased, release_detached
 from .several import Several, around, in_order, make_acquisition
 from .with_block import ExitMethod, WithBlock, acquisition_of, block_of
 
@@ -29,8 +30,10 @@ __all__ = [
     "hide",
     "holds",
     "in_order",
+    "log_unreleased",
     "make_acquisition",
     "release_by_token",
+    "release_detached",
     "renew",
     "renew_by_token",
     "start_listening",

@@ -91,7 +91,7 @@ def detach(acquisition: Held, left: float) -> Steps[str]:
     Returns the token by which another process can adopt it.
     """
     lease = acquisition.its_lease
-    lease.detaching = lease.changing = True
+    lease.detaching, lease.changing = left, True
     try:
         yield from renew(lease, "detach", left)
     finally:

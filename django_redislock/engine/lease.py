@@ -113,7 +113,7 @@ class Lease:
     bound: bool = False  # all transactions that begin() has opened last have claimed it; see there
     canceller: Canceller | None = None
     changing: bool = False  # Redis is being asked to detach it, or for a new fence
-    detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
+    detaching: float = 0.0  # detach() was called, for so many seconds; if it was interrupted, nobody knows the token
     lost_reason: str = ""
     tried_release: bool = False
     unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
@@ -208,7 +208,7 @@ class Lease:
     @property
     def detached(self) -> bool:
         """Whether it was left, on purpose, to whoever has its token."""
-        return self.closed and self.detaching
+        return self.closed and self.detaching > 0.0
 
     def stop_renewing(self, reason: str) -> None:
         self.renewing, self.unrenewed = False, reason

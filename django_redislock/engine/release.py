@@ -301,9 +301,23 @@ def abandon_lease(lease: Lease) -> None:
     watchdog = runtime().watchdog
     how = calls.BEARER if lease.detaching else calls.HOLDER
     # a renewal whose answer was lost may have moved its end
-    lasts = max(lease.ttl, lease.remaining())
+    lasts = max(lease.ttl, lease.remaining(), lease.detaching)
     watchdog.abandon(lease.request, unknown=lease.unknown, how=how, lasts=lasts)
     watchdog.end(lease)
+
+
+def release_detached(lease: Lease) -> Steps[None]:
+    """Release a lock that was detached here, unless somebody has adopted it since; in the background if need be."""
+    answer = None
+    try:
+        answer = yield from calls.release(lease.request, unknown=lease.unknown, how=calls.BEARER)
+    except LockUnavailable as trouble:
+        log_unreleased(trouble)
+    finally:
+        if answer is None:  # or it was interrupted
+            abandon_lease(lease)
+    if answer is not None and answer.state == calls.RELEASED:
+        yield from tell_released(lease)
 
 
 def release_unused(lease: Lease) -> None:

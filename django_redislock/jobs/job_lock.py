@@ -22,6 +22,7 @@ from ..base.pace import note_held, usually_held_for
 from ..base.steps import run
 from ..base.times import Seconds, monotonic, seconds
 from ..call_names import CallTexts, Name, are_several, template_of
+from ..engine import log_unreleased, release_detached
 from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
 from ..options import Options, SectionOptions, check_kind, cut_note, mark_locked, read_options
@@ -209,7 +210,7 @@ class JobLock:
             self._asked(lock).incr(ttl=ASKED)
             refusal = self._take(lock, ttl)  # it may have ended before it could see that
         if refusal is None:
-            with self.publishing(args, kwargs, id):
+            with self.publishing(lock):
                 return publish(True)
         log_event(INFO, "job-busy", name=lock.name, job=id, busy=self.busy, error=refusal)
         if self.busy == "retry" or awaited:
@@ -221,12 +222,14 @@ class JobLock:
         return None if found is None else find(found)
 
     @contextmanager
-    def publishing(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str) -> Iterator[None]:
-        """Give the lock back if the job cannot be queued."""
+    def publishing(self, lock: Lock) -> Iterator[None]:
+        """Give the lock back, which was detached, if the job cannot be queued."""
         try:
             yield
         except BaseException:
-            self.release(args, kwargs, id, None)
+            lease = lock._latest
+            if lease is not None and lease.detached:  # else the job that runs gives it back
+                run(release_detached(lease))
             raise
 
     def _take(self, lock: Lock, ttl: float) -> LockNotAcquired | None:
@@ -237,23 +240,24 @@ class JobLock:
             return refusal
         return None
 
-    def release(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str, again: Callable[[], object] | None
-    ) -> None:
+    def release(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str, again: Callable[[], object]) -> None:
         """Release the lock of a job that has ended without running to its end, unless somebody alive uses it.
 
-        ``again`` is called if another run was asked for meanwhile, of busy="merge". None: the next one does it.
+        ``again`` is called if another run was asked for meanwhile, of busy="merge".
         """
         if self._limit is not None:
             return  # permits do not wait in queues
-        lock = self.make(args, kwargs, id, adopt=True, blocking_timeout=0)
+        # it does not wait for whoever uses the lock, but for Redis, as long as RETRY_FOR says
+        lock = self.make(args, kwargs, id, adopt=True, blocking=True, blocking_timeout=None)
         try:
             if not lock.acquire():
                 return
             run(lock._held("release").exit_quietly())  # whatever transaction is open: nothing was done under it here
+        except LockUnavailable as trouble:
+            log_unreleased(trouble)  # it ends by itself
         except LockError:
-            pass  # it is gone already; or it ends by itself
-        if again is not None and self._is_asked_for(lock):
+            pass  # it is gone already
+        if self._is_asked_for(lock):
             again()
 
     # -- when it runs -------------------------------------------------------------------------------------------------

@@ -274,6 +274,67 @@ def test_redis_is_away_when_it_ends(
     eventually(lambda: held() == [])
 
 
+def test_redis_is_away_when_it_cannot_be_queued(
+    network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any], caplog: Any
+) -> None:
+    """The queue is on the same server, say. Nobody else would give the lock back, for an hour."""
+    retry_for(0.1)
+
+    def publish(taken: bool) -> None:
+        network.cut()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        make().enqueue((7,), {}, Job().id, publish, lambda other: other)
+    assert f"event=not-released name={NAME} error=" in caplog.text
+    network.mend()
+    eventually(lambda: held() == [])
+
+
+def test_what_was_queued_although_that_seems_to_have_failed_keeps_its_lock() -> None:
+    job = Job()
+    worker = Lock(NAME, token=f"job-{job.id}", adopt=True)
+
+    def publish(taken: bool) -> None:
+        worker.acquire()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        make().enqueue((7,), {}, job.id, publish, lambda other: other)
+    assert worker.owned()
+
+
+def test_a_job_that_could_not_leave_its_lock_to_a_next_run_which_cannot_be_queued_gives_it_back_itself(
+    heard: list[tuple[str, dict[str, Any]]],
+) -> None:
+    lock, job = make(), Job()
+
+    def body() -> None:
+        with lock.publishing(lock.running(job.id).lock):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        lock.run(job, (7,), {}, body)
+    assert [what for what, _ in heard] == ["acquired", "released"]
+
+
+@pytest.mark.parametrize("for_long", [False, True])
+def test_redis_is_away_when_what_waits_is_given_back(
+    for_long: bool, network: Proxy, retry_for: Callable[[float], None], caplog: Any
+) -> None:
+    lock, job = make(), Job()
+    assert lock.queue((7,), {}, job.id) is True
+    retry_for(0.1 if for_long else GENEROUS)
+    if for_long:
+        network.cut()
+    else:
+        network.lose_answer(NAME, times=3)
+    lock.release((7,), {}, job.id, job.again)
+    network.mend()
+    assert (f"event=not-released name={NAME} error=" in caplog.text) is for_long
+    assert held() == [NAME][: int(for_long)]
+
+
 def test_only_what_waits_is_given_back() -> None:
     lock, job = make(), Job()
     assert lock.queue((7,), {}, job.id) is True
