@@ -306,8 +306,10 @@ def abandon_lease(lease: Lease) -> None:
     watchdog.end(lease)
 
 
-def release_detached(lease: Lease) -> Steps[None]:
+def release_detached(lease: Lease | None) -> Steps[None]:
     """Release a lock that was detached here, unless somebody has adopted it since; in the background if need be."""
+    if lease is None or not lease.detached:
+        return  # whoever uses it gives it back
     answer = None
     try:
         answer = yield from calls.release(lease.request, unknown=lease.unknown, how=calls.BEARER)

@@ -31,9 +31,6 @@ from ..store.calls import read_holder
 from ..store.stores import get_partition
 from ..values import Counter
 
-LOCK_FROM = ("start", "enqueue")
-BUSY = ("skip", "retry", "raise", "merge")
-
 QUEUED_TTL = 3600.0
 REMEMBERED = 3600.0  # seconds for which it is known that a job has ended, for copies of it that are still delivered
 ASKED = 86400.0  # seconds for which it is known that a job is to run once more, where its run takes that long
@@ -98,6 +95,7 @@ class Running:
 
 
 _running: ContextVar[Running | None] = ContextVar("django_redislock.running_job", default=None)
+_once_more: ContextVar[bool] = ContextVar("django_redislock.once_more", default=False)  # what is queued was merged
 
 
 def running_job(id: str | None) -> Running | None:
@@ -147,8 +145,8 @@ class JobLock:
         queued_ttl: Seconds = QUEUED_TTL,
         **options: Any,
     ) -> None:
-        _check_choice("lock_from", lock_from, LOCK_FROM)
-        _check_choice("busy", busy, BUSY)
+        _check_choice("lock_from", lock_from, ("start", "enqueue"))
+        _check_choice("busy", busy, ("skip", "retry", "raise", "merge"))
         if are_several(name):
             raise TypeError(f"{what} locks one name, not the list {shown(name)}.")
         options.setdefault("blocking_timeout", 0)
@@ -205,10 +203,15 @@ class JobLock:
         """
         lock = self.make(args, kwargs, id, poll=True, blocking=False, blocking_timeout=0)  # nobody has to be told here
         ttl = min(wait + self.queued_ttl, most)
-        refusal = self._take(lock, ttl)
-        if refusal is not None and self.busy == "merge":
-            self._asked(lock).incr(ttl=ASKED)
-            refusal = self._take(lock, ttl)  # it may have ended before it could see that
+        try:
+            refusal = self._take(lock, ttl)
+            if refusal is not None and self.busy == "merge":
+                self._asked(lock).incr(ttl=ASKED)
+                refusal = self._take(lock, ttl)  # it may have ended before it could see that
+        except LockUnavailable:
+            if not _once_more.get():
+                raise
+            return publish(False)  # nobody would ask once more
         if refusal is None:
             with self.publishing(lock):
                 return publish(True)
@@ -223,13 +226,11 @@ class JobLock:
 
     @contextmanager
     def publishing(self, lock: Lock) -> Iterator[None]:
-        """Give the lock back, which was detached, if the job cannot be queued."""
+        """Give the lock back if the job cannot be queued, for which it was detached."""
         try:
             yield
         except BaseException:
-            lease = lock._latest
-            if lease is not None and lease.detached:  # else the job that runs gives it back
-                run(release_detached(lease))
+            run(release_detached(lock._latest))
             raise
 
     def _take(self, lock: Lock, ttl: float) -> LockNotAcquired | None:
@@ -255,10 +256,10 @@ class JobLock:
             run(lock._held("release").exit_quietly())  # whatever transaction is open: nothing was done under it here
         except LockUnavailable as trouble:
             log_unreleased(trouble)  # it ends by itself
+            return
         except LockError:
             pass  # it is gone already
-        if self._is_asked_for(lock):
-            again()
+        self._run_once_more(lock, again)
 
     # -- when it runs -------------------------------------------------------------------------------------------------
 
@@ -311,8 +312,8 @@ class JobLock:
                     self._ended(job.id).reset()
             raise
         finally:
-            if running is not None and not running.kept and self._is_asked_for(lock):
-                job.again()
+            if running is not None and not running.kept:
+                self._run_once_more(lock, job.again)
 
     def _run_inside(self, job: Job, running: Running, body: Callable[[], Any]) -> Any:
         lock, began = running.lock, monotonic()
@@ -353,12 +354,18 @@ class JobLock:
         log_event(INFO, "job-repeated", name=lock.name, job=job.id)
         return job.repeated()
 
-    def _is_asked_for(self, lock: Lock) -> bool:
-        """Return whether another run was asked for, which only one is told."""
-        if self.busy == "merge":
-            with suppress(LockUnavailable):
-                return self._asked(lock).reset() > 0
-        return False
+    def _run_once_more(self, lock: Lock, again: Callable[[], object]) -> None:
+        """Call ``again`` if another run was asked for, which only one is told; or if nobody can tell."""
+        if self.busy != "merge":
+            return
+        with suppress(LockUnavailable):
+            if not self._asked(lock).reset():
+                return
+        before = _once_more.set(True)
+        try:
+            again()
+        finally:
+            _once_more.reset(before)
 
     def _ended(self, id: str) -> Counter:
         return Counter(capped_name(lock_name("job-ended", id)), using=self._using)

@@ -258,18 +258,24 @@ def test_redis_is_away_when_the_lock_was_busy(
     assert job.asked == [("later", 1.0, LockUnavailable)]
 
 
+@pytest.mark.parametrize(("busy", "asked"), [("skip", []), ("merge", [False])])
 def test_redis_is_away_when_it_ends(
-    network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any]
+    busy: str, asked: list[Any], network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any]
 ) -> None:
-    """What was done is done; the lock is released in the background."""
-    lock, job = make(busy="merge"), Job()
+    """What was done is done; the lock is released in the background. What was merged runs, as nobody knows of none."""
+    lock, job = make(busy=busy), Job()
     retry_for(0.1)
 
+    def again() -> None:
+        lock.enqueue((7,), {}, "other-other-other-other", job.asked.append, lambda other: other)
+
     def body() -> str:
+        job.again = again  # type: ignore[method-assign]
         network.cut()
         return "ran"
 
     assert lock.run(job, (7,), {}, body) == "ran"
+    assert job.asked == asked  # without the lock
     network.mend()
     eventually(lambda: held() == [])
 
