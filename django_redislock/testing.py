@@ -37,10 +37,10 @@ from .lock import Lock
 from .signals import lock_acquired
 from .store import calls
 from .store.calls import LockRequest
-from .store.lock_store import Partition
+from .store.lock_store import LockStore, Partition
 from .store.records import make_keys
 from .store.retry import call
-from .store.stores import get_partition, get_store, made_stores
+from .store.stores import get_partition, get_store, made_stores, when_outdated
 from .store.wire import CONNECTION_ERRORS
 
 __all__ = [
@@ -58,7 +58,8 @@ __all__ = [
 HELD_FOR = 3600.0  # seconds; longer than any test
 SOMEBODY = "another-host:1:MainThread"
 
-_prefixes: list[str] = []  # of the own_locks() that we are in
+# of the own_locks() that we are in: the prefix, and the stores in which it was used before CACHES has changed
+_blocks: list[tuple[str, list[LockStore]]] = []
 
 
 # -- locks of one's own ------------------------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ def own_locks() -> Iterator[None]:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
     prefix = f"{conf().KEY_PREFIX}-test-{worker}-{secrets.token_hex(6)}"
     with pinned(KEY_PREFIX=prefix, ALSO_LOCK=None):
-        _prefixes.append(prefix)
+        _blocks.append((prefix, []))
         try:
             yield
         finally:
@@ -85,7 +86,7 @@ def own_locks() -> Iterator[None]:
                     raise
                 # the test has stopped it; nobody uses the prefix again
             finally:
-                _prefixes.pop()
+                _blocks.pop()
                 for store in made_stores():
                     store.close()
 
@@ -97,18 +98,27 @@ def reset() -> None:
     :func:`own_locks`, where others may be using the locks, and LockUnavailable. It reads the names of all keys in the
     database (``SCAN``).
     """
-    if not _prefixes:
+    if not _blocks:
         raise RuntimeError(
             "Cannot reset the locks of a site, only those of a test: use the plugin 'django_redislock.pytest_plugin', "
             "OwnLocksMixin, or own_locks()."
         )
-    watchdog = runtime().watchdog
+    watchdog, (prefix, outdated) = runtime().watchdog, _blocks[-1]
     for lease in watchdog.leases():
-        if lease.partition.store.prefix.endswith(_prefixes[-1]):
+        if lease.partition.store.prefix.endswith(prefix):
             watchdog.end(lease)
-    for partition in [partition for store in made_stores() for partition in store.partitions.values()]:
+    for partition in [partition for store in [*made_stores(), *outdated] for partition in store.partitions.values()]:
         run(_delete_keys(partition))
         runtime().listener(partition).tell_all()
+
+
+def _remember(store: LockStore) -> None:
+    for prefix, outdated in _blocks:
+        if store.prefix.endswith(prefix):
+            outdated.append(store)
+
+
+when_outdated.append(_remember)
 
 
 def _delete_keys(partition: Partition) -> Steps[None]:

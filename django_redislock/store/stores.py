@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -23,6 +24,8 @@ class _Stores:
 
 
 _stores = PerProcess(_Stores)
+# called with each store whose alias may lead elsewhere by now, as CACHES has changed
+when_outdated: list[Callable[[LockStore], object]] = []
 
 
 def make_store(alias: str, key_prefix: str) -> LockStore:
@@ -120,6 +123,8 @@ def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
         forget_servers()
         for store in list(closing.found.values()) if closing is not None else ():
             store.close()
+            for callback in when_outdated:
+                callback(store)
 
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="django_redislock.stores")

@@ -119,6 +119,15 @@ def test_neither_a_thread_nor_a_fork_nor_a_change_of_the_settings_leads_out(sett
     assert prefix() == outside != inside == seen
 
 
+def test_what_is_left_where_an_alias_has_led_before_is_deleted_as_well(settings: Any, client: redis.Redis) -> None:
+    with own_locks():
+        leave_all_kinds()
+        settings.CACHES = {**settings.CACHES}
+        Counter("visits").incr()
+        settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": "other"}}
+    assert client.keys() == []
+
+
 def test_a_redis_that_has_gone_is_no_error_but_one_that_does_not_say_what_is_left(own: Any, settings: Any) -> None:
     settings.CACHES = {"default": {"BACKEND": DJANGO, "LOCATION": own.url}}
     with own.client() as client:
