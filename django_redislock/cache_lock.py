@@ -242,7 +242,9 @@ class CacheLock:
     # -- how it is done ---------------------------------------------------------------------------------------------
 
     def _partition(self) -> Partition:
-        return get_partition(self.using, self.name)
+        held: Acquisition | None = self.local.held
+        # where it is held, whatever the settings say by now
+        return get_partition(self.using, self.name) if held is None or not held.here else held.its_lease.partition
 
     def _options(self) -> Options:
         """Those of the next acquisition, as the attributes say now."""

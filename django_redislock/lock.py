@@ -552,11 +552,11 @@ class Lock:
         id, token = self._known(own)
         if id is None and token is None:
             return False
-        _, holder = yield from read_holder(self._partition(), self.name)
+        _, holder = yield from read_holder(self._partition(own), self.name)
         return holder is not None and holder.is_of(id, token)
 
     def _status(self, own: Acquisition | None) -> Steps[LockStatus]:
-        return (yield from read_status(self._partition(), self.name, *self._known(own)))
+        return (yield from read_status(self._partition(own), self.name, *self._known(own)))
 
     def _known(self, called: Acquisition | None) -> tuple[str | None, str | None]:
         """The id by which this object holds the lock here; else the constructor's token."""
@@ -579,8 +579,10 @@ class Lock:
         """Let Redis hear, with the next call, that a row has this one, so that the next holder's is higher."""
         self._held("use").its_lease.partition.note_fence(fence)
 
-    def _partition(self) -> Partition:
-        return get_partition(self._options.using, self.name)
+    def _partition(self, called: Acquisition | None = None) -> Partition:
+        """Where this object holds the lock here, whatever the settings say by now; else where they say."""
+        own = called or self._own()
+        return get_partition(self._options.using, self.name) if own is None else own.its_lease.partition
 
 
 FairLock = Lock

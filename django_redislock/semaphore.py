@@ -103,11 +103,11 @@ class Semaphore(Lock):
 
     def _owned(self, own: Acquisition | None) -> Steps[bool]:
         id, _ = self._known(own)
-        return id is not None and (yield from read_permits(self._partition(), self.name, id)).mine
+        return id is not None and (yield from read_permits(self._partition(own), self.name, id)).mine
 
     def _status(self, own: Acquisition | None) -> Steps[LockStatus]:
         id, _ = self._known(own)
-        permits = yield from read_permits(self._partition(), self.name, id or "")
+        permits = yield from read_permits(self._partition(own), self.name, id or "")
         if permits.mine:
             return LockStatus.LOCKED
         return LockStatus.UNAVAILABLE if permits.held >= self.limit else LockStatus.FREE

@@ -183,8 +183,8 @@ def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
     ``on_lost`` and the signal ``lock_lost`` follow in a background thread. Raises LockNotOwned when nobody in this
     process holds it, and LockUnavailable.
     """
-    name, using = (lock, using) if isinstance(lock, str) else (lock.name, lock.using)
-    partition, watchdog = get_partition(using, name), runtime().watchdog
+    watchdog = runtime().watchdog
+    name, partition = (lock, get_partition(using, lock)) if isinstance(lock, str) else (lock.name, lock._partition())
     for lease in watchdog.leases():
         if lease.watched and lease.partition is partition and lease.name == name:
             run(calls.force(partition, lease.request.keys, name, lease.fence, id=lease.id))

@@ -23,7 +23,10 @@ from django_redislock import (
     LockNotAcquired,
     LockNotOwned,
     LockPool,
+    LockSet,
+    LockStatus,
     LockUnavailable,
+    Semaphore,
     force_release,
     get_lock,
     list_locks,
@@ -126,6 +129,21 @@ def test_what_is_left_where_an_alias_has_led_before_is_deleted_as_well(settings:
         Counter("visits").incr()
         settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": "other"}}
     assert client.keys() == []
+
+
+def test_what_is_held_from_outside_is_held_inside() -> None:
+    """By a fixture of the session, say."""
+    caches: Any = cache
+    with Lock(NAME) as lock, Semaphore("rooms", limit=1) as permit, LockSet("a", "b") as both, caches.lock("c") as old:
+        with own_locks():
+            assert [each.owned() for each in (lock, permit, both, old)] == [True] * 4
+            assert [each.locked() for each in (lock, permit, old)] == [True] * 3
+            assert [each.status() for each in (lock, permit)] == [LockStatus.LOCKED] * 2
+            for name in (NAME, "c"):
+                assert not Lock(name).locked()
+        assert both.owned()
+    with pytest.raises(LockLost), Lock(NAME) as lock, own_locks():
+        lose(lock)
 
 
 def test_a_redis_that_has_gone_is_no_error_but_one_that_does_not_say_what_is_left(own: Any, settings: Any) -> None:
