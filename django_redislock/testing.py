@@ -21,6 +21,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from redis.connection import Connection
 from redis.exceptions import ConnectionError
 
+from .base.display import shown
 from .base.names import check_name, refuse_semaphore
 from .base.steps import Steps, run
 from .base.times import Seconds, ttl_seconds
@@ -184,6 +185,8 @@ def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
     process holds it, and LockUnavailable.
     """
     watchdog = runtime().watchdog
+    if not isinstance(lock, (str, Lock, CacheLock)):
+        raise TypeError(f"lose() takes a lock or its name, not {shown(lock)}. To lose a set, give one of its names.")
     name, partition = (lock, get_partition(using, lock)) if isinstance(lock, str) else (lock.name, lock._partition())
     for lease in watchdog.leases():
         if lease.watched and lease.partition is partition and lease.name == name:

@@ -243,6 +243,8 @@ def test_what_cannot_be_held_or_lost_is_an_error() -> None:
             with pytest.raises(LockNotOwned, match=text):
                 lose(name)
         assert_locked(NAME)
+    with pytest.raises(TypeError, match=r"^lose\(\) takes a lock or its name, not <LockSet .* one of its names\.$"):
+        lose(LockSet("a", "b"))  # type: ignore[arg-type]
 
 
 async def test_all_of_it_can_be_used_in_a_coroutine() -> None:
