@@ -144,22 +144,26 @@ class Several(Ending):
         """See Releasable.end(): of all, the last one first. What goes wrong with one does not keep the others."""
         lost: LockNotOwned | None = None
         unreleased: LockUnavailable | None = None
-        free, away = True, False
+        away: LockUnavailable | None = None
+        free = True
         try:
-            # those that are lost come last, when it is known whether Redis can be reached
-            for one in sorted((yield from self._release_together(error)), key=_is_lost):
-                if one.lease is None or one.lease.closed or away:
-                    if _is_lost(one) and error is None and lost is None:
-                        lost = one.lease.lost_error()
-                    one.abandon()  # not to wait for Redis once more
+            for one in (yield from self._release_together(error)):
+                lease = one.lease
+                if lease is None or lease.closed:
+                    one.abandon()
+                    continue
+                if away is not None:  # not to wait for Redis once more
+                    if not (unreleased or lease.lost):
+                        unreleased = LockUnavailable(str(away), lease.name, lease_left=lease.remaining())
+                    one.abandon()
                     continue
                 try:
                     free = (yield from one.end(error)) and free
                 except LockNotOwned as found:
                     lost = lost if isinstance(lost, LockLost) else found
-                    away = isinstance(found.__cause__, LockUnavailable)
+                    away = found.__cause__ if isinstance(found.__cause__, LockUnavailable) else None
                 except LockUnavailable as trouble:
-                    unreleased, away = trouble, True
+                    unreleased = away = trouble
         except BaseException as struck:  # the cancellation that another one's loss has sent, say
             self.abandon_cancelled(struck)
             raise
@@ -209,10 +213,6 @@ class Several(Ending):
     def abandon_after(self, block: object) -> None:
         for one in self.acquisitions:
             one.abandon_after(block)
-
-
-def _is_lost(one: Any) -> bool:
-    return one.lease is not None and one.lease.lost and not one.lease.closed
 
 
 def _only_ends(one: Any, error: BaseException | None) -> bool:
