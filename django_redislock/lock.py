@@ -97,7 +97,8 @@ class Lock:
         Renew in the background at a third of the TTL, while this object lives, and the thread or event loop that
         acquired the lock; None: from the settings. False: the lock ends after its TTL.
     ``max_hold``
-        Seconds after which renewal stops, whatever happens: the lock ends at most a TTL later. None: from the settings.
+        Seconds after which renewal stops, whatever happens: the lock ends at most a TTL later, or when the time is over
+        that :meth:`extend` has asked for. None: from the settings.
     ``max_waiters``
         How many others may wait for the lock already; a newcomer that finds that many waiting is refused at once, in
         the same round trip. Dead waiters do not count. None: from the settings (by default any number).
@@ -520,7 +521,9 @@ class Lock:
         """The ``with`` block of an acquisition (None: there is none) has ended: with ``error``, or (None) normally."""
         lease = self._latest if acquisition is None else acquisition.lease
         if lease is not None and lease.detached:
-            return  # handed over inside the block
+            acquisition = self._own()  # handed over inside the block, and perhaps acquired again
+            if acquisition is None:
+                return
         if acquisition is not None and acquisition.lease is not None and acquisition.lease.closed:
             acquisition = self._own()  # released inside the block, and perhaps acquired again
         if acquisition is None:

@@ -17,13 +17,14 @@ import os
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import update_wrapper
 from itertools import chain, islice
 from types import MethodType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from asgiref.sync import AsyncToSync, SyncToAsync
 
@@ -109,15 +110,18 @@ _shown: ContextVar[tuple[_Map, _Map]] = ContextVar("django_redislock.held", defa
 if sys.version_info < (3, 12):
     # The garbage collector runs inside allocations there, those of ContextVar.set() too, which is undone or worse by
     # another set() meanwhile: that of a generator which is collected, and holds a lock.
-    _collecting: set[int] = set()  # the thread that does it
+    _collector = 0  # the thread in which it runs, or has run last
+    # Which of these it has come to stands last. C code alone notes it: there, no signal handler can raise
+    _phases: OrderedDict[str, None] = OrderedDict(start=None, stop=None)
 
-    def _note_collection(phase: str, info: object) -> None:
-        (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
+    def _note_collector(phase: str, info: object) -> None:
+        global _collector
+        _collector = threading.get_ident()
 
-    gc.callbacks.append(_note_collection)
+    gc.callbacks += [_note_collector, cast("Any", _phases.move_to_end)]
 
     def _set(shown: tuple[_Map, _Map]) -> None:
-        if not _collecting or threading.get_ident() not in _collecting:
+        if _collector != threading.get_ident() or next(reversed(_phases)) == "stop":
             _shown.set(shown)
 else:  # pragma: no cover
     _set = _shown.set

@@ -9,7 +9,16 @@ import pytest
 import redis
 from asgiref.sync import async_to_sync
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable, get_lock, locked
+from django_redislock import (
+    Lock,
+    LockLost,
+    LockNotAcquired,
+    LockNotOwned,
+    LockUnavailable,
+    force_release,
+    get_lock,
+    locked,
+)
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, leftovers
@@ -47,6 +56,14 @@ def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here_and_busy_for_e
             me(lock, method)
     eventually(lambda: not me(lock, "locked"))
     assert losses == []
+
+
+def test_a_block_releases_what_was_acquired_again_after_detach() -> None:
+    with Lock(NAME) as lock:
+        lock.detach()
+        force_release(NAME)
+        assert lock.acquire()
+    assert not lock.locked()
 
 
 @pytest.mark.parametrize("how", ["held", "detached", "adopted"])

@@ -394,3 +394,33 @@ def test_generators_that_hold_locks_may_be_collected_at_any_moment() -> None:
             assert all(each.get() == [number] for each in variables)
     """
     subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
+
+
+def test_a_signal_handler_that_raises_while_garbage_is_collected_leaves_the_holder_its_lock() -> None:
+    """It may strike whatever Python code of ours is called then."""
+    code = f"""if True:
+        import django, gc, random, signal, sys
+        django.setup()
+        from django_redislock import Lock
+        swallowed = []
+        sys.unraisablehook = swallowed.append
+
+        class Stop(Exception): ...
+
+        def strike(*_):
+            raise Stop
+
+        signal.signal(signal.SIGALRM, strike)
+        gc.disable()
+        for _ in range(5000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 3e-4))
+                while not swallowed:
+                    gc.collect(0)
+            except Stop:
+                continue
+            swallowed.clear()
+            with Lock("{NAME}"), Lock("{NAME}", reentrant=True, blocking_timeout=0):
+                pass
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
