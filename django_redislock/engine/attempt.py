@@ -177,6 +177,7 @@ class Attempt:
         request = self.request
         if count >= request.replicas:
             return
+        request.partition.store.suspect(request.partition.node_if_known)  # its replicas may follow another one
         noun, name = known_as(request.name)
         raise LockUnavailable(
             f"Could not acquire the {noun} {name!r}: {count} of {request.replicas} replicas acknowledged it within "

@@ -25,7 +25,7 @@ from ..base.times import monotonic
 from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.scripts import wants_source, with_source
-from ..store.wire import Command, exchange, is_demoted, wording
+from ..store.wire import Command, exchange, hints_at_failover, wording
 from .announcements import Notifier
 
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
@@ -127,7 +127,7 @@ class Dispatch:
             try:
                 connection = connection or node.config.connection(sender.timeout)
                 answers, sent = send_now(connection, batch)
-                if any(map(is_demoted, answers)):
+                if any(map(hints_at_failover, answers)):
                     connection.disconnect()
             except Exception as error:  # of any kind: the watchdog must hear of it
                 if connection is not None:

@@ -20,7 +20,7 @@ from .loop_connections import ENTERING
 from .node import Node
 from .records import redis_type
 from .scripts import keys_of, wants_source, with_source
-from .wire import CONNECTION_ERRORS, NO_CLUSTER, PASSING, Command, NotAsked, Replaced, is_demoted, wording
+from .wire import CONNECTION_ERRORS, NO_CLUSTER, PASSING, Command, NotAsked, Replaced, hints_at_failover, wording
 
 ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a working replica needs, and no long wait for a user
 _ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
@@ -160,10 +160,10 @@ def _send_until_answered(
         except ResponseError as error:
             if node is not None:  # else we were refused when connecting, for lack of a right
                 partition.store.redirect(partition, error, node)
-            demoted = is_demoted(error)
-            if not demoted and not (partition.store.clustered and isinstance(error, PASSING)):
+            replaced = hints_at_failover(error)
+            if not replaced and not (partition.store.clustered and isinstance(error, PASSING)):
                 raise (yield from refusal(partition, request.commands, name, error, noun)) from error
-            if demoted:
+            if replaced:
                 partition.store.suspect(node)
             trouble = error
         now = monotonic()

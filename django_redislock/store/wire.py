@@ -55,9 +55,14 @@ _PLAIN = frozenset({Connection, SSLConnection, UnixDomainSocketConnection})
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, InvalidResponse, OSError)
 
 
-def is_demoted(answer: object) -> bool:
-    """Return whether it says that the server is no longer a master. (Redis 6 wraps the errors that a script meets.)"""
-    return isinstance(answer, ResponseError) and (isinstance(answer, ReadOnlyError) or "READONLY" in str(answer))
+def hints_at_failover(answer: object) -> bool:
+    """Return whether it says that the server is no longer a master, or has lost its replicas, perhaps to a new one.
+
+    Redis 6 wraps the errors that a script meets.
+    """
+    if not isinstance(answer, ResponseError):
+        return False
+    return isinstance(answer, ReadOnlyError) or any(word in str(answer) for word in ("READONLY", "NOREPLICAS"))
 
 
 _pack: Callable[[Command], bytes]

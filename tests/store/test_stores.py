@@ -329,6 +329,8 @@ def test_the_error_about_a_missing_master_quotes_the_sentinels(
 def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_acknowledge(
     sentinels: Sentinels, eventually: Eventually
 ) -> None:
+    """Whoever is told so reaches the new one with the next call."""
+    old, new = sentinels.clients
     sentinels.replicate()
     with caches(sentinels.alias()):
         Lock("a").locked()  # a connection to the old master
@@ -336,7 +338,25 @@ def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_ac
             sentinels.fail_over()
         with pytest.raises(LockUnavailable, match="0 of 1 replicas acknowledged it"):
             Lock("a", replicas=1).acquire()
-        eventually(lambda: not sentinels.clients[0].exists("redislock{0}:lock:a"))
+        assert Lock("b").acquire()
+        assert new.exists("redislock{0}:lock:b")
+        eventually(lambda: not old.exists("redislock{0}:lock:a"))
+
+
+@pytest.mark.complete
+def test_a_replaced_master_that_refuses_writes_for_lack_of_replicas_is_left_at_once(
+    sentinels: Sentinels, eventually: Eventually
+) -> None:
+    old, new = sentinels.clients
+    old.config_set("min-replicas-to-write", 1)
+    sentinels.replicate()
+    with caches(sentinels.alias()):
+        Lock("a").locked()  # a connection to the old master
+        with stopped(sentinels.servers[0]):
+            sentinels.fail_over()
+        eventually(lambda: old.info("replication")["connected_slaves"] == 0)
+        assert Lock("a").acquire()
+        assert new.exists("redislock{0}:lock:a")
 
 
 def test_a_store_that_is_made_while_caches_change_is_not_used_for_good(
