@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from redis.backoff import EqualJitterBackoff
-from redis.exceptions import ResponseError, TimeoutError
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from ..base.names import known_as
 from ..base.steps import Pause, Steps
@@ -144,6 +144,8 @@ def _send_until_answered(
                 return Reply(answers, sent, repeated, node)
             answer = answers[0]
             if not isinstance(answer, ResponseError):
+                if any("UNBLOCKED" in str(other) for other in answers[1:]):  # a demotion has broken off the WAIT
+                    raise ConnectionError(wording(answers[1]))
                 return Reply(answer, sent, repeated, node, *answers[1:])
             if not wants_source(request.commands[0], answer):
                 raise answer

@@ -359,6 +359,24 @@ def test_a_replaced_master_that_refuses_writes_for_lack_of_replicas_is_left_at_o
         assert new.exists("redislock{0}:lock:a")
 
 
+@pytest.mark.complete
+def test_a_question_to_the_replicas_that_a_failover_breaks_off_is_asked_again(
+    sentinels: Sentinels, crowd: Crowd, eventually: Eventually
+) -> None:
+    def asking() -> list[str]:
+        return [connection["id"] for connection in connections(master) if "b" in connection["flags"]]
+
+    master, me = sentinels.clients[0], crowd()
+    with caches(sentinels.alias()):
+        me(Lock("b"), "acquire")  # the master knows the script
+        sentinels.replicate()
+        with stopped(sentinels.servers[1]):
+            acquiring = me.start(Lock("a", replicas=1), "acquire")
+            (id,) = eventually(asking)
+            master.client_unblock(int(id), error=True)  # a demotion sends the same
+        assert acquiring.result(60)
+
+
 def test_a_store_that_is_made_while_caches_change_is_not_used_for_good(
     monkeypatch: pytest.MonkeyPatch, settings: Any, server: RedisServer, client: redis.Redis
 ) -> None:
