@@ -21,7 +21,7 @@ from ..store.lock_store import LockStore, Partition
 from ..store.old_key import OldKey, old_key_of
 from ..store.records import make_keys
 from ..store.stores import reach_stores
-from ..store.wire import NO_CLUSTER, PASSING, Command, exchange
+from ..store.wire import NO_CLUSTER, PASSING, exchange
 
 PATIENCE = 2.0  # seconds to connect, and for each answer
 OLDEST, OLDEST_CLUSTER = (6, 2), (7, 0)
@@ -82,9 +82,8 @@ def _ask(partition: Partition) -> tuple[Any, list[Any], int]:
     The number is that of the cluster's nodes, 1 if it is unknown: CLUSTER INFO takes a right that a user needs nowhere
     else, and a server without cluster mode is not asked.
     """
-    # subscribing comes last: after it, the connection is for messages
     verb = "SSUBSCRIBE" if partition.store.clustered else "SUBSCRIBE"
-    commands: list[Command] = [probe_command(partition), (verb, partition.channel)]
+    rights: list[Any] = []
     config = partition.node.config
     connection = config.connection(min(PATIENCE, config.timeout))
     try:
@@ -92,11 +91,13 @@ def _ask(partition: Partition) -> tuple[Any, list[Any], int]:
         (info,), cluster = exchange(connection, [("INFO",)]), {}
         if _facts(info).get("cluster_enabled") == "1":
             cluster = _facts(exchange(connection, [("CLUSTER", "INFO")])[0])
-        probe, subscribed = exchange(connection, commands)
+        if not conf().POLL:
+            # subscribing comes last: after it, the connection is for messages
+            probe, subscribed = exchange(connection, [probe_command(partition), (verb, partition.channel)])
+            # a script that cannot run at all is for _use() to tell
+            rights = [probe[0], subscribed] if isinstance(probe, list) else []
     finally:
         connection.disconnect()
-    # a script that cannot run at all is for _use() to tell
-    rights = [] if conf().POLL or not isinstance(probe, list) else [probe[0], subscribed]
     return info, rights, int(cluster.get("cluster_known_nodes", 1))
 
 

@@ -26,6 +26,7 @@ from django_redislock import Lock, LockUnavailable, list_locks, locked, locked_a
 from redisserver import RedisServer, redis_server
 from tests.checks.conftest import OURS, Set, check, ids, only
 from tests.helpers.docs import redis_user
+from tests.helpers.proxy import proxy
 from tests.helpers.servers import Page, arespond, respond
 from tests.inside import limit
 
@@ -118,6 +119,16 @@ def test_missing_rights_are_found(
     become(own, caching, "+@all", *rights)
     settings.REDISLOCK = {**settings.REDISLOCK, "POLL": poll}  # then nobody needs rights to channels
     assert ids(deploy=True) == [id for id in expected if not poll or id != "W006"]
+
+
+def test_a_proxy_that_hangs_up_on_who_subscribes_is_inspected_where_waiters_poll(
+    own: RedisServer, caching: Set, settings: Any
+) -> None:
+    settings.REDISLOCK = {**settings.REDISLOCK, "POLL": True}
+    with proxy(own.port) as network:
+        network.lose_answer("SUBSCRIBE")
+        caching(locks={"LOCATION": network.url})
+        assert ids(deploy=True) == []
 
 
 @pytest.mark.parametrize(
