@@ -22,8 +22,10 @@ from ..base.log import log_event
 from ..base.pace import LAST_RETRY, Outage
 from ..base.processes import try_start
 from ..base.times import monotonic
+from ..store.calls import HELD
 from ..store.lock_store import Partition
 from ..store.node import Node
+from ..store.retry import ACKNOWLEDGED_WITHIN
 from ..store.scripts import wants_source, with_source
 from ..store.wire import Command, exchange, hints_at_failover, wording
 from .announcements import Notifier
@@ -32,12 +34,16 @@ LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 
 
 class Outgoing(NamedTuple):
-    """A command to send. The rest is for the watchdog: what it is for, when it was due, and what it asks for."""
+    """A command to send, and how many replicas have to acknowledge it.
+
+    The rest is for the watchdog: what it is for, when it was due, and what it asks for.
+    """
 
     task: Any
     command: Command
     due: float
     how: str = ""
+    replicas: int = 0
 
 
 class _Sender:
@@ -127,6 +133,7 @@ class Dispatch:
             try:
                 connection = connection or node.config.connection(sender.timeout)
                 answers, sent = send_now(connection, batch)
+                _ask_replicas(connection, batch, answers, sender.timeout)
                 if any(map(hints_at_failover, answers)):
                     connection.disconnect()
             except Exception as error:  # of any kind: the watchdog must hear of it
@@ -203,7 +210,8 @@ class Dispatch:
                 error=wording(error),
             )
         # a node of a cluster that says so may be cut off from the others, and not know who has its slots now
-        if isinstance(error, ClusterDownError) or not isinstance(error, ResponseError):
+        cut_off = isinstance(error, ClusterDownError) or hints_at_failover(error)
+        if cut_off or not isinstance(error, ResponseError):
             for store in {outgoing.task.partition.store for outgoing in batch}:
                 store.look_around(node)
 
@@ -219,6 +227,20 @@ def send_now(connection: Connection, batch: Sequence[Outgoing], by: float | None
         for i, answer in zip(refused, again, strict=True):
             answers[i] = answer
     return answers, sent
+
+
+def _ask_replicas(connection: Connection, batch: list[Outgoing], answers: list[Any], timeout: float) -> None:
+    """Put errors in place of the renewals that too few replicas have acknowledged (C6)."""
+    wanted = max(outgoing.replicas for outgoing in batch)
+    if not wanted:
+        return
+    patience = min(ACKNOWLEDGED_WITHIN, timeout / 2)
+    (count,) = exchange(connection, [("WAIT", str(wanted), str(round(patience * 1000)))])
+    count = count if isinstance(count, int) else 0
+    for i, outgoing in enumerate(batch):
+        if count < outgoing.replicas and not isinstance(answers[i], ResponseError) and answers[i][0] == HELD:
+            # as a server with min-replicas-to-write does
+            answers[i] = ResponseError(f"NOREPLICAS {count} of {outgoing.replicas} replicas acknowledged it")
 
 
 def _by_node(batch: Iterable[Outgoing]) -> tuple[dict[Node, list[Outgoing]], list[Outgoing]]:

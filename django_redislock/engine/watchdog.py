@@ -315,7 +315,7 @@ class Watchdog:
         with self._mutex:  # until the answer comes, only wake up for the end of the lease
             due = lease.ends
             self._plan(due, lease)
-        return Outgoing(lease, command, due, how)
+        return Outgoing(lease, command, due, how, lease.request.replicas)
 
     # -- what comes of what was sent ---------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockUnavailable, locked, locked_view
-from redisserver import RedisServer
+from redisserver import RedisServer, redis_server
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import Twins
 from tests.helpers.state import LOCK, NAME, QUEUE, holder
+from tests.helpers.ways import stopped
 from tests.inside import hears, renew_all
 
 Eventually = Callable[..., Any]
@@ -109,6 +110,30 @@ def test_a_renewal_that_crosses_a_change_of_the_fence_or_the_release_is_no_loss(
     eventually(again)  # by the thread that has brought that answer
     assert "event=lost" not in caplog.text
     another.release()
+
+
+@pytest.mark.complete
+def test_renewals_count_when_as_many_replicas_have_acknowledged_them_as_the_grant_needed(
+    own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis_server() as other, other.client() as replica, own.client() as master:
+        master.config_set("repl-diskless-sync-delay", 0)
+        replica.replicaof("127.0.0.1", str(own.port))
+        eventually(lambda: replica.info("replication")["master_link_status"] == "up")
+        eventually(lambda: master.incr("mark") and master.wait(1, 1000))
+        lock, plain = Lock(NAME, ttl=6, replicas=1), Lock("plain", ttl=6)
+        assert lock.acquire()
+        assert plain.acquire()
+        eventually(renewed(lock))
+        with stopped(other):
+            again = renewed(plain)
+            eventually(lambda: lock.lost)
+            assert again()
+        assert holder(master)  # which has renewed it
+        assert "NOREPLICAS 0 of 1 replicas acknowledged it" in caplog.text
+        with pytest.raises(LockLost):
+            lock.release()
+        plain.release()
 
 
 def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
