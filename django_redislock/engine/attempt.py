@@ -144,7 +144,7 @@ class Attempt:
                 self.use_member_name(f"{self.request.name}{reply.member}")
                 granted: Granted | None = Granted(reply.number, ends, reply.state == calls.ALREADY)
                 if reply.state == calls.GRANTED and monotonic() < ends - self.terms.spare:
-                    self._check_acknowledged(reply.acknowledged)
+                    check_acknowledged(self.request, reply.acknowledged)
                 elif self.confirms:
                     granted = yield from self.confirm(reply.number)
                 if granted is None:
@@ -170,20 +170,8 @@ class Attempt:
         if answer.state != calls.HELD or monotonic() >= ends - self.terms.spare:
             self.request = self.wanted
             return None
-        self._check_acknowledged(answer.acknowledged)
+        check_acknowledged(request, answer.acknowledged)
         return Granted(fence, ends, False)
-
-    def _check_acknowledged(self, count: int) -> None:
-        request = self.request
-        if count >= request.replicas:
-            return
-        request.partition.store.suspect(request.partition.node_if_known)  # its replicas may follow another one
-        noun, name = known_as(request.name)
-        raise LockUnavailable(
-            f"Could not acquire the {noun} {name!r}: {count} of {request.replicas} replicas acknowledged it within "
-            f"{ACKNOWLEDGED_WITHIN:g} s.",
-            name,
-        )
 
     def use_member_name(self, name: str) -> None:
         """Use this name from now on: of a pool, which member was granted."""
@@ -244,6 +232,19 @@ def _outlast(attempt: Attempt) -> Steps[Granted | None]:
             if outage.log_is_due():
                 log_event(WARNING, "standby-cut-off", name=attempt.request.name, outage=outage.lasted, error=error)
             yield Pause(outage.fail())
+
+
+def check_acknowledged(request: LockRequest, count: int, verb: str = "acquire") -> None:
+    """Raise LockUnavailable if fewer replicas than the request asks for have acknowledged what was written."""
+    if count >= request.replicas:
+        return
+    request.partition.store.suspect(request.partition.node_if_known)  # its replicas may follow another one
+    noun, name = known_as(request.name)
+    raise LockUnavailable(
+        f"Could not {verb} the {noun} {name!r}: {count} of {request.replicas} replicas acknowledged it within "
+        f"{ACKNOWLEDGED_WITHIN:g} s.",
+        name,
+    )
 
 
 def _poll(attempt: Attempt) -> Steps[Granted | None]:

@@ -9,6 +9,7 @@ from ..base.times import monotonic
 from ..store import calls
 from ..store.lock_store import Partition
 from .announcements import reason_of
+from .attempt import check_acknowledged
 from .held import Held
 from .lease import RELEASED, Lease
 from .runtime import runtime
@@ -30,10 +31,12 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     if how in ("set", "detach"):
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
-    answer = yield from calls.renew(lease.request, how, left, lease.fence)
+    request = lease.request
+    answer = yield from calls.renew(request, how, left, lease.fence, replicas=request.replicas)
     if answer.state != calls.HELD:
         runtime().watchdog.lose(lease, reason_of(answer))
         raise lease.lost_error()
+    check_acknowledged(request, answer.acknowledged, "detach" if how == "detach" else "extend")
     if how == "detach":
         runtime().watchdog.end(lease)
     else:

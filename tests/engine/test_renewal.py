@@ -122,11 +122,16 @@ def test_renewals_count_when_as_many_replicas_have_acknowledged_them_as_the_gran
         eventually(lambda: replica.info("replication")["master_link_status"] == "up")
         eventually(lambda: master.incr("mark") and master.wait(1, 1000))
         lock, plain = Lock(NAME, ttl=6, replicas=1), Lock("plain", ttl=6)
-        assert lock.acquire()
-        assert plain.acquire()
+        extended = Lock("extended", ttl=60, auto_renew=False, replicas=1)
+        for each in (lock, plain, extended):
+            assert each.acquire()
+        extended.extend(60)
         eventually(renewed(lock))
         with stopped(other):
-            again = renewed(plain)
+            again, end = renewed(plain), inside.ends(extended)
+            with pytest.raises(LockUnavailable, match="Could not extend the lock 'extended': 0 of 1 replicas"):
+                extended.extend(60)
+            assert inside.ends(extended) == end
             eventually(lambda: lock.lost)
             assert again()
         assert holder(master)  # which has renewed it
@@ -134,6 +139,7 @@ def test_renewals_count_when_as_many_replicas_have_acknowledged_them_as_the_gran
         with pytest.raises(LockLost):
             lock.release()
         plain.release()
+        extended.release()
 
 
 def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
