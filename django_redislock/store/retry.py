@@ -24,6 +24,7 @@ from .wire import CONNECTION_ERRORS, NO_CLUSTER, PASSING, Command, NotAsked, Rep
 
 ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a working replica needs, and no long wait for a user
 _ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
+_DEMOTED = re.compile("UNBLOCKED|replica instances")  # what WAIT says where a master becomes a replica
 BACKOFF = EqualJitterBackoff(cap=0.25, base=0.02)
 
 
@@ -144,7 +145,7 @@ def _send_until_answered(
                 return Reply(answers, sent, repeated, node)
             answer = answers[0]
             if not isinstance(answer, ResponseError):
-                if any("UNBLOCKED" in str(other) for other in answers[1:]):  # a demotion has broken off the WAIT
+                if any(_DEMOTED.search(str(other)) for other in answers[1:]):
                     raise ConnectionError(wording(answers[1]))
                 return Reply(answer, sent, repeated, node, *answers[1:])
             if not wants_source(request.commands[0], answer):

@@ -375,6 +375,11 @@ def test_a_question_to_the_replicas_that_a_failover_breaks_off_is_asked_again(
             (id,) = eventually(asking)
             master.client_unblock(int(id), error=True)  # a demotion sends the same
         assert acquiring.result(60)
+        with stopped(sentinels.servers[1]):
+            acquiring = me.start(Lock("c", replicas=1), "acquire")
+            eventually(asking)
+            master.replicaof("127.0.0.1", str(sentinels.servers[1].port))
+            assert "set REPLICAS to 0" not in str(acquiring.exception(60))  # it is asked as a replica, too
 
 
 def test_a_store_that_is_made_while_caches_change_is_not_used_for_good(
