@@ -114,9 +114,8 @@ def reset() -> None:
 
 
 def _remember(store: LockStore) -> None:
-    for prefix, outdated in _blocks:
-        if store.prefix.endswith(prefix):
-            outdated.append(store)
+    for outdated in [outdated for prefix, outdated in _blocks if store.prefix.endswith(prefix)]:
+        outdated.append(store)
 
 
 when_outdated.append(_remember)

@@ -162,16 +162,13 @@ def _decorator(
                 f"{what} cannot decorate the class {view.__qualname__}: use "
                 f"@method_decorator({what}(...), name='dispatch')."
             )
+        if iscoroutinefunction(view):  # else only a call shows whether it is sync code: see below
+            check_kind(view, checked, what, is_async=True)
         signature, apparent = signature_of(view), signature_of(view, follow_wrapped=False)
         # the method that method_decorator hands over, anew for each request; else the innermost function
         inner: Any = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
         instance = _instance_of(inner)
         is_method = instance is None and next(iter(signature.parameters), "") == "self"
-        # the dispatch() of an async class returns a coroutine, and is no coroutine function
-        is_dispatch = getattr(inner, "__name__", "") == "dispatch"
-        is_async = is_dispatch and getattr(instance, "view_is_async", False)
-        if not (is_dispatch and is_method):  # no instance has said yet what it is
-            check_kind(view, checked, what, is_async=is_async or iscoroutinefunction(view))
         below: Any = getattr(view, "__wrapped__", None)  # by another decorator, which may change the arguments
         passes_on = any(each.kind is each.VAR_POSITIONAL for each in apparent.parameters.values())
         # functools.wraps copies a __signature__; method_decorator decorates anew for each request
@@ -179,8 +176,10 @@ def _decorator(
             handed = [*apparent.parameters.values()][is_method:]  # without self: method_decorator binds it
             texts.check(view, apparent.replace(parameters=handed), "request")
         if is_method:
-            return method_decorator(decorate)(view)
+            return method_decorator(decorate)(view)  # type: ignore[return-value]
         warn_above_login(view, what)
+        # the dispatch() of an async class returns a coroutine, and is no coroutine function
+        is_async = getattr(inner, "__name__", "") == "dispatch" and getattr(instance, "view_is_async", False)
         return _LockedView(what, view, is_async, signature, texts, checked, locking, on_conflict).wrap()
 
     return decorate
@@ -208,6 +207,7 @@ class _LockedView:
             locked = self._locks(request)
             aliases = to_open(request, wrapper)
             if self.is_async:
+                check_kind(view, self.options, self.what, is_async=True)
                 if aliases:  # as Django does, which our mark keeps from noticing
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
                 return awrapper(request, *args, **kwargs)

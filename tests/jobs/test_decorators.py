@@ -123,8 +123,9 @@ def test_wrong_arguments_are_errors_where_it_decorates(decorator: Any) -> None:
         decorator(never, ttl=5)
     with pytest.raises(TypeError, match="A lock's name must be a str or a callable, not 7"):
         decorator(7)(never)
-    with pytest.raises(TypeError, match=rf"^{name} was given on_lost='cancel', .* task of a coroutine, and <function "):
-        decorator("x", on_lost="cancel")(never)
+    if decorator is not locked_view:  # which cannot tell that a view is sync code
+        with pytest.raises(TypeError, match=rf"^{name} was given on_lost='cancel', .* of a coroutine, and <function "):
+            decorator("x", on_lost="cancel")(never)
 
 
 def generator(request: HttpRequest) -> Iterator[int]:

@@ -8,7 +8,7 @@ import inspect
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from django_redislock import (
     aforce_release,
     lock_name,
 )
-from tests.helpers.actors import RUNS, Crowd
+from tests.helpers.actors import GENEROUS, RUNS, Crowd
 from tests.helpers.state import LOCK, NAME, holder
 from tests.inside import keys_of, renew_all
 from tests.project.programs import environment
@@ -369,6 +369,19 @@ async def test_a_lock_that_only_its_block_refers_to_is_renewed(kin: Kin, client:
 def test_the_end_of_an_async_block_is_a_coroutine_function(kind: type[Lock]) -> None:
     """Else ``enterAsyncContext()`` does not await it."""
     assert inspect.iscoroutinefunction(kind.__aexit__)
+
+
+def test_the_lock_of_a_generator_that_is_collected_is_released() -> None:
+    def part() -> Iterator[None]:
+        with Lock(NAME):
+            yield
+
+    cycle: list[Any] = [part()]
+    cycle.append(cycle)
+    next(cycle[0])
+    del cycle
+    gc.collect()
+    assert Lock(NAME).acquire(blocking_timeout=GENEROUS)
 
 
 def test_generators_that_hold_locks_may_be_collected_at_any_moment() -> None:
