@@ -145,7 +145,7 @@ def _send_until_answered(
                 return Reply(answers, sent, repeated, node)
             answer = answers[0]
             if not isinstance(answer, ResponseError):
-                if any(_DEMOTED.search(str(other)) for other in answers[1:]):
+                if len(answers) > 1 and _DEMOTED.search(str(answers[1])):
                     raise ConnectionError(wording(answers[1]))
                 return Reply(answer, sent, repeated, node, *answers[1:])
             if not wants_source(request.commands[0], answer):
