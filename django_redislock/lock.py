@@ -129,8 +129,8 @@ class Lock:
     ``replicas``
         How many replicas of the Redis server must have acknowledged the grant before it counts; with fewer within half
         a second, acquiring raises LockUnavailable. A failover then loses a grant less often, not never. A contended
-        acquisition takes one round trip more. Renewals and extensions count by the same rule: without so
-        many replicas, the lock is lost when its lease ends. None: from the settings (by default 0).
+        acquisition takes one round trip more. Renewals and extensions count by the same rule: without so many replicas,
+        the lock is lost when its lease ends. None: from the settings (by default 0).
     ``slow_wait``
         Seconds after which a waiter logs who holds the lock; False: never, for a standby that waits on purpose. None:
         from the settings (by default 10).

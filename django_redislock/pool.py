@@ -71,8 +71,8 @@ class PoolMember(Lock):
         acquisition = self._own()
         if acquisition is None:
             # it would wait for itself: for the end of a block that nobody else enters
-            others = [one for one in self._acquisitions if one.here and not one.its_lease.closed]
-            if any(one.lease is not self._entered for one in others):
+            others = [one.its_lease for one in self._acquisitions if one.here]
+            if any(lease is not self._entered and not (lease.closed or lease.lost) for lease in others):
                 raise LockError(
                     f"Cannot enter a block with the member {self.name!r}: it belongs to the task or thread that has "
                     f"acquired it. Acquire it where it is used, or hand its name and token over with detach().",

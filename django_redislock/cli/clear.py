@@ -70,7 +70,7 @@ def clear(
 
 
 def _find(names: Sequence[str], stores: Sequence[LockStore]) -> tuple[list[LockInfo], dict[str, LockUnavailable]]:
-    """The locks of these names that are held; and the errors of names under whose keys somebody keeps a list, say."""
+    """The locks of these names that are held; and by name, the errors where their key is a list, say."""
     locks, foreign = list[LockInfo](), dict[str, LockUnavailable]()
     for name, store in product(names, stores):
         try:

@@ -121,7 +121,7 @@ if sys.version_info < (3, 12):
     gc.callbacks += [_note_collector, cast("Any", _phases.move_to_end)]
 
     def _set(shown: tuple[_Map, _Map]) -> None:
-        # children of the tests alone are certain to collect here
+        # no branch: in the tests, only child processes are certain to come here from the collector
         if _collector != threading.get_ident() or next(reversed(_phases)) == "stop":  # pragma: no branch
             _shown.set(shown)
 else:  # pragma: no cover

@@ -110,7 +110,7 @@ class Lease:
     matters = True  # whether a failure to renew it is worth a warning
 
     claimed: Mapping[str, object] = {}  # by database, the transaction that has claimed it last
-    bound: bool = False  # all transactions that begin() has opened last have claimed it; see there
+    bound: bool = False  # it was claimed in each transaction that the latest begin() has opened; see there
     canceller: Canceller | None = None
     changing: bool = False  # Redis is being asked to detach it, or for a new fence
     detaching: float = 0.0  # detach() was called, for so many seconds; if it was interrupted, nobody knows the token
