@@ -4,9 +4,10 @@
     python -m tests.strength measure --count 300 --seed 1
 
 Cosmic Ray makes the mutants, none of them in what only type checkers look at. Each is given to the tests that run its
-lines: those that run the least else first, one variant of each test before the others, and at most ``MOST`` of them.
-The package itself is mutated, one mutant after the other, so do nothing else in this checkout meanwhile. Compare
-figures of the same seed and count only, measured by the same version of this file. Not a part of CI: it takes hours.
+lines, in turn one that runs the least of its module, and one that runs the most; one variant of each test before the
+others, and at most ``MOST`` of them. The package itself is mutated, one mutant after the other, so do nothing else in
+this checkout meanwhile. Compare figures of the same seed and count only, measured by the same version of this file. Not
+a part of CI: it takes hours.
 """
 
 from __future__ import annotations
@@ -132,8 +133,9 @@ def tests_for(path: str, line: int) -> list[str]:
     tests = next(filter(None, runners), set().union(*contexts.values()))
     runs = Counter(one for found in contexts.values() for one in found)
     in_order = sorted(tests, key=lambda one: (runs[one], one))
-    firsts = {*{one.partition("[")[0]: one for one in reversed(in_order)}.values()}  # not forty variants of one test
-    return sorted(in_order, key=lambda one: one not in firsts)[:MOST]
+    both_ends = [one for pair in zip(in_order, reversed(in_order), strict=True) for one in pair]
+    firsts = {*{one.partition("[")[0]: one for one in reversed(both_ends)}.values()}  # not forty variants of one test
+    return sorted(dict.fromkeys(both_ends), key=lambda one: one not in firsts)[:MOST]
 
 
 def main() -> int:
