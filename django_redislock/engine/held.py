@@ -11,6 +11,7 @@ speaks, is decided before there is a coroutine; see :func:`twin`.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import gc
 import os
@@ -21,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from itertools import chain, islice
 from types import MethodType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -109,20 +110,18 @@ _shown: ContextVar[tuple[_Map, _Map]] = ContextVar("django_redislock.held", defa
 
 if sys.version_info < (3, 12):
     # The garbage collector runs inside allocations there, those of ContextVar.set() too, which is undone or worse by
-    # another set() meanwhile: that of a generator which is collected, and holds a lock.
-    _collector = 0  # the thread in which it runs, or has run last
-    # Which of these it has come to stands last. C code alone notes it: there, no signal handler can raise
-    _phases: OrderedDict[str, None] = OrderedDict(start=None, stop=None)
-
-    def _note_collector(phase: str, info: object) -> None:
-        global _collector
-        _collector = threading.get_ident()
-
-    gc.callbacks += [_note_collector, cast("Any", _phases.move_to_end)]
+    # another set() meanwhile: that of a generator which is collected, and holds a lock. Only C code notes when it runs,
+    # as Python ignores what a signal handler raises in a callback of the collector: no Ctrl-C would come through. Each
+    # run hands one dict to all callbacks, so it is this thread that has begun the latest run if it knows that dict
+    _begun: Any = _thread._local()  # not gevent's, which is no C code
+    _latest: dict[str, object] = {}
+    _phases: OrderedDict[str, None] = OrderedDict(start=None, stop=None)  # that which it has come to stands last
+    gc.callbacks += [partial(setattr, _begun), _latest.__setitem__, cast("Any", _phases.move_to_end)]
 
     def _set(shown: tuple[_Map, _Map]) -> None:
+        runs = next(reversed(_phases)) == "start"
         # no branch: in the tests, only child processes are certain to come here from the collector
-        if _collector != threading.get_ident() or next(reversed(_phases)) == "stop":  # pragma: no branch
+        if not runs or getattr(_begun, "start", None) is not _latest["start"]:  # pragma: no branch
             _shown.set(shown)
 else:  # pragma: no cover
     _set = _shown.set

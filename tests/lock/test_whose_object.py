@@ -409,6 +409,32 @@ def test_generators_that_hold_locks_may_be_collected_at_any_moment() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
 
 
+def test_what_a_signal_handler_raises_comes_through_while_garbage_is_collected() -> None:
+    """Python ignores what it raises in a callback of the collector."""
+    code = """if True:
+        import django, gc, signal
+        django.setup()
+        from django_redislock import Lock
+
+        class Stop(Exception): ...
+
+        def strike(*_):
+            raise Stop
+
+        signal.signal(signal.SIGALRM, strike)
+        kept = [[number] for number in range(300_000)]
+        for _ in range(10):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                for _ in range(1000):
+                    gc.collect()
+            except Stop:
+                continue
+            raise AssertionError
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
+
+
 def test_a_signal_handler_that_raises_while_garbage_is_collected_leaves_the_holder_its_lock() -> None:
     """It may strike whatever Python code of ours is called then."""
     code = f"""if True:
