@@ -286,7 +286,7 @@ def expire(world: World, place: int) -> bool:
     failover.rob(world, lock)
     world.take(lock.id)
     channel = world.scene.homes[lock.attempt]
-    if world.scene.limit > 1 and lock.flag == "h" and channel not in world.suspects:
+    if lock.marked and channel not in world.suspects:
         world.suspects = (*world.suspects, channel)  # as the next script does: drop_ended()
     return True
 

@@ -55,6 +55,9 @@ def _acquire(world: World, attempt: Attempt) -> Answer:
         if world.mark == channel:
             world.mark = NOBODY
         world.suspects = tuple(suspect for suspect in world.suspects if suspect != channel)
+        for lock in world.permits():
+            if lock.marked and world.scene.homes[lock.attempt] == channel:
+                world.put(lock._replace(marked=False))
     if (world.free() or world.held_by(id)) and not set(world.queue) - {id}:
         raise Violation("refused: nobody else has the lock or stands before, and the answer says busy")
     if world.without("limit"):
@@ -94,7 +97,7 @@ def confirm(world: World, attempt: Attempt) -> bool:
     for lock in world.permits():
         if lock.attempt == attempt and lock.flag != "c":
             world.mark = NOBODY
-            world.put(written(world, lock._replace(flag="c")))
+            world.put(written(world, lock._replace(flag="c", marked=False)))
             return True
     return False
 
@@ -145,7 +148,8 @@ def _grant(world: World, asker: int, attempt: Attempt, flag: str) -> Grant:
         if id != mine and (not ticket or world.clients[_waiter(world, id)].ticket < ticket):
             raise Violation(f"out of turn: {attempt} is granted the lock before {id}")
     fence = _next_fence(world, asker)
-    world.put(written(world, Lock(mine, attempt, fence, flag)))
+    marked = flag == "h" and world.scene.limit > 1
+    world.put(written(world, Lock(mine, attempt, fence, flag, marked=marked)))
     return Grant(fence, node=world.nodes.master)
 
 

@@ -74,6 +74,7 @@ class Lock(NamedTuple):
     node: int = 0  # the node that wrote it last, by whose clock its lease ends
     counted: bool = True  # whether its process was subscribed there then; only if ``together`` makes that matter
     restored: bool = False  # it had already ended, but the failover has lost that
+    marked: bool = False  # of a semaphore: its process has not asked since it was handed over, field '!<id>'
 
 
 class Grant(NamedTuple):

@@ -22,6 +22,7 @@ from tests.inside import PREFIX, Ears, all_seen, limit
 LONG = 600.0  # seconds; a test that waits for that has failed
 ACQUIRE, RELEASE = inside.ACQUIRE, inside.RELEASE  # to recognize their requests
 POOL = "pool:accounts:"  # the line of a pool
+SEMAPHORE = "semaphore:export"
 MEMBER = "pool:accounts:alice"  # the lock of its member
 
 Eventually = Callable[..., Any]
@@ -72,6 +73,9 @@ def lapse(client: redis.Redis, name: str = NAME) -> None:
     """End the holder's lease now, without any message."""
     if name == NAME:
         assert client.delete(LOCK)
+    elif name == SEMAPHORE:
+        (id,) = client.zrange(f"{PREFIX}ends:{SEMAPHORE}", 0, -1)
+        assert client.zadd(f"{PREFIX}ends:{SEMAPHORE}", {id: 1}, ch=True)
     else:
         assert client.zadd(f"{PREFIX}busy:{POOL}", {"alice": 1}, ch=True)
 

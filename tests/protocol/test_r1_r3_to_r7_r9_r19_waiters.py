@@ -22,7 +22,21 @@ from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, WAITERS, count, flag, holder, queued, value
 from tests.inside import change_probe, limit
 
-from .conftest import ACQUIRE, LONG, POOL, Eventually, Ghosts, Join, Listening, Start, lapse, listed, told
+from .conftest import (
+    ACQUIRE,
+    LONG,
+    MEMBER,
+    POOL,
+    SEMAPHORE,
+    Eventually,
+    Ghosts,
+    Join,
+    Listening,
+    Start,
+    lapse,
+    listed,
+    told,
+)
 
 nobody_looks = pytest.mark.usefixtures("nobody_looks")
 
@@ -234,6 +248,29 @@ def test_r4_a_stuck_process_with_four_waiters_costs_one_handoff_lease(
     (held if kind == "pool" else lock).release()
     assert waiting.result()
     assert told(stuck) == [["g", "stuck-stuck-stuck-stuck-0"]]
+
+
+@pytest.mark.parametrize("name", [NAME, SEMAPHORE, POOL], ids=["lock", "semaphore", "pool"])
+def test_r4_a_process_that_has_asked_since_the_handoff_is_no_suspect(
+    name: str, pool: LockPool, ghost: Ghosts, client: redis.Redis
+) -> None:
+    """Its other waiters keep their places where the handoff ends without a sign of life."""
+    mine, others = ghost(), ghost()
+
+    def request(process: inside.Process, id: str) -> inside.Request:
+        return process.request(id.ljust(22, "-"), name=name, ttl=30, limit=1 if name == SEMAPHORE else None)
+
+    holder = request(others, "holder")
+    assert others.acquire(holder, inside.QUEUED).state == inside.GRANTED
+    mine.acquire(request(mine, "first"), inside.QUEUED)
+    others.release(holder if name != POOL else holder._replace(name=MEMBER, keys=inside.keys_of(MEMBER)))
+    assert told(mine) == [["g", "first".ljust(22, "-")]]
+    mine.acquire(request(mine, "second"), inside.QUEUED)
+    third = request(others, "third")
+    ticket = others.acquire(third, inside.QUEUED).number
+    lapse(client, name)
+    assert others.acquire(third, inside.QUEUED, ticket).state == inside.BUSY
+    assert told(mine) == [["g", "second".ljust(22, "-")]]
 
 
 # a process that starts a thread whenever it is told to, which waits for the lock and releases it

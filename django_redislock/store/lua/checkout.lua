@@ -43,7 +43,10 @@ local ticket = tonumber(ARGV.ticket) or 0
 if verdict == 'more' then return {MORE, us, ticket, 0, ''} end
 
 local state = BUSY
-if ARGV.wait ~= '0' then state, ticket = enqueue(KEYS.line, KEYS.line_waiters) end
+if ARGV.wait ~= '0' then
+  state, ticket = enqueue(KEYS.line, KEYS.line_waiters)
+  clear_handoffs(KEYS.line_waiters, KEYS.busy)
+end
 local left = -2 -- one is free, and left for somebody who polls
 if #find_free(1) == 0 then
   -- among the leases that end last are those of suspensions, if the clock has jumped back

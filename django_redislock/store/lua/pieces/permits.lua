@@ -196,7 +196,7 @@ local function clear_handoff(flag)
 end
 
 -- the caller has joined this queue, or left it
-local function note_queue() end
+local function note_queue() clear_handoffs(KEYS.waiters, KEYS.ends) end
 local function note_leave() end
 
 --#piece waiting_permits

@@ -125,6 +125,15 @@ local function enqueue(queue, waiters)
   return state, tonumber(ticket)
 end
 
+-- clear_suspect() where several handoffs may be under way: at most 100, of those in the sorted set `granted`
+local function clear_handoffs(waiters, granted)
+  local fields = {}
+  for i, id in ipairs(redis.call('ZRANGE', granted, 0, 99)) do fields[i] = '!' .. id end
+  for i, channel in ipairs(#fields > 0 and redis.call('HMGET', waiters, unpack(fields)) or {}) do
+    if channel == ARGV.channel then redis.call('HDEL', waiters, fields[i]) end --@look-confirms
+  end
+end
+
 --#piece grant_in_order
 -- Serves the waiters of a queue in order. All are handed their share, but one that polls: it cannot be told, so
 -- its share is left free until it asks.
