@@ -26,7 +26,7 @@ from .base.times import LONGEST, seconds, ttl_seconds
 from .engine import Acquisition, ExitMethod, WithBlock, block_of, release_by_token, renew, renew_by_token
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from .open_transactions import warn_of_release
-from .options import Options
+from .options import Options, terms_of
 from .store.calls import BEARER, find_held, read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition, get_store
@@ -282,11 +282,11 @@ class CacheLock:
         if not self.timeout:
             raise LockError(f"Cannot {verb} a lock with no timeout", self.name)
         left = _lease(self.timeout, "timeout") if left is None else left
-        held = self._held(token)
+        held, replicas = self._held(token), terms_of(self._options(), self.name).replicas
         with _as_redis_has_it():
             if held is not None and not held.its_lease.lost:
                 run(renew(held.its_lease, how, left))
-            elif not run(renew_by_token(self._partition(), self.name, partial(bears, token), how, left)):
+            elif not run(renew_by_token(self._partition(), self.name, partial(bears, token), how, left, replicas)):
                 # None: another process has acquired it, and gave us the token
                 raise self._not_owned(verb) if held is None else held.its_lease.lost_error()
         return True

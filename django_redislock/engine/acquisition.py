@@ -310,12 +310,14 @@ class Acquisition(Releasable):
         id = b2a_base64(os.urandom(16), newline=False).translate(_URLSAFE, b"=").decode()
         if options.note:
             owner = f"{owner}\n{options.note}"
-        keys, most = make_keys(partition.prefix, name), terms.most
+        keys, most, replicas = make_keys(partition.prefix, name), terms.most, terms.replicas
+        if replicas and partition.store.memory:
+            replicas = 0  # it has none
         if keys.stored == "permits" and options.limit is None:
             refuse_semaphore(name)
         # all by position: names would take as long as the rest of it
         return LockRequest(
-            partition, keys, name, Secret(id), terms.ttl, self.token, most, terms.replicas, owner, terms.listens,
+            partition, keys, name, Secret(id), terms.ttl, self.token, most, replicas, owner, terms.listens,
             options.limit,
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from ..store import calls
 from ..store.calls import AcquireReply, LockRequest, is_counted
 from ..store.loop_connections import ENTERING, RETURNING
 from ..store.records import make_keys
-from ..store.retry import ACKNOWLEDGED_WITHIN, Tried
+from ..store.retry import Tried, patience_with_replicas
 from .current_holder import CurrentHolder
 from .listener import SIT_OUT, Listener
 from .waiters import Park, Waiter, make_waiter
@@ -238,11 +238,12 @@ def check_acknowledged(request: LockRequest, count: int, verb: str = "acquire") 
     """Raise LockUnavailable if fewer replicas than the request asks for have acknowledged what was written."""
     if count >= request.replicas:
         return
-    request.partition.store.suspect(request.partition.node_if_known)  # its replicas may follow another one
+    store = request.partition.store
+    store.suspect(request.partition.node_if_known)  # its replicas may follow another one
     noun, name = known_as(request.name)
     raise LockUnavailable(
         f"Could not {verb} the {noun} {name!r}: {count} of {request.replicas} replicas acknowledged it within "
-        f"{ACKNOWLEDGED_WITHIN:g} s.",
+        f"{patience_with_replicas(store.timeout):g} s.",
         name,
     )
 

@@ -25,12 +25,14 @@ from ..base.times import monotonic
 from ..store.calls import HELD
 from ..store.lock_store import Partition
 from ..store.node import Node
-from ..store.retry import ACKNOWLEDGED_WITHIN
+from ..store.retry import ask_replicas
 from ..store.scripts import wants_source, with_source
 from ..store.wire import Command, exchange, hints_at_failover, wording
 from .announcements import Notifier
 
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
+
+_Outages = WeakKeyDictionary[Node, Outage]
 
 
 class Outgoing(NamedTuple):
@@ -44,6 +46,10 @@ class Outgoing(NamedTuple):
     due: float
     how: str = ""
     replicas: int = 0
+
+
+class Unacknowledged(ResponseError):
+    """A renewal that too few replicas have acknowledged. Nothing is wrong with the node for others."""
 
 
 class _Sender:
@@ -75,7 +81,8 @@ class Dispatch:
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may find a node closed
         self._senders: WeakKeyDictionary[Node, list[_Sender]] = WeakKeyDictionary()
         self._spare: dict[Node, tuple[float, Connection]] = {}
-        self._outages: WeakKeyDictionary[Node, Outage] = WeakKeyDictionary()
+        self._outages: _Outages = WeakKeyDictionary()
+        self._lags: _Outages = WeakKeyDictionary()  # of its replicas
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
@@ -139,7 +146,7 @@ class Dispatch:
             except Exception as error:  # of any kind: the watchdog must hear of it
                 if connection is not None:
                     connection.disconnect()
-                self._failed(node, batch, error)
+                self._failed(self._outages, node, batch, error)
             else:
                 self._answered(node, batch, answers, sent)
         if connection is not None:
@@ -173,7 +180,9 @@ class Dispatch:
     def _answered(self, node: Node, batch: list[Outgoing], answers: list[Any], sent: float) -> None:
         moved: list[Outgoing] = []
         refused: list[Outgoing] = []
+        unacknowledged: list[Outgoing] = []
         trouble: ResponseError | None = None
+        lag: ResponseError | None = None
         for outgoing, answer in zip(batch, answers, strict=True):
             partition = outgoing.task.partition
             partition.heard_from(node)
@@ -181,24 +190,34 @@ class Dispatch:
                 self._on_answer(outgoing, answer, node, sent)
             elif partition.store.redirect(partition, answer, node):
                 moved.append(outgoing)
+            elif isinstance(answer, Unacknowledged):
+                lag = answer
+                unacknowledged.append(outgoing)
             else:
                 trouble = trouble or answer
                 refused.append(outgoing)
         self._again(moved, 0.0)
+        if lag is not None:
+            self._failed(self._lags, node, unacknowledged, lag)
+        elif any(outgoing.replicas for outgoing in batch):
+            self._recovered(self._lags, node)
         if trouble is not None:
-            self._failed(node, refused, trouble)
-            return
-        over = self._outages.pop(node, None)
-        if over is not None:
-            if over.end_is_due() and not over.is_stale(node.config.timeout):
-                self._notifier.log(WARNING, "renewal-recovered", alias=node.config.alias, outage=over.lasted)
+            self._failed(self._outages, node, refused, trouble)
+        elif self._recovered(self._outages, node):
             for partition in {outgoing.task.partition for outgoing in batch}:
                 self._on_recovery(partition)
 
-    def _failed(self, node: Node, batch: list[Outgoing], error: Exception) -> None:
-        outage = self._outages.get(node)
+    def _recovered(self, outages: _Outages, node: Node) -> bool:
+        """Return whether an outage is over."""
+        over = outages.pop(node, None)
+        if over is not None and over.end_is_due() and not over.is_stale(node.config.timeout):
+            self._notifier.log(WARNING, "renewal-recovered", alias=node.config.alias, outage=over.lasted)
+        return over is not None
+
+    def _failed(self, outages: _Outages, node: Node, batch: list[Outgoing], error: Exception) -> None:
+        outage = outages.get(node)
         if outage is None or outage.is_stale(node.config.timeout):
-            outage = self._outages[node] = Outage()
+            outage = outages[node] = Outage()
         self._again(batch, outage.fail())
         if any(outgoing.task.matters for outgoing in batch) and outage.log_is_due():
             self._notifier.log(
@@ -234,13 +253,17 @@ def _ask_replicas(connection: Connection, batch: list[Outgoing], answers: list[A
     wanted = max(outgoing.replicas for outgoing in batch)
     if not wanted:
         return
-    patience = min(ACKNOWLEDGED_WITHIN, timeout / 2)
-    (count,) = exchange(connection, [("WAIT", str(wanted), str(round(patience * 1000)))])
-    count = count if isinstance(count, int) else 0
+    try:
+        (count,) = exchange(connection, [ask_replicas(wanted, timeout)])
+    except Exception as error:  # the others are answered
+        connection.disconnect()
+        count = error
     for i, outgoing in enumerate(batch):
-        if count < outgoing.replicas and not isinstance(answers[i], ResponseError) and answers[i][0] == HELD:
+        found = count if isinstance(count, int) else 0
+        if found < outgoing.replicas and not isinstance(answers[i], ResponseError) and answers[i][0] == HELD:
             # as a server with min-replicas-to-write does
-            answers[i] = ResponseError(f"NOREPLICAS {count} of {outgoing.replicas} replicas acknowledged it")
+            text = f"{found} of {outgoing.replicas} replicas acknowledged it"
+            answers[i] = Unacknowledged(f"NOREPLICAS {text}" if found is count else f"{text}: {wording(count)}")
 
 
 def _by_node(batch: Iterable[Outgoing]) -> tuple[dict[Node, list[Outgoing]], list[Outgoing]]:

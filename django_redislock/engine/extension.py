@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..base.steps import Steps
 from ..base.times import monotonic
+from ..exceptions import LockNotOwned
 from ..store import calls
 from ..store.lock_store import Partition
 from .announcements import reason_of
@@ -17,13 +18,20 @@ from .runtime import runtime
 RENEWED_WITHIN = 3.0  # seconds in which a process that lives renews a lease, as after a handoff (R10)
 
 
-def renew(lease: Lease, how: str, left: float) -> Steps[None]:
+def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> Steps[None]:
     """Move the end of this very acquisition, from any thread, task or context.
 
-    ``how``: "add", for ``left`` seconds more, or see renew_command(). Raises LockLost, LockUnavailable.
+    ``how``: "add", for ``left`` seconds more, or see renew_command(). ``acknowledged``: by as many replicas as the lock
+    asks for. Raises LockLost, LockUnavailable.
     """
     if lease.lost_reason:
         raise lease.lost_error()
+    if lease.detaching and how != "detach":
+        raise LockNotOwned(
+            f"Cannot extend the lock {lease.name!r}: detach() has failed, and may have been carried out. Release the "
+            f"lock, or detach it again.",
+            lease.name,
+        )
     if how == "add":
         how, left = "keep", lease.left_with(left)  # which may be sent again if the answer is lost
     if how == "set" and lease.renewing:
@@ -31,12 +39,13 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     if how in ("set", "detach"):
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
-    request = lease.request
-    answer = yield from calls.renew(request, how, left, lease.fence, replicas=request.replicas)
+    request, replicas = lease.request, lease.request.replicas if acknowledged else 0
+    answer = yield from calls.renew(request, how, left, lease.fence, replicas=replicas)
     if answer.state != calls.HELD:
         runtime().watchdog.lose(lease, reason_of(answer))
         raise lease.lost_error()
-    check_acknowledged(request, answer.acknowledged, "detach" if how == "detach" else "extend")
+    if acknowledged:
+        check_acknowledged(request, answer.acknowledged, "detach" if how == "detach" else "extend")
     if how == "detach":
         runtime().watchdog.end(lease)
     else:
@@ -54,25 +63,36 @@ def draw_new_fence(lease: Lease) -> Steps[None]:
     lease.changing = True
     try:
         # without the old fence, so that a repetition still finds the lock
-        answer = yield from calls.renew(lease.request, "raise", lease.ttl)
+        answer = yield from calls.renew(lease.request, "raise", lease.ttl, replicas=lease.request.replicas)
         if answer.state != calls.HELD or not answer.fence:  # no fence: it was detached meanwhile
             watchdog.lose(lease, reason_of(answer))
             raise lease.lost_error()
         lease.fence = answer.fence
         lease.partition.note_fence(answer.fence)
+        check_acknowledged(lease.request, answer.acknowledged, "claim")
         watchdog.moved(lease, "raise", lease.ttl, answer)
     finally:
         lease.changing = False
 
 
-def renew_by_token(partition: Partition, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
-    """Move the end of the lease, whoever acquired it, if ``bears`` accepts its token. Returns whether that was done."""
+def renew_by_token(
+    partition: Partition, name: str, bears: Callable[[str], bool], how: str, left: float, replicas: int
+) -> Steps[bool]:
+    """Move the end of the lease, whoever acquired it, if ``bears`` accepts its token. Returns whether that was done.
+
+    ``replicas``: how many have to acknowledge it.
+    """
     held = yield from calls.find_held(partition, name, bears)
     if held is None:
         return False
     if how == "add":
         how, left = "keep", held.left + left  # as in renew()
-    return (yield from calls.renew(held.request, how, left)).state == calls.HELD
+    request = held.request._replace(replicas=0 if partition.store.memory else replicas)
+    answer = yield from calls.renew(request, how, left, replicas=request.replicas)
+    if answer.state != calls.HELD:
+        return False
+    check_acknowledged(request, answer.acknowledged, "extend")
+    return True
 
 
 def release_by_token(partition: Partition, name: str, bears: Callable[[str], bool]) -> Steps[bool]:
@@ -88,15 +108,15 @@ def release_by_token(partition: Partition, name: str, bears: Callable[[str], boo
     return released
 
 
-def detach(acquisition: Held, left: float) -> Steps[str]:
+def detach(acquisition: Held, left: float, *, acknowledged: bool = True) -> Steps[str]:
     """End renewal and ownership here, for all acquisitions that use the lease; the lock stays for ``left`` seconds.
 
-    Returns the token by which another process can adopt it.
+    Returns the token by which another process can adopt it. ``acknowledged``: see renew().
     """
     lease = acquisition.its_lease
     lease.detaching, lease.changing = left, True
     try:
-        yield from renew(lease, "detach", left)
+        yield from renew(lease, "detach", left, acknowledged=acknowledged)
     finally:
         lease.changing = False
     for each in (*lease.shares, acquisition):

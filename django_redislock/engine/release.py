@@ -229,7 +229,8 @@ class Releasable(Ending, Held):
         """What was done under it has ended, with ``error`` or (None) well. Returns whether the lock is free.
 
         As release(), except that a lock which was detached ends in silence, that ``at_least`` is kept, and that no loss
-        is raised over ``error``. A release that Redis could not be told of is tried again in the background.
+        is raised over ``error``. A release that Redis could not be told of is tried again in the background; where it
+        could not be told of ``at_least``, the lock is left to its lease.
         """
         lease = self.its_lease
         if lease.cancelled_by(error):
@@ -239,22 +240,38 @@ class Releasable(Ending, Held):
         if isinstance(error, GeneratorExit) or lease.detached:
             self.abandon()
             return False
+        left = self._seconds_kept(error)
         try:
-            left = lease.since + self.at_least - monotonic()
-            if error is not None or left < 0.001 or not lease.is_last(self) or not lease.here:
+            if not left:
                 return (yield from self.release())
-            yield from detach(self, left)
+            yield from detach(self, left, acknowledged=False)  # nobody holds it from now on
             return True
         except LockNotOwned:  # a loss was reported already
             if error is None:
                 raise
         except LockUnavailable as trouble:
             lost = lease.lost
-            self.abandon()  # hardly anybody would try again
+            if left:
+                trouble.lease_left = max(left, lease.remaining())  # the former if Redis was told after all
+            self.give_up(error)  # hardly anybody would try again
             if lost and error is None:
                 raise lease.lost_error() from trouble
             raise
         return False
+
+    def _seconds_kept(self, error: BaseException | None) -> float:
+        """For how long it is to stay held, though by nobody, as what was done under it has ended with ``error``."""
+        lease = self.its_lease
+        left = lease.since + self.at_least - monotonic()
+        return left if error is None and left >= 0.001 and lease.is_last(self) and lease.here else 0.0
+
+    def give_up(self, error: BaseException | None) -> None:
+        """See end(): Redis cannot be told. Release the lock in the background or, with ``at_least``, let it end."""
+        if self._seconds_kept(error):
+            self._runtime.watchdog.end(self.its_lease)
+            self.leave()
+        else:
+            self.abandon()
 
     def fail(self, error: BaseException) -> Steps[None]:
         """Give back what there is: ``error`` was raised, while the lock was held or before or after."""

@@ -155,7 +155,7 @@ class Several(Ending):
                 if away is not None:  # not to wait for Redis once more
                     if not (unreleased or lease.lost):
                         unreleased = LockUnavailable(str(away), lease.name, lease_left=lease.remaining())
-                    one.abandon()
+                    one.give_up(error)
                     continue
                 try:
                     free = (yield from one.end(error)) and free

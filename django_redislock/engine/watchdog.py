@@ -315,7 +315,8 @@ class Watchdog:
         with self._mutex:  # until the answer comes, only wake up for the end of the lease
             due = lease.ends
             self._plan(due, lease)
-        return Outgoing(lease, command, due, how, lease.request.replicas)
+        # what moves no end needs nobody to acknowledge it
+        return Outgoing(lease, command, due, how, lease.request.replicas if how == "keep" else 0)
 
     # -- what comes of what was sent ---------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from ..base.pace import note_held, usually_held_for
 from ..base.steps import run
 from ..base.times import Seconds, monotonic, seconds
 from ..call_names import CallTexts, Name, are_several, template_of
-from ..engine import log_unreleased, release_detached
+from ..engine import detach, log_unreleased, release_detached
 from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
 from ..options import Options, SectionOptions, check_kind, cut_note, mark_locked, read_options
@@ -90,8 +90,13 @@ class Running:
         """Leave the lock to the next run of the same job. See JobLock.enqueue()."""
         if self.kind.from_enqueue and not self.kept:
             with suppress(LockError):  # it is lost, or Redis away: then the next run acquires it like a new one
-                self.lock.detach(ttl=min(wait + self.kind.queued_ttl, most))
+                _leave(self.lock, min(wait + self.kind.queued_ttl, most))
                 self.kept = True
+
+
+def _leave(lock: Lock, seconds: float) -> None:
+    """Leave the lock to the next run. Nobody is told that it is held, so no replica has to acknowledge that."""
+    run(detach(lock._held("detach"), seconds, acknowledged=False))
 
 
 _running: ContextVar[Running | None] = ContextVar("django_redislock.running_job", default=None)
@@ -320,7 +325,7 @@ class JobLock:
         try:
             if self._has_ended(job):
                 if self.at_least:
-                    lock.detach(ttl=self.at_least)  # it has ended while this one waited
+                    _leave(lock, self.at_least)  # it has ended while this one waited
                 return self._repeat(job, lock)
             if self.busy == "merge":
                 self._asked(lock).reset()  # what was asked for until now, this run does

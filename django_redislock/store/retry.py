@@ -23,7 +23,6 @@ from .scripts import keys_of, wants_source, with_source
 from .wire import CONNECTION_ERRORS, NO_CLUSTER, PASSING, Command, NotAsked, Replaced, hints_at_failover, wording
 
 ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a working replica needs, and no long wait for a user
-_ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
 _DEMOTED = re.compile("UNBLOCKED|replica instances")  # what WAIT says where a master becomes a replica
 BACKOFF = EqualJitterBackoff(cap=0.25, base=0.02)
 
@@ -42,6 +41,16 @@ class Roundtrip:
 
     async def arun(self) -> tuple[list[Any], Node]:
         return await self.partition.aexchange(self.commands, self.by, urgency=self.urgency)
+
+
+def patience_with_replicas(timeout: float) -> float:
+    """Seconds to wait for replicas on a connection that waits ``timeout`` seconds for an answer."""
+    return min(ACKNOWLEDGED_WITHIN, 0.8 * timeout)
+
+
+def ask_replicas(count: int, timeout: float) -> Command:
+    """The command that waits until so many replicas have what this connection has written, and says how many do."""
+    return ("WAIT", str(count), str(round(patience_with_replicas(timeout) * 1000)))
 
 
 class Reply(NamedTuple):
@@ -96,10 +105,10 @@ def call(
     A single try may take as long as the alias's ``socket_timeout``.
 
     ``deadline``: when not to try again, and a little later, when to stop waiting for an answer. ``name``, ``noun``: for
-    errors. ``urgency``: see LEAVING. ``replicas``: wait up to ACKNOWLEDGED_WITHIN seconds for so many to acknowledge
-    what the command has written. ``tried``: what has come of the first try, if there was one. Raises LockUnavailable.
+    errors. ``urgency``: see LEAVING. ``replicas``: wait for so many to acknowledge what the command has written; see
+    ask_replicas(). ``tried``: what has come of the first try, if there was one. Raises LockUnavailable.
     """
-    commands = [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)] if replicas else [command]
+    commands = [command, ask_replicas(replicas, partition.store.timeout)] if replicas else [command]
     reply = yield from _send_until_answered(
         Roundtrip(partition, commands, deadline.answer_by, urgency), name, noun, deadline, tried=tried
     )

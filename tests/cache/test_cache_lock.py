@@ -144,6 +144,21 @@ def test_what_is_owned_no_more_is_refused(call: Any, taken: bool, make: Make, ev
     assert make(timeout=1).acquire(blocking=False) is not taken
 
 
+@pytest.mark.complete
+def test_who_bears_the_token_extends_the_lock_as_far_as_replicas_know_of_it(
+    ours: Make, own: RedisServer, replica: RedisServer, settings: Any
+) -> None:
+    settings.CACHES = {**settings.CACHES, "ours": {**settings.CACHES["ours"], "LOCATION": own.url}}
+    settings.REDISLOCK = {**settings.REDISLOCK, "REPLICAS": 1}
+    lock, bearer = ours(timeout=60), ours(timeout=60)
+    assert lock.acquire()
+    bearer.local.token = lock.local.token
+    assert bearer.extend(60)
+    with stopped(replica), pytest.raises(LockUnavailable, match="0 of 1 replicas"):
+        bearer.extend(60)
+    lock.release()
+
+
 def test_the_timeout_is_the_lease_that_extend_and_reacquire_change(make: Make, client: redis.Redis) -> None:
     lock = make(timeout=10.5)
     refuses(lambda: lock.extend(1), "an unlocked lock")

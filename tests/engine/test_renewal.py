@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost, LockUnavailable, locked, locked_view
-from redisserver import RedisServer, redis_server
+from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, locked, locked_view
+from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other
-from tests.helpers.proxy import Proxy
+from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.servers import Twins
 from tests.helpers.state import LOCK, NAME, QUEUE, holder
 from tests.helpers.ways import stopped
@@ -114,32 +114,107 @@ def test_a_renewal_that_crosses_a_change_of_the_fence_or_the_release_is_no_loss(
 
 @pytest.mark.complete
 def test_renewals_count_when_as_many_replicas_have_acknowledged_them_as_the_grant_needed(
-    own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    own: RedisServer, replica: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with redis_server() as other, other.client() as replica, own.client() as master:
-        master.config_set("repl-diskless-sync-delay", 0)
-        replica.replicaof("127.0.0.1", str(own.port))
-        eventually(lambda: replica.info("replication")["master_link_status"] == "up")
-        eventually(lambda: master.incr("mark") and master.wait(1, 1000))
-        lock, plain = Lock(NAME, ttl=6, replicas=1), Lock("plain", ttl=6)
+    with own.client() as master:
+        lock, plain, lasting = Lock(NAME, ttl=6, replicas=1), Lock("plain", ttl=6), Lock("lasting", ttl=600, replicas=1)
         extended = Lock("extended", ttl=60, auto_renew=False, replicas=1)
-        for each in (lock, plain, extended):
+        for each in (lock, plain, lasting, extended):
             assert each.acquire()
         extended.extend(60)
         eventually(renewed(lock))
-        with stopped(other):
+        with stopped(replica):
             again, end = renewed(plain), inside.ends(extended)
             with pytest.raises(LockUnavailable, match="Could not extend the lock 'extended': 0 of 1 replicas"):
                 extended.extend(60)
             assert inside.ends(extended) == end
-            eventually(lambda: lock.lost)
+            renew_all()
+            eventually(lambda: "renewal-failed" in caplog.text)
+            with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
+                Lock("refused", replicas=1).acquire()  # and what the master has granted is given back in the background
+            eventually(lambda: not holder(master, "refused"))
+            eventually(lambda: f"event=lost name={NAME}" in caplog.text)
             assert again()
+            assert "renewal-recovered" not in caplog.text
         assert holder(master)  # which has renewed it
         assert "NOREPLICAS 0 of 1 replicas acknowledged it" in caplog.text
         with pytest.raises(LockLost):
             lock.release()
+        eventually(lambda: "renewal-recovered" in caplog.text)
+        for each in (plain, lasting, extended):
+            each.release()
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("trouble", ["no answer", "no right"])
+def test_where_replicas_cannot_be_asked_other_locks_are_renewed(
+    trouble: str, own: RedisServer, replica: RedisServer, settings: Any, eventually: Eventually, caplog: Any
+) -> None:
+    with proxy(own.port) as wire, own.client() as master:
+        settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": wire.url}}
+        lock, plain = Lock(NAME, ttl=6, replicas=1), Lock("plain", ttl=6)
+        for each in (lock, plain):
+            assert each.acquire()
+        if trouble == "no answer":
+            wire.lose_answer("WAIT", times=1000)
+        else:
+            master.execute_command("ACL", "SETUSER", "default", "-wait")
+        eventually(lambda: lock.lost)
+        assert plain.owned()
         plain.release()
-        extended.release()
+    reason = {"no answer": "Connection closed", "no right": "this user has no permissions"}[trouble]
+    assert f"0 of 1 replicas acknowledged it: {reason}" in caplog.text
+
+
+@pytest.mark.complete
+def test_what_is_to_stay_held_does_so_whether_replicas_know_of_it_or_not(
+    own: RedisServer, replica: RedisServer
+) -> None:
+    with own.client() as master, ExitStack() as stack:
+        locked(NAME, at_least=600, ttl=60, replicas=1)(lambda: stack.enter_context(stopped(replica)))()
+        assert master.pttl(LOCK) > 300_000
+
+
+def test_what_is_to_stay_held_is_not_released_where_redis_could_not_be_told(
+    network: Proxy, client: redis.Redis, retry_for: Callable[[float], None], eventually: Eventually, caplog: Any
+) -> None:
+    retry_for(0.1)
+    locked([NAME, "other"], at_least=600, ttl=60)(network.cut)()
+    assert "event=not-released name=other" in caplog.text
+    assert "lease_left=60" in caplog.text or "lease_left=59" in caplog.text
+    network.mend()
+    locked("done")(network.cut)()
+    network.mend()
+    eventually(lambda: not holder(client, "done"))  # which is released in the background, after all that was before it
+    assert holder(client)
+    assert holder(client, "other")
+
+
+@pytest.mark.complete
+def test_a_lock_whose_detaching_failed_can_be_released_or_detached_again(
+    crowd: Crowd, own: RedisServer, replica: RedisServer
+) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=60, replicas=1)
+    me(lock, "acquire")
+    with stopped(replica), pytest.raises(LockUnavailable, match="Could not detach the lock"):
+        me(lock, "detach", 30)
+    for method, *seconds in (("extend", 600), ("reacquire",)):
+        with pytest.raises(LockNotOwned, match=r"detach\(\) has failed"):
+            me(lock, method, *seconds)
+    assert me(lock, "detach", 300)
+    with own.client() as master:
+        assert master.pttl(LOCK) > 200_000
+
+
+@pytest.mark.complete
+def test_a_short_timeout_of_the_socket_leaves_less_time_for_replicas(
+    own: RedisServer, replica: RedisServer, settings: Any
+) -> None:
+    keywords = {"socket_timeout": 0.5}
+    alias = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": keywords}}
+    settings.CACHES = {**settings.CACHES, "default": alias}
+    with stopped(replica), pytest.raises(LockUnavailable, match=r"0 of 1 replicas acknowledged it within 0\.4 s\.$"):
+        Lock(NAME, replicas=1).acquire()
 
 
 def test_a_release_in_the_background_drops_any_number_of_dead_waiters(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from time import sleep
 from typing import Any
 
@@ -14,10 +14,12 @@ from django.db import transaction
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, get_lock, locked_atomic
 from django_redislock.models import Fence
+from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.databases import Account, with_fences
 from tests.helpers.jobs import held, lease_of
 from tests.helpers.proxy import Proxy
+from tests.helpers.ways import stopped
 from tests.inside import PREFIX, job_lock, limit
 
 NAME = "report:7"
@@ -83,6 +85,22 @@ def test_a_job_that_comes_back_keeps_its_lock_if_it_had_it_from_the_queue(lock_f
     with pytest.raises(SystemExit):
         lock.run(job, (7,), {}, lambda: exit(1))
     assert (lease_of(NAME) > 400) is (lock_from == "enqueue")
+    assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
+    assert held() == []
+
+
+@pytest.mark.complete
+def test_a_job_that_comes_back_keeps_its_lock_whether_replicas_know_of_it_or_not(replica: RedisServer) -> None:
+    lock, job = make(queued_ttl=500, replicas=1), Job(comes_back=True)
+    with ExitStack() as stack:
+
+        def fail() -> None:
+            stack.enter_context(stopped(replica))
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            lock.run(job, (7,), {}, fail)
+        assert lease_of(NAME) > 400
     assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
     assert held() == []
 

@@ -209,6 +209,15 @@ def test_locks_pools_and_values_work(crowd: Crowd, exercise: Exercise, eventuall
 
 
 @in_memory
+def test_what_asks_for_replicas_works(crowd: Crowd, settings: Any) -> None:
+    settings.REDISLOCK = {"REPLICAS": 1}
+    me, lock = crowd(), Lock(NAME)
+    me(lock, "acquire")
+    assert me(lock, "extend", 60)
+    me(lock, "release")
+
+
+@in_memory
 @KINDS
 def test_each_alias_has_a_server_of_its_own(crowd: Crowd, settings: Any) -> None:
     me, you = crowd(), crowd()
