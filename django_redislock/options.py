@@ -20,6 +20,7 @@ from .conf import Conf, check_count, check_flag, conf
 from .exceptions import LockLost
 
 MAX_NOTE_BYTES = 1000
+MOST_PERMITS = 10**9  # Lua would write a much higher number as no whole one
 
 OnLost = Callable[[LockLost], object]
 
@@ -90,6 +91,13 @@ class SectionOptions(LockOptions, total=False):
 
 def check_timeout(value: Seconds | None) -> float | None:
     return None if value is None else seconds(value, "blocking_timeout", positive=False)
+
+
+def check_limit(value: object, what: str = "limit") -> int:
+    number = check_count(value, what, 1)
+    if number > MOST_PERMITS:
+        raise ValueError(f"{what} must be at most {MOST_PERMITS}, not {shown(value)}.")
+    return number
 
 
 def check_fenced(value: Any, what: str) -> bool | tuple[str, ...]:
@@ -166,7 +174,7 @@ class Options:
     # True, False or a tuple of aliases in DATABASES
     fenced: Any = _option(None, check_fenced)  # noqa: RUF009
     fence_timeout: float | None = _option(None, seconds)
-    limit: int | None = _option(None, lambda value, what: check_count(value, what, 1))  # of a semaphore
+    limit: int | None = _option(None, check_limit)  # of a semaphore
     note: str = _option("", check_note)
     purpose: str = _option("", _check_text)
     template: str = _option("", _check_text)

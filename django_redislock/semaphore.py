@@ -11,11 +11,10 @@ from .base.name_templates import warn_of_fields
 from .base.names import check_name, known_as, semaphore_name
 from .base.steps import Steps
 from .base.times import Seconds
-from .conf import check_count
 from .engine import Acquisition
 from .inspection.info import LockStatus
 from .lock import Lock
-from .options import LimitedOptions, SemaphoreOptions, read_options
+from .options import LimitedOptions, SemaphoreOptions, check_limit, read_options
 from .store.calls import read_permits
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Semaphore(Lock):
         self.name: str = check_name(semaphore_name(check_name(name, "semaphore")), "semaphore")
         if "{" in name and not is_ours(sys._getframe(1)):
             warn_of_fields(name)
-        every: LimitedOptions = {**options, "limit": check_count(limit, "limit", 1)}
+        every: LimitedOptions = {**options, "limit": check_limit(limit)}
         self._options = read_options(every, "Semaphore()", LimitedOptions, wrong=wrong, number="limit")
         self.limit: int = limit
         self._token = None

@@ -187,7 +187,8 @@ def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
     if not isinstance(lock, (str, Lock, CacheLock)):
         raise TypeError(f"lose() takes a lock or its name, not {shown(lock)}. To lose a set, give one of its names.")
     name, partition = (lock, get_partition(using, lock)) if isinstance(lock, str) else (lock.name, lock._partition())
-    for lease in watchdog.leases():
+    own = [] if isinstance(lock, (str, CacheLock)) else [one.lease for one in lock._acquisitions[::-1]]
+    for lease in filter(None, own or watchdog.leases()):
         if lease.watched and lease.partition is partition and lease.name == name:
             run(calls.force(partition, lease.request.keys, name, lease.fence, id=lease.id))
             watchdog.lose(lease, FORCED)

@@ -18,6 +18,7 @@ from django.core.management.base import CommandError
 
 from ..base.display import printable
 from ..base.names import SEMAPHORE
+from ..base.processes import try_start
 from ..base.times import monotonic
 from ..jobs.locked_command import LOST, held
 from ..leadership import leader
@@ -194,7 +195,8 @@ class Program:
         if self._guard is not None and self._guard.stdin is not None:
             with suppress(BrokenPipeError):  # somebody has killed it
                 self._guard.stdin.write(b"%d\n" % self._target)
-        threading.Thread(target=self._await_end, name="redislocks-program", daemon=True).start()
+        # where no thread can be started, wait() finds out a little later
+        try_start(threading.Thread(target=self._await_end, name="redislocks-program", daemon=True))
         for number in self._early:
             self._relay(number)
 
@@ -233,7 +235,8 @@ class Program:
 
     def _relay(self, number: int) -> None:
         """Called from signal handlers, so it takes no lock."""
-        self.dismissed = self.dismissed or number in ENDING
+        # a program may take SIGHUP as a call to read its settings again; if it ends by it, we have nothing to run
+        self.dismissed = self.dismissed or number in ENDING - {signal.SIGHUP}
         if self._shared and number in FROM_KEYBOARD:
             return  # the terminal has sent it to both of us
         self._ending = self._ending or number in ENDING
@@ -277,8 +280,10 @@ class Program:
         """
         kill_at = math.inf
         told = False
+        assert self._process is not None
         while True:
             self._news.clear()
+            self._ended = self._ended or self._process.poll() is not None
             if self._ended and not (self._ending and self._is_left()):
                 break
             if not told and lost():
@@ -292,7 +297,6 @@ class Program:
             self._news.wait(LOOK_EVERY if self._ended or told else min(max(remaining(), LOOK_EVERY), SIGNALLED_WITHIN))
         self._gone = True
         self._dismiss_guard()
-        assert self._process is not None
         status = self._process.returncode
         return 128 - status if status < 0 else status
 

@@ -59,7 +59,10 @@ def fences() -> Any:
 def remedy(alias: str) -> str:
     """Return what creates the table in this database."""
     if router.allow_migrate_model(alias, fences().model):
-        return f"Run manage.py migrate --database {alias}."
+        return (
+            f"Run manage.py migrate --database {alias}. (If it has nothing to apply, as a router kept the table out "
+            f"when it ran before: manage.py migrate django_redislock zero --fake --database {alias}, then once more.)"
+        )
     return (
         f"Let DATABASE_ROUTERS allow migrations of 'django_redislock' on {alias!r}, then run manage.py migrate "
         f"--database {alias}."

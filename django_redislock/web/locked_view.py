@@ -27,7 +27,6 @@ from ..call_names import (
     template_of,
     wraps,
 )
-from ..conf import check_count
 from ..engine import Acquisition, Frame, Several, make_acquisition
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
@@ -39,6 +38,7 @@ from ..options import (
     SemaphoreOptions,
     SetOptions,
     check_kind,
+    check_limit,
     choose_waiting,
     mark_locked,
     read_options,
@@ -128,7 +128,7 @@ def limited_view(
     given = given_name(first, name, "limited_view")
     if are_several(given):
         raise TypeError(f"limited_view takes one name, not a list: {shown(given)}.")
-    every: LimitedOptions = {**options, "limit": check_count(limit, "limit", 1)}
+    every: LimitedOptions = {**options, "limit": check_limit(limit)}
     checked = _options(every, LimitedOptions, "limited_view", given, wrong)
     return _decorator("limited_view", given, checked, None, methods, on_conflict)
 

@@ -125,6 +125,13 @@ def test_a_signal_to_the_leader_is_the_programs_and_it_does_not_stand_by_again_e
     assert sh(f'trap "{on_term}" TERM; kill -TERM $PPID; {FOREVER}', "--stay", "--kill-after=600") == 76
 
 
+def test_a_hangup_that_the_program_survives_does_not_keep_it_from_standing_by_again(
+    once_ready: Callable[..., str], runs: Path
+) -> None:
+    hung_up = f"trap 'touch {runs}-hup' HUP; kill -HUP $PPID; while [ ! -e {runs}-hup ]; do sleep 0.01; done"
+    assert sh(f"{noted(runs)}; {hung_up}; {once_ready(lambda: force_release(NAME))}; {FOREVER}", "--stay") == 5
+
+
 @pytest.mark.parametrize("option", ["--limit=2", "--blocking-timeout=5", "--at-least=60"])
 def test_it_is_refused_with_options_that_contradict_it(option: str) -> None:
     with Lock(NAME):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -74,7 +74,7 @@ def lapse(client: redis.Redis, name: str = NAME) -> None:
     if name == NAME:
         assert client.delete(LOCK)
     elif name == SEMAPHORE:
-        (id,) = client.zrange(f"{PREFIX}ends:{SEMAPHORE}", 0, -1)
+        (id,) = cast("list[bytes]", client.zrange(f"{PREFIX}ends:{SEMAPHORE}", 0, -1))
         assert client.zadd(f"{PREFIX}ends:{SEMAPHORE}", {id: 1}, ch=True)
     else:
         assert client.zadd(f"{PREFIX}busy:{POOL}", {"alice": 1}, ch=True)

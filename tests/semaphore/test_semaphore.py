@@ -6,6 +6,7 @@ import io
 import json
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -351,6 +352,7 @@ unset: Any = None
     [
         (TypeError, "^limit must be an int, 1 or more, not '3'", lambda: unchecked("x", limit="3")),
         (ValueError, "^limit must be 1 or more, not 0", lambda: Semaphore("x", limit=0)),
+        (ValueError, "^limit must be at most 1000000000, not 9223", lambda: Semaphore("x", limit=sys.maxsize)),
         (TypeError, "limit", lambda: unchecked("x")),
         (TypeError, "^limit must be an int, 1 or more, not None", lambda: unchecked("x", limit=None)),
         (TypeError, "^limit must be an int, 1 or more, not None", lambda: limited_view("x", limit=unset)),

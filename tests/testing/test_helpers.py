@@ -286,6 +286,14 @@ def test_a_lock_that_is_lost_is_lost_at_once(crowd: Crowd, eventually: Any) -> N
     assert_not_locked(NAME)
 
 
+def test_of_a_semaphore_the_permit_of_this_object_is_lost() -> None:
+    with Semaphore("export", limit=3) as other:
+        mine = Semaphore("export", limit=3)
+        assert mine.acquire()
+        lose(mine)
+        assert (mine.lost, other.lost) == (True, False)
+
+
 def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(crowd: Crowd, eventually: Any) -> None:
     """Also over connections that stand, and at once: RETRY_FOR is not waited for."""
     me, before = crowd(), Lock("before")
