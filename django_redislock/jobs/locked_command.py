@@ -14,11 +14,10 @@ from django.core.management.base import BaseCommand, CommandError
 from ..base.display import did_you_mean, duration, printable, shown
 from ..base.name_templates import Template
 from ..base.names import known_as, lock_name
-from ..base.steps import refuse_event_loop, run
+from ..base.steps import refuse_event_loop
 from ..base.times import Seconds, seconds
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
-from ..open_transactions import warn_of_release
 from ..options import SemaphoreOptions, choose_waiting
 from ..semaphore import Semaphore
 
@@ -176,29 +175,17 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
         raise LockBusy(_held_by(lock) + (own if error.outcome == "own" else ""), returncode=busy_status) from None
     try:
         with ExitStack() as stack:
-            stack.push(lock)  # releases it when the block raises
+            stack.push(lock)
             yield
-            stack.pop_all()
-        _release_lock(lock, at_least)
+            acquisition = lock._own()
+            if acquisition is None:
+                stack.pop_all()  # released by the command itself
+            else:
+                acquisition.keep(at_least)
     except LockLost as error:
         if error.name != lock.name:
             raise
         raise CommandError(str(error), returncode=LOST) from error
-
-
-def _release_lock(lock: Lock, at_least: float) -> None:
-    acquisition = lock._own()
-    if acquisition is None:
-        return  # released by the command itself
-    acquisition.at_least = at_least
-    try:
-        run(acquisition.exit(None))
-    except LockLost:
-        raise
-    except BaseException:  # interrupted
-        acquisition.abandon()
-        raise
-    warn_of_release(acquisition.its_lease)
 
 
 def _held_by(lock: Lock) -> str:
