@@ -98,23 +98,17 @@ def is_conflict(error: Exception) -> bool:
 
 @contextmanager
 def _explaining(lease: Lease, alias: str) -> Iterator[None]:
+    """Turn an error of the database into one that says what to do, if we know."""
     try:
         yield
     except DatabaseError as error:
-        if explained := _explained(error, lease, alias):
-            raise explained from error
-        raise
-
-
-def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | None:
-    """An error that says what to do, if we know."""
-    codes, text = _codes(error), str(error)
-    if is_missing(error):
-        return ImproperlyConfigured(
-            f"The database {alias!r} has no table {TABLE!r}, which fenced locks need. {remedy(alias)}"
-        )
-    busy = "database is locked" in text  # SQLite has one writer at a time
-    if codes & TIMED_OUT or busy:
+        if is_missing(error):
+            raise ImproperlyConfigured(
+                f"The database {alias!r} has no table {TABLE!r}, which fenced locks need. {remedy(alias)}"
+            ) from error
+        busy = "database is locked" in str(error)  # SQLite has one writer at a time
+        if not busy and not _codes(error) & TIMED_OUT:
+            raise
         bound, holder = "", "another transaction that writes is still open, or has written since this one began to read"
         if not busy:
             bound = "" if lease.terms.fence_timeout is None else f" within {lease.terms.fence_timeout:g} s"
@@ -124,12 +118,11 @@ def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | No
             f"; or it is this lock's own claim on {', '.join(map(repr, mine))}, if that is the same database: claim it "
             f"there alone, with fenced={mine}"
         )
-        return LockUnavailable(
+        raise LockUnavailable(
             f"The lock {lease.name!r} could not be claimed on the database {alias!r}{bound}: {holder}"
             f"{itself if mine else ''}.",
             lease.name,
-        )
-    return None
+        ) from error
 
 
 def _codes(error: Exception) -> set[object]:
