@@ -70,7 +70,7 @@ def _aleave_block(
 
 async def _await_end(block: WithBlock, error: BaseException | None, kept: object) -> None:
     lock: Lock = block.lock
-    own: Any = engine.acquisition_of(block)
+    own = engine.acquisition_of(block)
     if error is None and own is not None and own.at_least == 0.0 and await own.arelease_at_once():
         warn_of_release(own.its_lease)
     else:

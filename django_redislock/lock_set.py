@@ -35,7 +35,7 @@ _Ending = Callable[[Several, "BaseException | None"], Steps[bool]]
 def _leave_block(
     block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
 ) -> None:
-    block.lock._leave(block.context or block.lock._own(), Several.exit, error, "Use async with instead.")
+    block.lock._leave(engine.acquisition_of(block), Several.exit, error, "Use async with instead.")
 
 
 def _aleave_block(
@@ -45,7 +45,7 @@ def _aleave_block(
 
 
 async def _await_end(block: WithBlock, error: BaseException | None, kept: object) -> None:
-    await arun(block.lock._end(block.context or block.lock._own(), Several.exit, error))
+    await arun(block.lock._end(engine.acquisition_of(block), Several.exit, error))
 
 
 class LockSet:
@@ -257,9 +257,7 @@ class LockSet:
 
     def _begin(self, several: Several, block: WithBlock | None) -> Steps[None]:
         if block is not None:
-            block.context = several
-            for acquisition in several.acquisitions:
-                block.enter(acquisition)
+            block.enter(several)
         refusal = yield from several.obtain()
         if refusal is not None:
             raise refusal

@@ -63,8 +63,8 @@ class WithBlock:
     """One run of a ``with`` block, from the look-up of its ``__exit__`` on."""
 
     lock: Any
-    acquisition: Held | None = None  # once it was entered
-    context: Any = None  # or what else is to be left at the end
+    acquisition: Any = None  # once it was entered: an Acquisition, or Several
+    context: Any = None  # or what else is to be left at the end: of locked_atomic
     _exit: Callable[[], object]
 
     @property
@@ -75,7 +75,7 @@ class WithBlock:
         """
         return self._exit()
 
-    def enter(self, acquisition: Held) -> None:
+    def enter(self, acquisition: Any) -> None:
         """The block is about to begin, with this acquisition."""
         self.acquisition = acquisition
         exit = self._exit()
@@ -105,10 +105,9 @@ class ExitMethod:
         return exit
 
 
-def acquisition_of(block: WithBlock) -> Held | None:
-    """The acquisition that this block ends. An ExitStack enters the lock itself, so then it is the lock's own."""
-    acquisition: Held | None = block.acquisition or block.lock._own()
-    return acquisition
+def acquisition_of(block: WithBlock) -> Any:
+    """What was acquired for this block. An ExitStack enters the lock itself, so then it is the lock's own."""
+    return block.acquisition or block.lock._own()
 
 
 _last: Any = threading.local()  # the block whose exit this thread has looked up last: it is the next one to be entered
