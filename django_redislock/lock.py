@@ -62,13 +62,7 @@ def _leave_block(
         raise
 
 
-def _aleave_block(
-    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-) -> Any:
-    return _await_end(block, error, block.exit)
-
-
-async def _await_end(block: WithBlock, error: BaseException | None, kept: object) -> None:
+async def _aleave_block(block: WithBlock, error: BaseException | None, kept: object) -> None:
     lock: Lock = block.lock
     own = engine.acquisition_of(block)
     if error is None and own is not None and own.at_least == 0.0 and await own.arelease_at_once():

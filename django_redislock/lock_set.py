@@ -38,13 +38,7 @@ def _leave_block(
     block.lock._leave(engine.acquisition_of(block), Several.exit, error, "Use async with instead.")
 
 
-def _aleave_block(
-    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-) -> Any:
-    return _await_end(block, error, block.exit)
-
-
-async def _await_end(block: WithBlock, error: BaseException | None, kept: object) -> None:
+async def _aleave_block(block: WithBlock, error: BaseException | None, kept: object) -> None:
     await arun(block.lock._end(engine.acquisition_of(block), Several.exit, error))
 
 

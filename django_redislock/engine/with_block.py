@@ -84,15 +84,21 @@ class WithBlock:
 
 
 class ExitMethod:
-    """``__exit__`` of a lock, as a descriptor. ``function`` takes a :class:`WithBlock` instead of self."""
+    """``__exit__`` of a lock, as a descriptor. ``function`` takes a :class:`WithBlock` instead of self.
+
+    ``awaited``: ``__aexit__``, and a coroutine function that takes the block, the error, and what it has to keep.
+    """
 
     def __init__(self, function: Callable[..., Any], *, awaited: bool = False) -> None:
+        def begin(block: WithBlock, kind: object, error: object, traceback: object) -> Any:
+            return function(block, error, block.exit)
+
         def of_class(lock: Any, *args: Any) -> Any:
             block = WithBlock()
             block.lock, block._exit = lock, lambda: None
-            return function(block, *args)
+            return self._function(block, *args)
 
-        self._function = function
+        self._function = begin if awaited else function
         self._of_class: Callable[..., Any] = twin(of_class) if awaited else of_class
 
     def __get__(self, lock: Any, kind: type | None = None) -> Callable[..., Any]:
