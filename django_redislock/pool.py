@@ -22,7 +22,6 @@ from .lock import Lock
 from .options import AcquireOptions, LockOptions, read_options
 from .store.calls_once import change_members, count_members, has_member, replace_members
 from .store.lock_store import Partition
-from .store.records import Keys, make_keys
 from .store.stores import get_partition
 
 if TYPE_CHECKING:
@@ -327,9 +326,9 @@ class LockPool:
     def _partition(self) -> Partition:
         return get_partition(self.using, pool_name(self.name))
 
-    def _location(self) -> tuple[Partition, Keys, str]:
-        partition, pool = self._partition(), pool_name(self.name)
-        return partition, make_keys(partition.prefix, pool), pool
+    def _location(self) -> tuple[Partition, str]:
+        pool = pool_name(self.name)
+        return get_partition(self.using, pool), pool
 
     def _contains(self, key: object) -> Steps[bool]:
         if not isinstance(key, str):

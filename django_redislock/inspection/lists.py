@@ -141,7 +141,7 @@ class PoolInfo:
 def read_keys(partition: Partition, name: str) -> Steps[list[str]]:
     """The members of the pool, by name; one round trip."""
     pool = pool_name(name)
-    members = yield from read_members(partition, make_keys(partition.prefix, pool), pool)
+    members = yield from read_members(partition, pool)
     return [unquoted(check_member(partition, pool, raw)) for raw in members]
 
 

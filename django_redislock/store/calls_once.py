@@ -18,7 +18,7 @@ from ..base.steps import Steps
 from ..base.times import NEVER, Deadline
 from ..exceptions import LockUnavailable
 from .lock_store import Partition
-from .records import Keys, pools_key
+from .records import make_keys, pools_key
 from .retry import call
 from .scripts import Script
 
@@ -54,26 +54,27 @@ BATCH = 250  # members in one step, so that none keeps Redis for longer than a f
 _MEMBERS = Script("members", "member")
 
 
-def change_members(partition: Partition, keys: Keys, pool: str, how: str, members: Sequence[str]) -> Steps[int]:
+def change_members(partition: Partition, pool: str, how: str, members: Sequence[str]) -> Steps[int]:
     """Add members to the pool or remove them (``how``), BATCH at a time; return how many were added or removed."""
     changed = 0
     for start in range(0, len(members), BATCH):
-        changed += yield from _step(partition, keys, pool, how, *members[start : start + BATCH])
+        changed += yield from _step(partition, pool, how, *members[start : start + BATCH])
     return changed
 
 
-def replace_members(partition: Partition, keys: Keys, pool: str, members: Sequence[str]) -> Steps[int]:
+def replace_members(partition: Partition, pool: str, members: Sequence[str]) -> Steps[int]:
     """Replace all members by these in one step; return how many are new."""
     staged = secrets.token_urlsafe(12)
     new = 0
     for start in range(0, len(members), BATCH):
-        new += yield from _step(partition, keys, pool, "stage", *members[start : start + BATCH], staged=staged)
-    yield from _step(partition, keys, pool, "switch", str(len(members)), staged=staged)
+        new += yield from _step(partition, pool, "stage", *members[start : start + BATCH], staged=staged)
+    yield from _step(partition, pool, "switch", str(len(members)), staged=staged)
     return new
 
 
-def _step(partition: Partition, keys: Keys, pool: str, how: str, *words: str, staged: str = "none") -> Steps[int]:
+def _step(partition: Partition, pool: str, how: str, *words: str, staged: str = "none") -> Steps[int]:
     """One step, and as many calls as it takes to hand out what it has made free."""
+    keys = make_keys(partition.prefix, pool)
     into = (f"{partition.prefix}next_{which}:{staged}" for which in ("members", "fresh"))
     declared = (*keys.declared, *into, pools_key(partition.prefix))
 
@@ -88,20 +89,20 @@ def _step(partition: Partition, keys: Keys, pool: str, how: str, *words: str, st
     return changed
 
 
-def read_members(partition: Partition, keys: Keys, pool: str) -> Steps[list[bytes]]:
+def read_members(partition: Partition, pool: str) -> Steps[list[bytes]]:
     """All members, by name."""
-    return (yield from _read(partition, pool, "ZRANGE", keys.members, "0", "-1"))  # type: ignore[no-any-return]
+    return (yield from _read(partition, pool, "ZRANGE", "0", "-1"))  # type: ignore[no-any-return]
 
 
-def count_members(partition: Partition, keys: Keys, pool: str, *, deadline: Deadline = NEVER) -> Steps[int]:
-    """``until``, ``by``: see retry.py."""
-    return (yield from _read(partition, pool, "ZCARD", keys.members, deadline=deadline))  # type: ignore[no-any-return]
+def count_members(partition: Partition, pool: str, *, deadline: Deadline = NEVER) -> Steps[int]:
+    return (yield from _read(partition, pool, "ZCARD", deadline=deadline))  # type: ignore[no-any-return]
 
 
-def has_member(partition: Partition, keys: Keys, pool: str, member: str) -> Steps[bool]:
-    return (yield from _read(partition, pool, "ZSCORE", keys.members, member)) is not None
+def has_member(partition: Partition, pool: str, member: str) -> Steps[bool]:
+    return (yield from _read(partition, pool, "ZSCORE", member)) is not None
 
 
-def _read(partition: Partition, pool: str, *command: str, deadline: Deadline = NEVER) -> Steps[Any]:
+def _read(partition: Partition, pool: str, verb: str, *words: str, deadline: Deadline = NEVER) -> Steps[Any]:
+    command = verb, make_keys(partition.prefix, pool).members, *words
     reply = yield from call(partition, command, pool, deadline=deadline)
     return reply.answer
