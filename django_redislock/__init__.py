@@ -39,7 +39,8 @@ else:
         "inspection.info": "LockInfo LockStatus SuspensionInfo WaiterInfo "
         "aforce_release aget_lock force_release get_lock",
         "inspection.lists": "PoolInfo PoolSummary alist_locks alist_pools list_locks list_pools",
-        "jobs": "LockedCommand locked",
+        "jobs.locked": "locked",
+        "jobs.locked_command": "LockedCommand",
         "leadership": "leader",
         "lock": "FairLock Lock",
         "lock_set": "LockSet",
