@@ -68,25 +68,19 @@ class Semaphore(Lock):
         """Raises TypeError: a permit belongs to whoever has acquired it."""
         self._refuse("detach")
 
-    def adetach(self, ttl: Seconds | None = None) -> NoReturn:
-        """See detach()."""
-        self._refuse("detach")
+    adetach = detach
 
     def claim(self, using: str = "") -> NoReturn:
         """Raises TypeError: a fence in the database lets one holder after the other write, not several at once."""
         self._refuse("claim")
 
-    def aclaim(self, using: str = "") -> NoReturn:
-        """See claim()."""
-        self._refuse("claim")
+    aclaim = claim
 
     def suspend(self, seconds: Seconds, note: str = "") -> NoReturn:
         """Raises TypeError. To keep everybody out, acquire all permits."""
         self._refuse("suspend")
 
-    def asuspend(self, seconds: Seconds, note: str = "") -> NoReturn:
-        """See suspend()."""
-        self._refuse("suspend")
+    asuspend = suspend
 
     @property
     def token(self) -> None:
