@@ -5,7 +5,6 @@ Most of this module is docstrings: they are the reference, for sync and async ca
 
 from __future__ import annotations
 
-import sys
 from asyncio import _get_running_loop
 from collections.abc import Coroutine
 from types import TracebackType
@@ -17,7 +16,6 @@ from django.db import DEFAULT_DB_ALIAS
 
 from . import engine
 from .base.display import refuse_arguments, takes_by_name
-from .base.log import is_ours
 from .base.name_templates import warn_of_fields
 from .base.names import SEMAPHORE, check_name, check_token, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
@@ -159,7 +157,7 @@ class Lock:
         self.name: str = check_name(name)
         if name.startswith(SEMAPHORE):
             refuse_semaphore(name)
-        if "{" in name and not is_ours(sys._getframe(1)):  # ours are made of templates: "{{pk}}" is "{pk}" by now
+        if "{" in name:
             warn_of_fields(name)
         self._options = read_options(options, "Lock()", beside=["token"], wrong=wrong)
         self._token = None if token is None else check_token(token)

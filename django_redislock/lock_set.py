@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
@@ -14,7 +13,6 @@ from django.db import DEFAULT_DB_ALIAS
 
 from . import engine
 from .base.display import refuse_arguments, shown, takes_by_name
-from .base.log import is_ours
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
@@ -70,7 +68,7 @@ class LockSet:
             if not isinstance(name, str):
                 hint = ", LockSet(*names) if they are in a list" if isinstance(name, (list, tuple)) else ""
                 raise TypeError(f"LockSet() takes the names of locks{hint}, not {shown(name)}.")
-            if "{" in check_name(name) and not is_ours(sys._getframe(1)):
+            if "{" in check_name(name):
                 warn_of_fields(name)
         self._make(dict.fromkeys(names, options.get("template", "")), options)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from .base.display import takes_by_name
-from .base.log import is_ours
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, known_as, semaphore_name
 from .base.steps import Steps
@@ -47,7 +45,7 @@ class Semaphore(Lock):
     @takes_by_name
     def __init__(self, name: str, *wrong: NoReturn, limit: int, **options: Unpack[SemaphoreOptions]) -> None:
         self.name: str = check_name(semaphore_name(check_name(name, "semaphore")), "semaphore")
-        if "{" in name and not is_ours(sys._getframe(1)):
+        if "{" in name:
             warn_of_fields(name)
         every: LimitedOptions = {**options, "limit": check_limit(limit)}
         self._options = read_options(every, "Semaphore()", LimitedOptions, wrong=wrong, number="limit")

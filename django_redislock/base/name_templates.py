@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 import string
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .display import shown
-from .log import warn
+from .log import is_ours, warn
 from .names import MAX_NAME_BYTES, capped_name, lock_digest, quote
 
 DIGEST = "digest"  # the format that stands for lock_digest()
@@ -25,8 +26,11 @@ def has_fields(text: str) -> bool:
 
 
 def warn_of_fields(name: str) -> None:
-    """Warn of a ``name`` that looks like a template where it is none."""
-    if has_fields(name):
+    """Warn of a ``name`` that looks like a template where it is none. For constructors.
+
+    Names that our own code gives them are made of templates, or typed in a shell: "{{pk}}" is "{pk}" by now.
+    """
+    if has_fields(name) and not is_ours(sys._getframe(2)):
         warn(f"Lock({name!r}) locks this very name: only decorators fill templates. Use lock_name() or an f-string.")
 
 
