@@ -59,20 +59,18 @@ class Output:
             raise EOFError from error
 
 
-def _write(stream: OutputWrapper, text: str, ending: str | None = None) -> None:
+def _write(stream: OutputWrapper, text: str, ending: str = "\n") -> None:
     """Print ``text``; characters that the terminal's encoding lacks are escaped. A closed stream gets nothing."""
     if stream._out is None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    known = text.encode(encoding, "backslashreplace").decode(encoding)
+    data = (text if text.endswith(ending) else text + ending).encode(encoding, "backslashreplace")
     raw = getattr(stream, "buffer", None)
     if isinstance(raw, io.RawIOBase):
         stream.flush()
-        whole = io.StringIO()
-        OutputWrapper(whole, stream.ending).write(known, style_func=str, ending=ending)
-        _write_all(raw, whole.getvalue().encode(encoding))
+        _write_all(raw, data)
         return
-    stream.write(known, style_func=str, ending=ending)
+    stream.write(data.decode(encoding), style_func=str, ending="")
     stream.flush()
 
 
