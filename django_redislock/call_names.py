@@ -35,10 +35,10 @@ class CallTexts:
     """
 
     def __init__(self, name: Names | None, note: str = "", token: str | None = None) -> None:
-        several = name if are_several(name) else None
-        self._names = [_maker(name)] if several is None else [_maker(one) for one in several]
+        names = name if are_several(name) else [name]
+        self._names = [_maker(one) for one in names]
         # what the names are made of, where there are several
-        self._written = [""] if several is None else [template_of(one) for one in several]
+        self._written = [template_of(one) for one in names] if are_several(name) else [""]
         self._note = Template(note, "note")
         self._token = None if token is None else Template(token, "token")
         for made in self._names:
