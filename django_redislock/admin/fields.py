@@ -165,9 +165,9 @@ class LockFields:
     def describe(self, lock: HeldLock) -> str:
         return gettext("%(name)s, held for %(duration)s by %(owner)s, %(waiters)d waiting") % {
             "name": _name(lock),
-            "duration": duration(lock.held_for or 0, gettext),
+            "duration": duration(lock.held_for, gettext),
             "owner": printable(lock.owner),
-            "waiters": 0 if lock.info is None else _info(lock).waiters + _info(lock).pool_waiters,
+            "waiters": _info(lock).waiters + _info(lock).pool_waiters,
         }
 
 
