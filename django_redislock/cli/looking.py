@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from datetime import datetime
 from shutil import get_terminal_size
 from typing import Any, TypeVar
@@ -96,7 +95,7 @@ def show_pool(output: Output, *, name: str | None, format: str, using: str | Non
     found = {alias: pool for alias, pool in found.items() if pool.members or pool.waiters or pool.locks}
     if found:
         pool = _the_only(found)
-        facts = {"alias": next(iter(found)), **{field.name: getattr(pool, field.name) for field in fields(pool)}}
+        facts = {"alias": next(iter(found)), **vars(pool)}
         output.say(as_json(facts) if format == "json" else pool_portrait(pool))
     if not any(pool.members for pool in found.values()):
         raise CommandError(f"The pool {printable(name)} has no members.")
