@@ -1,7 +1,7 @@
 """Claiming: a lock's fence is written into the database, in the transaction that does the work under the lock.
 
 ``begin`` does BEGIN and claim as one step: what begins here is a transaction that nobody younger has overtaken.
-``prune_fences`` forgets names that nobody has claimed for long.
+``prune`` forgets names that nobody has claimed for long.
 """
 
 from __future__ import annotations
