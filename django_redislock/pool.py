@@ -302,13 +302,13 @@ class LockPool:
 
     def _explained(self, refusal: LockNotAcquired) -> Steps[LockNotAcquired]:
         """Say that the pool has no members where none was held, so that no other refusal costs a round trip more."""
-        text, none_is_free, _ = str(refusal).partition("none is free")
-        if refusal.busy_for != NONE_HELD or not none_is_free:
+        if refusal.busy_for != NONE_HELD or refusal.outcome == "full":
             return refusal
         try:
             members = yield from count_members(*self._location(), deadline=Deadline.after(0))
         except LockUnavailable:
             return refusal
+        text = str(refusal).removesuffix("none is free.")
         return refusal if members else refusal.in_words(f"{text}it has no members.")
 
     def _quoted(self, keys: Iterable[str]) -> list[str]:
