@@ -23,7 +23,7 @@ from .base.times import Seconds, seconds, ttl_seconds
 from .conf import conf
 from .engine import Acquisition, Lease, WithBlock, caller, find, holds, twin
 from .exceptions import LockError, LockNotOwned
-from .fencing import claim
+from .fencing.claim import claim
 from .inspection.info import LockInfo, LockStatus, inspect, read_status, resume, suspend
 from .open_transactions import warn_of_release
 from .options import LockOptions, check_timeout, read_options

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .base.display import printable
 from .conf import conf
-from .fencing import TABLE
+from .fencing.table import TABLE
 from .inspection.info import LockInfo
 
 # No name has this character: it stands between an alias and a name. It also follows a name that is . or .. and has no

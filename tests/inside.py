@@ -1003,7 +1003,7 @@ def page(*order: str, words: str = "", using: str | None = None) -> Any:
     return SimpleNamespace(locks=locks, total=len(everyone))
 
 
-_claim: Any = import_module("django_redislock.fencing.claim")  # the package has a function of this name
+_claim: Any = import_module("django_redislock.fencing.claim")
 
 
 def on_claim(

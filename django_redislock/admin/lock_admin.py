@@ -25,7 +25,7 @@ from ..base.display import printable
 from ..base.names import is_name
 from ..base.steps import run
 from ..exceptions import LockUnavailable
-from ..fencing import MARK
+from ..fencing.table import MARK
 from ..inspection.info import LockInfo, force_release, get_lock
 from ..inspection.lists import read_matching
 from ..models import Fence, HeldLock

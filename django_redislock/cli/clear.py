@@ -17,7 +17,8 @@ from django.db import DatabaseError, connections
 from ..base.display import duration, printable
 from ..base.log import unprinted
 from ..exceptions import LockUnavailable
-from ..fencing import is_missing, prune, remedy
+from ..fencing.claim import is_missing, prune
+from ..fencing.table import remedy
 from ..inspection.info import LockInfo, force_release
 from ..inspection.lists import list_everywhere
 from ..store.lock_store import LockStore

@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from .claim import Pruned, begin, claim, is_missing, open_together, prune
+from .claim import prune
 from .field import FencedManager, FencedQuerySet, FenceField
-from .table import MARK, TABLE, remedy
 
-__all__ = [
-    "MARK",
-    "TABLE",
-    "FenceField",
-    "FencedManager",
-    "FencedQuerySet",
-    "Pruned",
-    "begin",
-    "claim",
-    "is_missing",
-    "open_together",
-    "prune",
-    "remedy",
-]
+__all__ = ["FenceField", "FencedManager", "FencedQuerySet", "prune"]

@@ -25,7 +25,7 @@ from ..call_names import (
     wraps,
 )
 from ..engine import around, make_acquisition
-from ..fencing import begin
+from ..fencing.claim import begin
 from ..open_transactions import open_aliases, warn_of_release
 from ..options import SectionOptions, SetOptions, check_kind, mark_locked, read_options
 

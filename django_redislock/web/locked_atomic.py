@@ -28,7 +28,7 @@ from ..call_names import (
 )
 from ..engine import ExitMethod, WithBlock, block_of
 from ..exceptions import LockLost
-from ..fencing import begin
+from ..fencing.claim import begin
 from ..lock import Lock
 from ..lock_set import LockSet
 from ..open_transactions import in_atomic_block

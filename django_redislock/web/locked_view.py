@@ -29,7 +29,7 @@ from ..call_names import (
 )
 from ..engine import Acquisition, Frame, Several, make_acquisition
 from ..exceptions import LockLost, LockUnavailable
-from ..fencing import begin, open_together
+from ..fencing.claim import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
 from ..options import (
     LimitedOptions,
