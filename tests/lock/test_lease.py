@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
-from time import sleep
+from time import sleep, time
 from typing import Any
 
 import pytest
@@ -270,6 +270,7 @@ def test_info_tells_who_holds_and_who_waits_in_order(crowd: Crowd, using: str, e
     assert (info.name, info.fence, info.waiters, info.note) == (NAME, me.read(lambda: lock.fence), 3, "")
     assert info.owner == known_as(me)
     assert 0 <= info.held_for < GENEROUS
+    assert 0 <= time() - info.since.timestamp() < GENEROUS
     assert 100 - GENEROUS < info.lease_left <= 100
     assert [one.waited for one in info.queue] == sorted((one.waited for one in info.queue), reverse=True)
     token = me.read(lambda: lock.token)

@@ -268,6 +268,7 @@ SECTIONS: dict[str, Callable[[], object]] = {
     "acquire": take,
     "pool": take_member,
     "decorator": locked(NAME)(fail),
+    "decorator with a set": locked([NAME, "order:43"])(fail),
     "with a set": enter_set,
     "acquire a set": take_set,
     "cache.lock": enter_cache_lock,
