@@ -128,6 +128,8 @@ class LockFields:
     shown_owner = _field(_("owner"), lambda lock: printable(lock.owner), "owner")
     shown_held_for = _field(_("held for"), lambda lock: duration(lock.held_for, gettext), "held_for")
     shown_lease_left = _field(_("lease left"), _lease_left, "lease_left")
+    # as text: a fence is copied, so no language may put separators into it
+    shown_fence = _field(_("fence"), lambda lock: str(lock.fence), "fence")
     shown_waiters = _field(_("waiters"), _waiters, "waiters")
 
     # on the page of a lock
@@ -147,7 +149,7 @@ class LockFields:
         state = ("state",) if obj.info.status is LockStatus.ERROR or obj.info.suspension else ()
         note = ("note",) if obj.info.note else ()
         token = ("token_hint",) if obj.info.token_hint else ()
-        known = ("shown_owner", *note, "held_since", "expires", "fence", *token) if obj.fence else ("expires",)
+        known = ("shown_owner", *note, "held_since", "expires", "shown_fence", *token) if obj.fence else ("expires",)
         sections: list[tuple[Any, Any]] = [(None, {"fields": ("shown_name", *state, *known)})]
         if obj.info.limit is not None:
             sections = [(None, {"fields": ("shown_name",)}), (_("Holders"), {"fields": ("holders",)})]

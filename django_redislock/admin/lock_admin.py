@@ -65,7 +65,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         "shown_owner",
         "shown_held_for",
         "shown_lease_left",
-        "fence",
+        "shown_fence",
         "shown_waiters",
     )
     search_fields: ClassVar[tuple[str, ...]] = ("key", "owner")
@@ -331,14 +331,18 @@ def _fences(request: HttpRequest) -> dict[str, int]:
 class FenceAdmin(_ReadOnly, FenceModelAdmin):
     """``view`` is the only permission: a fence that is changed by hand can let a stale holder in."""
 
-    list_display: tuple[str, ...] = ("shown_name", "fence", "claimed")
-    fields: ClassVar[tuple[str, ...]] = ("shown_name", "fence", "claimed")
+    list_display: tuple[str, ...] = ("shown_name", "shown_fence", "claimed")
+    fields: ClassVar[tuple[str, ...]] = ("shown_name", "shown_fence", "claimed")
     search_fields: ClassVar[tuple[str, ...]] = ("name",)
     ordering: ClassVar[tuple[str, ...]] = ("-claimed",)
 
     @admin.display(description=_("name"), ordering="name")
     def shown_name(self, row: Fence) -> str:
         return printable(row.name)
+
+    @admin.display(description=_("fence"), ordering="fence")
+    def shown_fence(self, row: Fence) -> str:
+        return str(row.fence)  # see LockFields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Fence]:
         rows: QuerySet[Fence] = super().get_queryset(request).exclude(key=MARK)

@@ -149,10 +149,12 @@ def test_without_redis_the_pages_say_so_and_nothing_is_force_released(admin: Cli
     ],
 )
 def test_pages_are_in_the_users_language(language: str, words: Any, admin: Client, client: Any, settings: Any) -> None:
-    settings.LANGUAGE_CODE = language
+    settings.LANGUAGE_CODE, settings.USE_THOUSAND_SEPARATOR = language, True
     put(client, "a", since=7500)
-    page = "".join(admin.get(path).content.decode() for path in (LIST, url("change", "a")))
-    assert [word for word in words if word.lower() not in page.lower()] == []
+    fence = get_lock("a").fence  # type: ignore[union-attr]
+    pages = [admin.get(path).content.decode() for path in (LIST, url("change", "a"))]
+    assert [word for word in words if word.lower() not in "".join(pages).lower()] == []
+    assert [page.count(f">{fence}<") for page in pages] == [1, 1]  # for people to copy
 
 
 def test_pages_and_columns_to_sort_by_and_odd_parameters_break_nothing(admin: Client, client: redis.Redis) -> None:
