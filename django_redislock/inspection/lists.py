@@ -9,7 +9,7 @@ from ..base.names import SEMAPHORE, is_name, known_as, matcher, member_name, poo
 from ..base.steps import Steps, arun, run_blocking
 from ..store.calls_once import read_members
 from ..store.lock_store import Partition
-from ..store.reading import read_all, read_index, read_values, together
+from ..store.reading import read_all, read_values, together
 from ..store.records import check_member, make_keys, pools_key
 from ..store.stores import get_store, get_stores
 from ..store.wire import Command
@@ -59,9 +59,10 @@ def read_matching(partitions: Sequence[Partition], matches: Callable[[str], obje
 
 
 def _read_matching(partition: Partition, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
-    _, index = yield from read_index(partition)
     # those whose time is up, too: they have expired, or never will
-    listed = [name for name, _ in index if is_name(name) and matches(name)]
+    _, (index,) = yield from read_all(partition, [("ZRANGE", f"{partition.prefix}index", "0", "-1")])
+    known = [raw.decode(errors="replace") for raw in index]
+    listed = [name for name in known if is_name(name) and matches(name)]
     names = [name for name in listed if not name.startswith(SEMAPHORE)]
     semaphores = [name for name in listed if name.startswith(SEMAPHORE)]
     locks = [info for info, _ in (yield from read_semaphores(partition, semaphores))]

@@ -85,16 +85,6 @@ def read_all(partition: Partition, reads: Sequence[Command], sizes: Sequence[str
     return int(seconds) * 1_000_000 + int(more), [0 if isinstance(each, Exception) else each for each in others]
 
 
-def read_index(partition: Partition) -> Steps[tuple[int, list[tuple[str, float]]]]:
-    """The server's time, and the locks that are held or were until lately, with the ends of their leases.
-
-    Both in microseconds; one round trip.
-    """
-    us, (index,) = yield from read_all(partition, [("ZRANGE", f"{partition.prefix}index", "0", "-1", "WITHSCORES")])
-    names = (name.decode(errors="replace") for name in index[::2])
-    return us, list(zip(names, map(float, index[1::2]), strict=True))
-
-
 def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """BATCH at a time: Redis serves nobody else during one long MGET."""
     return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
