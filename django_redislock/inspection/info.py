@@ -254,7 +254,7 @@ def read_statuses(partition: Partition, names: Sequence[str], ids: Sequence[str 
     if not names:
         return []
     keys = [make_keys(partition.prefix, name) for name in names]
-    _, found, _ = yield from read_values(partition, keys, lefts=True)
+    _, found, _ = yield from read_values(partition, keys)
     return [_status_of(each, id) for each, id in zip(found, ids, strict=True)]
 
 

@@ -70,10 +70,9 @@ def _read_matching(partition: Partition, matches: Callable[[str], object]) -> St
         return locks
     keys = [make_keys(partition.prefix, name) for name in names]
     queues = dict.fromkeys(queue for key in keys for queue in (key.queue, key.line) if queue)
-    us, found, counts = yield from read_values(partition, keys, lefts=True, sizes=list(queues))
+    us, found, counts = yield from read_values(partition, keys, sizes=list(queues))
     for name, key, each in zip(names, keys, found, strict=True):
         if each.value is not None:
-            assert each.left is not None
             own, pool = Queue(counts[key.queue]), Queue(counts.get(key.line, 0))
             locks.append(make_info(partition.alias, name, each.value, us, each.left, own, pool))
     return locks

@@ -22,44 +22,43 @@ BATCH = 1000
 
 
 class Found(NamedTuple):
-    """The value of a lock (None: it is free), and ``left``: seconds of lease, infinite if endless, None if not read."""
+    """The value of a lock (None: it is free), and ``left``: seconds of lease, infinite if endless."""
 
     value: bytes | None
-    left: float | None = None
+    left: float
 
 
 def read_values(
-    partition: Partition, keys: Sequence[Keys], *, lefts: bool = False, sizes: Sequence[str] = ()
+    partition: Partition, keys: Sequence[Keys], *, sizes: Sequence[str] = ()
 ) -> Steps[tuple[int, list[Found], dict[str, int]]]:
-    """The server's time (microseconds), the values of these locks, and the sizes of these sorted sets; one round trip.
+    """The server's time (microseconds), these locks, and the sizes of these sorted sets; one round trip.
 
-    ``lefts``: read the seconds of lease as well. A size is 0 where the key is of another type.
+    A size is 0 where the key is of another type.
     """
     plain = [i for i, key in enumerate(keys) if key.member is None]
     pools: dict[str, list[int]] = defaultdict(list)
     for i, key in enumerate(keys):
         if key.member is not None:
             pools[key.lock].append(i)
-    reads: list[tuple[Sequence[int], list[Command]]] = [
-        (batch, [("MGET", *(keys[i].lock for i in batch))]) for batch in batches(plain)
-    ]
-    for members in pools.values():
-        for batch in batches(members):
-            names = [keys[i].member or "" for i in batch]
-            held, busy = keys[batch[0]].lock, keys[batch[0]].busy
-            reads.append((batch, [("HMGET", held, *names), ("ZMSCORE", busy, *names)]))
-    ends: list[Command] = [("PTTL", keys[i].lock) for i in plain] if lefts else []
-    commands = [*(command for _, some in reads for command in some), *ends]
+    in_plain = list(batches(plain))
+    in_pools = [batch for members in pools.values() for batch in batches(members)]
+    commands: list[Command] = []
+    for batch in in_plain:
+        locks = [keys[i].lock for i in batch]
+        commands += ("MGET", *locks), *(("PTTL", lock) for lock in locks)
+    for batch in in_pools:
+        names = [keys[i].member or "" for i in batch]
+        commands += ("HMGET", keys[batch[0]].lock, *names), ("ZMSCORE", keys[batch[0]].busy, *names)
     us, read = yield from read_all(partition, commands, sizes)
     answers = iter(read)
     found: dict[int, Found] = {}
-    for batch, some in reads:
-        values = next(answers)
-        scores: Sequence[bytes | None] = next(answers) if len(some) > 1 else ()
-        for position, i in enumerate(batch):
-            found[i] = _of_member(values[position], scores[position], us) if scores else Found(values[position])
-    for i, left in zip(plain if lefts else (), answers, strict=False):
-        found[i] = Found(found[i].value, math.inf if left == -1 else left / 1000)
+    for batch in in_plain:
+        for i, value in zip(batch, next(answers), strict=True):
+            left = next(answers)
+            found[i] = Found(value, math.inf if left == -1 else left / 1000)
+    for batch in in_pools:
+        for i, value, score in zip(batch, next(answers), next(answers), strict=True):
+            found[i] = _of_member(value, score, us)
     return us, [found[i] for i in range(len(keys))], dict(zip(sizes, answers, strict=True))
 
 
@@ -67,7 +66,7 @@ def _of_member(value: bytes | None, score: Any, us: int) -> Found:
     if score is None:
         return Found(value, math.inf)
     left = (float(score) - us) / 1e6
-    return Found(value, left) if left > 0 else Found(None)  # the value is still stored, but its lease is over
+    return Found(value if left > 0 else None, left)  # the value is still stored, but its lease is over
 
 
 def read_all(partition: Partition, reads: Sequence[Command], sizes: Sequence[str] = ()) -> Steps[tuple[int, list[Any]]]:
