@@ -53,7 +53,7 @@ def check_flag(value: Any, what: str, *others: None) -> Any:
 
 
 def _seconds_or_0(value: object, what: str) -> float:
-    return seconds(value, what, positive=False)
+    return seconds(value, what, least=0)
 
 
 def _patience(value: object, what: str) -> float:

@@ -90,7 +90,7 @@ class SectionOptions(LockOptions, total=False):
 
 
 def check_timeout(value: Seconds | None) -> float | None:
-    return None if value is None else seconds(value, "blocking_timeout", positive=False)
+    return None if value is None else seconds(value, "blocking_timeout", least=0)
 
 
 def check_limit(value: object, what: str = "limit") -> int:

@@ -28,16 +28,16 @@ def ttl_seconds(value: object, what: str) -> float:
     return seconds(value, what, least=SHORTEST_TTL)
 
 
-def seconds(value: object, what: str, *, positive: bool = True, least: float = 0.001) -> float:
-    """Return ``value`` (int, float, timedelta) in seconds; ``what`` names it in the error."""
+def seconds(value: object, what: str, *, least: float = 0.001) -> float:
+    """Return ``value`` (int, float, timedelta) in seconds, ``least`` or more; ``what`` names it in the error."""
     if isinstance(value, timedelta):
         number = value.total_seconds()
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         number = float(value) if abs(value) < 1e300 else math.inf
     else:
         raise TypeError(f"{what} must be seconds (int, float or timedelta), not {shown(value)}.")
-    if not math.isfinite(number) or number < (least if positive else 0):
-        bound = f"at least {least:g}" if positive else "0 or more"
+    if not math.isfinite(number) or number < least:
+        bound = f"at least {least:g}" if least else "0 or more"
         raise ValueError(f"{what} must be {bound} seconds and finite, not {shown(value)}.")
     if number > LONGEST:
         raise ValueError(f"{what} must be at most ten years, not {shown(value)}.")

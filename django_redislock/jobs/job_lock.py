@@ -162,7 +162,7 @@ class JobLock:
         self.from_enqueue: bool = lock_from == "enqueue"
         self.busy: str = busy
         self.queued_ttl: float = seconds(queued_ttl, "queued_ttl")
-        self.at_least: float = seconds(at_least, "at_least", positive=False)
+        self.at_least: float = seconds(at_least, "at_least", least=0)
         if checked.limit is not None and self.from_enqueue:
             raise ValueError(f"{what} was given a limit, and lock_from='enqueue': a permit cannot wait in a queue.")
         if self.at_least and busy == "merge":

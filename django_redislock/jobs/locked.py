@@ -88,7 +88,7 @@ def locked(
     checked = read_options(options, "locked()", known_options, beside=["at_least", "name", "token"], wrong=wrong)
     if token is not None and checked.limit is not None:
         raise ValueError("locked() takes no token with a limit: only a lock can be adopted.")
-    least = seconds(at_least, "at_least", positive=False)
+    least = seconds(at_least, "at_least", least=0)
     known = None if given is None else CallTexts(given, checked.note, token)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

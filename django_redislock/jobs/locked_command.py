@@ -103,7 +103,7 @@ class LockedCommand(BaseCommand):
         }
         every: Any = {**given, **self.lock_options}
         lock = Lock(name, **every) if self.lock_limit is None else Semaphore(name, limit=self.lock_limit, **every)
-        at_least = seconds(self.lock_at_least, "lock_at_least", positive=False)
+        at_least = seconds(self.lock_at_least, "lock_at_least", least=0)
         with ExitStack() as stack:
             stack.enter_context(status_kept(self))
             with quiet_when_busy(self, options.get("verbosity", 1)):

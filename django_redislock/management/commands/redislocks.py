@@ -152,7 +152,7 @@ def _add_subcommands(parser: CommandParser) -> None:
         return added
 
     lock_name = _valid(check_name)
-    time: dict[str, Any] = {"metavar": "SECONDS", "type": _valid(partial(_seconds, partial(seconds, positive=False)))}
+    time: dict[str, Any] = {"metavar": "SECONDS", "type": _valid(partial(_seconds, partial(seconds, least=0)))}
 
     add = subcommand("list", show_list, format=True).add_argument
     add("pattern", metavar="PATTERN", nargs="?", default="*", help="Shell-style pattern of names, e.g. 'order:*'.")
