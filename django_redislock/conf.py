@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
@@ -52,8 +52,7 @@ def check_flag(value: Any, what: str, *others: None) -> Any:
     return value
 
 
-def _seconds_or_0(value: object, what: str) -> float:
-    return seconds(value, what, least=0)
+_seconds_or_0 = partial(seconds, least=0)
 
 
 def _patience(value: object, what: str) -> float:
@@ -142,7 +141,7 @@ class Conf:
 
     CACHE: str = _setting("default", _text)
     CLUSTER: bool | tuple[str, ...] = _setting(False, _cluster)
-    MAX_CONNECTIONS: int = _setting(16, lambda value, what: check_count(value, what, 2))
+    MAX_CONNECTIONS: int = _setting(16, partial(check_count, least=2))
     REQUIRE_REDIS: bool = _setting(False, check_flag)
     TTL: float = _setting(30.0, ttl_seconds)
     TTLS: Mapping[str, float] = _setting({}, _by_pattern(ttl_seconds, "seconds"))
@@ -158,13 +157,13 @@ class Conf:
     VIEW_STATUS: int = _setting(423, _status)
     VIEW_ON_CONFLICT: str | None = _setting(None, _or_none(_text))
     VIEW_OWNER: str | None = _setting("django_redislock.web.request_owner", _or_none(_text))
-    VIEW_MAX_RETRY_AFTER: int = _setting(30, lambda value, what: check_count(value, what, 1))
+    VIEW_MAX_RETRY_AFTER: int = _setting(30, partial(check_count, least=1))
     VIEW_UNAVAILABLE_STATUS: int | None = _setting(None, _or_none(_status))
     RELEASE_IN_TRANSACTION: str = _setting("warn", _reaction)
     FENCED: tuple[str, ...] = _setting((), _patterns)
     FENCE_TIMEOUT: float | None = _setting(10.0, _or_none(seconds))
     ALSO_LOCK: AlsoLock | None = _setting(None, _or_none(_also_lock))  # noqa: RUF009
-    MAX_VALUE_BYTES: int = _setting(1_000_000, lambda value, what: check_count(value, what, 32))  # all numbers fit
+    MAX_VALUE_BYTES: int = _setting(1_000_000, partial(check_count, least=32))  # all numbers fit
 
     def ttl_of(self, name: str) -> float:
         """The TTL for a lock of this name, in seconds: the first matching pattern of TTLS, else TTL."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, Literal, TypedDict, get_type_hints
 
 from asgiref.sync import iscoroutinefunction
@@ -158,7 +158,7 @@ class Options:
 
     ttl: float | None = _option(None, ttl_seconds)
     blocking: bool = _option(True, check_flag)
-    blocking_timeout: float | None = _option(None, lambda value, what: check_timeout(value))
+    blocking_timeout: float | None = _option(None, partial(seconds, least=0))
     auto_renew: bool | None = _option(None, lambda value, what: check_flag(value, what, None))
     max_hold: float | None = _option(None, seconds)
     reentrant: bool = _option(False, check_flag)
