@@ -204,12 +204,3 @@ def named(name: str) -> dict[str, str]:
     """``name`` as a fact of an event in the log: ``name`` itself, or the ``pool``."""
     noun, known = known_as(name)
     return {"pool": known} if noun == "pool" else {"name": name}
-
-
-def read_member(pool: str, raw: bytes) -> str | None:
-    """A member of ``pool`` as Redis holds it, still quoted; None for what we cannot have written."""
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        return None
-    return text if quote(unquoted(text)) == text and is_name(f"{pool}{text}") else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
 from ..base.display import Secret, shown
-from ..base.names import SEMAPHORE, known_as, read_member, split_member
+from ..base.names import SEMAPHORE, is_name, known_as, quote, split_member, unquoted
 from ..exceptions import LockError
 from .lock_store import Partition
 
@@ -138,9 +139,10 @@ def split_owner(text: bytes) -> tuple[str, str]:
 
 def check_member(partition: Partition, pool: str, raw: bytes) -> str:
     """The member ``raw`` of ``pool``, quoted. Raises LockError for one that we cannot have written."""
-    found = read_member(pool, raw)
-    if found is not None:
-        return found
+    with suppress(UnicodeDecodeError):
+        text = raw.decode()
+        if quote(unquoted(text)) == text and is_name(f"{pool}{text}"):
+            return text
     raise LockError(
         f"Somebody else has written {shown(raw)} into the keys {f'{partition.prefix}members:{pool}'!r} or "
         f"{f'{partition.prefix}free:{pool}'!r}: that is not a member of a pool. Remove it (ZREM), or "
