@@ -21,7 +21,7 @@ from ..signals import lock_force_released, sending
 from ..store import calls
 from ..store.lock_store import Partition
 from ..store.reading import Found, batches, read_all, read_values
-from ..store.records import make_keys, parse_holder, parse_waiter, shown_holder
+from ..store.records import UNKNOWN, Holder, make_keys, parse_holder, parse_waiter
 from ..store.stores import get_partition
 from ..store.wire import Command
 
@@ -153,7 +153,7 @@ def make_info(
     planned: SuspensionInfo | None = None,
 ) -> LockInfo:
     """``left``: seconds of lease. ``planned``: the suspension that begins when the holder's lock ends."""
-    holder = shown_holder(value, us)
+    holder = parse_holder(value) or Holder("", "", 0, us, UNKNOWN, "")  # a foreign value
     lease_left = left if left == math.inf else min(max(0.0, left), LONGEST)
     return LockInfo(
         name=name,

@@ -120,11 +120,6 @@ def parse_holder(value: bytes | None) -> Holder | None:
     return Holder(*secrets, *numbers, *split_owner(found[7]), flag == "s", flag in ("h", "p"))
 
 
-def shown_holder(value: bytes, us: int) -> Holder:
-    """Whoever holds a lock with this ``value``, even if the scripts did not write it. ``us``: the server's time."""
-    return parse_holder(value) or Holder("", "", 0, us, UNKNOWN, "")
-
-
 def parse_waiter(entry: bytes | None) -> tuple[str, str]:
     """Owner and note of a waiter (piece ``queue``)."""
     found = _ENTRY.fullmatch(entry or b"")
