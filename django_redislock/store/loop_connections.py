@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.times import Alarm, is_frozen, monotonic
 from .node import AbortableConnection, Node
-from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Idle, Slot, find, surplus, taken
+from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Slot, find, surplus, taken
 from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack, with_address
 
 # The order in which waiting coroutines get a connection: a holder must be able to release, and newcomers must not
@@ -89,7 +89,7 @@ class _Limit:
             self._alarm = Alarm(self._loop, 0.1, self._strike)  # it may just have been connected
 
 
-class LoopSlot(Slot[AbortableConnection]):
+class LoopSlot(Slot):
     """A connection of coroutines, with its limit."""
 
     __slots__ = ("limit",)
@@ -104,7 +104,7 @@ class LoopConnections:
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
-        self.idle: Idle[AbortableConnection] = deque()
+        self.idle: deque[LoopSlot] = deque()
         self._loans: set[weakref.ref[Loan]] = set()
         # coroutines that wait for a connection, by urgency
         self._queues: tuple[deque[Loan], ...] = (deque(), deque(), deque())
@@ -175,10 +175,9 @@ class LoopConnections:
     def _take(self, node: Node) -> LoopSlot | None:
         """An unused connection to ``node``."""
         try:
-            slot: Any = self.idle.pop() if self.idle[-1].node is node else find(self.idle, node)
+            return self.idle.pop() if self.idle[-1].node is node else find(self.idle, node)
         except IndexError:
             return None
-        return slot  # type: ignore[no-any-return]
 
     async def _connected(self, slot: LoopSlot | None, node: Node, seconds: float) -> LoopSlot:
         """This unused connection if it is in order, else a new one."""

@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from redis.connection import Connection
 
@@ -17,7 +17,7 @@ from .aliases import RedisConfig
 from .node import Node
 from .wire import CONNECTION_ERRORS, Command, NotAsked, begins, exchange, let_the_system_wait
 
-C = TypeVar("C")  # a connection
+S = TypeVar("S", bound="Slot")
 
 PATIENCE = 20.0  # seconds to wait for a connection
 IDLE = 0.005  # seconds unused after which a connection is checked before it is used again
@@ -25,18 +25,15 @@ CHECK_EVERY = 0.05  # seconds, while waiting for a connection
 IDLE_FOR = 30.0  # seconds after which an unused connection is closed
 
 
-class Slot(Generic[C]):
+class Slot:
     """The right to have a connection, and the connection: it counts for as long as this object exists."""
 
     __slots__ = ("__weakref__", "connection", "node", "used")
 
-    def __init__(self, node: Node | None = None, connection: C | None = None, used: float = 0.0) -> None:
+    def __init__(self, node: Node | None = None, connection: Any = None) -> None:
         self.node: Node | None = node
         self.connection: Any = connection
-        self.used: float = used  # when last (monotonic)
-
-
-Idle = deque[Slot[C]]  # the unused connections; the right end is the one in use
+        self.used: float = 0.0  # when last (monotonic)
 
 
 class ThreadConnections:
@@ -51,9 +48,9 @@ class ThreadConnections:
         self._bound = bound
         self._memory = config.memory
         self._timeout = config.timeout
-        self.idle: Idle[Connection] = deque()
+        self.idle: deque[Slot] = deque()  # the right end is the one in use
         # if an exception strikes anywhere, a slot that is in nobody's hands dies and leaves this set, in C code alone
-        self._slots: set[weakref.ref[Slot[Connection]]] = set()
+        self._slots: set[weakref.ref[Slot]] = set()
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
@@ -64,7 +61,7 @@ class ThreadConnections:
 
         Times are monotonic. ``by``: when to give up, if that is sooner than the timeouts of the connection.
         """
-        slot: Slot[Connection] | None = None  # while it is for this thread to give back
+        slot: Slot | None = None  # while it is for this thread to give back
         try:
             try:
                 slot = self.idle.pop()
@@ -92,9 +89,9 @@ class ThreadConnections:
             self._tell_waiting()
         return answers, sent
 
-    def _await_slot(self, by: float | None) -> Slot[Connection]:
+    def _await_slot(self, by: float | None) -> Slot:
         """Return an unused slot, or a new one as soon as the bound allows."""
-        slot: Slot[Connection] = Slot()
+        slot = Slot()
         give_up = 0.0
         with self._mutex:
             while len(self._slots) >= self._bound:
@@ -112,7 +109,7 @@ class ThreadConnections:
             self._slots.add(weakref.ref(slot, self._slots.discard))
         return slot
 
-    def _slot_for(self, slot: Slot[Connection], node: Node, by: float | None) -> Slot[Connection]:
+    def _slot_for(self, slot: Slot, node: Node, by: float | None) -> Slot:
         """Return ``slot`` if it is new; else it is another node's, and an unused slot of this one takes its place, or a
         new one, or where the bound allows none, that which was unused for longest."""
         if slot.node is None:
@@ -125,7 +122,7 @@ class ThreadConnections:
                 return self.idle.popleft()
         return self._await_slot(by)
 
-    def _connect(self, slot: Slot[Connection], node: Node, by: float | None) -> None:
+    def _connect(self, slot: Slot, node: Node, by: float | None) -> None:
         """Give it a new connection to ``node``, in place of a stale one, or another node's."""
         if slot.node is node:
             self.drop_idle(node)  # nor are those in order that were unused for longer
@@ -134,7 +131,7 @@ class ThreadConnections:
         slot.connection = self._make_connection(node, by)
         slot.node = node
 
-    def _break(self, slot: Slot[Connection]) -> None:
+    def _break(self, slot: Slot) -> None:
         """Close its connection, and give up the slot, even if the traceback of an error keeps it.
 
         An error that the server answered keeps the frames of all who called for it, and what they had in hand.
@@ -176,7 +173,7 @@ class ThreadConnections:
             self._break(oldest)
 
 
-def find(idle: Idle[C], node: Node) -> Slot[C]:
+def find(idle: deque[S], node: Node) -> S:
     """Take out the connection to ``node`` that was used last. IndexError: there is none."""
     for slot in reversed(idle.copy()):
         if slot.node is node:
@@ -186,14 +183,14 @@ def find(idle: Idle[C], node: Node) -> Slot[C]:
     raise IndexError
 
 
-def taken(idle: Idle[C], node: Node | None) -> Iterator[Slot[C]]:
+def taken(idle: deque[S], node: Node | None) -> Iterator[S]:
     """Take out the connections to ``node``; None: all."""
     with suppress(IndexError):
         while True:
             yield idle.pop() if node is None else find(idle, node)
 
 
-def surplus(idle: Idle[C], bound: int, loans: Collection[object], before: float = math.inf) -> Iterator[Slot[C]]:
+def surplus(idle: deque[S], bound: int, loans: Collection[object], before: float = math.inf) -> Iterator[S]:
     """Take out the connections unused for longest, while there are more than ``bound`` with those on loan.
 
     Only those last used ``before`` that time (monotonic).
