@@ -126,13 +126,11 @@ def _include(text: str, stored: str, pieces: dict[str, str]) -> str:
 
 def _pieces() -> dict[str, str]:
     """The text of each piece, by its name."""
-    return {name: piece for file in _PIECES for name, piece in _pieces_in(_text(f"pieces/{file}.lua"))}
-
-
-@cache
-def _pieces_in(text: str) -> list[tuple[str, str]]:
-    _, *parts = _PIECE.split(text)
-    return list(zip(parts[::2], parts[1::2], strict=True))
+    pieces: dict[str, str] = {}
+    for file in _PIECES:
+        _, *parts = _PIECE.split(_text(f"pieces/{file}.lua"))
+        pieces.update(zip(parts[::2], parts[1::2], strict=True))
+    return pieces
 
 
 @cache
