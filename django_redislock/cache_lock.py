@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
 
 import redis.exceptions
 
 from .base.display import Secret, SecretBytes, refuse_arguments, shown, takes_by_name
-from .base.names import check_name
+from .base.names import TOKEN_DIGEST, check_name, token_digest
 from .base.steps import run
 from .base.times import LONGEST, seconds, ttl_seconds
 from .engine import Acquisition, ExitMethod, WithBlock, block_of, release_by_token, renew, renew_by_token
@@ -30,8 +28,6 @@ from .options import Options, terms_of
 from .store.calls import BEARER, find_held, read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition, get_store
-
-DIGEST = 22  # characters, for 128 bits
 
 
 def encode_token(token: object) -> SecretBytes:
@@ -47,16 +43,12 @@ def make_token(given: bytes) -> Secret:
 
     Ours identifies the holder; redis-py's only permits a release, and several acquisitions may share it.
     """
-    return Secret(_digest(given) + secrets.token_urlsafe(16))
+    return Secret(token_digest(given) + secrets.token_urlsafe(16))
 
 
 def bears(token: bytes, stored: str) -> bool:
     """Return whether ``stored``, a token of ours, is ``token`` itself or was made for it."""
-    return token == stored.encode() or (len(stored) == 2 * DIGEST and stored.startswith(_digest(token)))
-
-
-def _digest(given: bytes) -> str:
-    return urlsafe_b64encode(sha256(given).digest()).decode()[:DIGEST]
+    return token == stored.encode() or (len(stored) == 2 * TOKEN_DIGEST and stored.startswith(token_digest(token)))
 
 
 class CacheLockUnavailable(LockUnavailable, redis.exceptions.ConnectionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from fnmatch import translate
 from functools import lru_cache
@@ -100,6 +101,14 @@ def check_token(token: str) -> Secret:
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise ValueError("A token must be a str of 22 to 128 characters from A-Z, a-z, 0-9, '_' and '-'.")
     return Secret(token)
+
+
+TOKEN_DIGEST = 22  # characters, for 128 bits
+
+
+def token_digest(token: bytes) -> str:
+    """By this, a token is recognised where it need not be learnt."""
+    return urlsafe_b64encode(sha256(token).digest()).decode()[:TOKEN_DIGEST]
 
 
 def _escape(sign: str) -> str:

@@ -8,16 +8,14 @@ neither our semaphores nor our pools. On a cluster it is in a slot of its own, s
 from __future__ import annotations
 
 import re
-from base64 import urlsafe_b64encode
-from hashlib import sha256
 from typing import Any
 
 from django.core.cache import caches
 from django.core.cache.backends.base import default_key_func
 from django.core.exceptions import ImproperlyConfigured
 
-from ..base.display import shown
-from ..base.names import unquoted
+from ..base.display import SecretBytes, shown
+from ..base.names import TOKEN_DIGEST, token_digest, unquoted
 from ..base.steps import Steps
 from ..base.times import NEVER, Deadline
 from ..conf import AlsoLock, conf, import_function
@@ -28,19 +26,17 @@ from .retry import call
 from .stores import get_store
 from .wire import Command
 
-DIGEST = 22  # characters, for 128 bits
-
 # KEYS: the key, python-redis-lock's signal; ARGV: what to do, the value, ms; returns 1 if it is held now, or was until
 # now. By the first half of the value, an adopted lock takes it over; by the second, it is that very acquisition's.
 # python-redis-lock's waiters wait for an entry in the list of the signal
 _SCRIPT = f"""
 local how, value, held = ARGV[1], ARGV[2], redis.call('GET', KEYS[1])
 if how == 'take' then
-  if held and string.sub(held, 1, {DIGEST}) ~= string.sub(value, 1, {DIGEST}) then return 0 end
+  if held and string.sub(held, 1, {TOKEN_DIGEST}) ~= string.sub(value, 1, {TOKEN_DIGEST}) then return 0 end
   redis.call('SET', KEYS[1], value, 'PX', ARGV[3])
   return 1
 end
-if not held or string.sub(held, {DIGEST + 1}) ~= string.sub(value, {DIGEST + 1}) then return 0 end
+if not held or string.sub(held, {TOKEN_DIGEST + 1}) ~= string.sub(value, {TOKEN_DIGEST + 1}) then return 0 end
 if how ~= 'free' then
   if how == 'set' or redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
   return 1
@@ -102,7 +98,7 @@ def old_key_of(
     old = old_keys(also, alias, name)
     if not old:
         return None
-    value = f"{_digest(token or id)}{_digest(id)}"
+    value = "".join(token_digest(SecretBytes(secret.encode())) for secret in (token or id, id))
     return OldKey(get_store(alias).partition_of(old[0]), old, name, value, held=held)
 
 
@@ -136,8 +132,3 @@ def _old_name(also: AlsoLock, alias: str, name: str) -> str | None:
     if parts := re.fullmatch(r"%([^:]*):(.*)", name, re.S):  # see fit_name()
         version, key = unquoted(parts[1]) or "1", unquoted(parts[2])
     return str(cache.make_key(key, version=version))
-
-
-def _digest(secret: str) -> str:
-    """Whoever can read the old key need not learn the token."""
-    return urlsafe_b64encode(sha256(secret.encode()).digest()).decode()[:DIGEST]
