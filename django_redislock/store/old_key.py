@@ -8,6 +8,7 @@ neither our semaphores nor our pools. On a cluster it is in a slot of its own, s
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from django.core.cache import caches
@@ -51,17 +52,15 @@ return 1
 """
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OldKey:
     """The old code's key of one acquisition."""
 
-    __slots__ = ("held", "keys", "name", "partition", "value")
-
-    def __init__(self, partition: Partition, keys: tuple[str, ...], name: str, value: str, *, held: bool) -> None:
-        self.partition: Partition = partition
-        self.keys: tuple[str, ...] = keys
-        self.name: str = name  # of our lock
-        self.value: str = value
-        self.held: bool = held  # it is to be there as long as our lock is
+    partition: Partition
+    keys: tuple[str, ...]
+    name: str  # of our lock
+    value: str
+    held: bool  # it is to be there as long as our lock is
 
     def command(self, how: str, seconds: float = 0.0) -> Command:
         """``how``: take (if it is free, or was that of the acquisition that is adopted), keep (for ``seconds`` from now
@@ -99,7 +98,7 @@ def old_key_of(
     if not old:
         return None
     value = "".join(token_digest(SecretBytes(secret.encode())) for secret in (token or id, id))
-    return OldKey(get_store(alias).partition_of(old[0]), old, name, value, held=held)
+    return OldKey(get_store(alias).partition_of(old[0]), old, name, value, held)
 
 
 def old_keys(also: AlsoLock, alias: str, name: str) -> tuple[str, ...]:
