@@ -190,8 +190,7 @@ def run_blocking(steps: Steps[T], instead: str) -> T:
 
     ``instead``: see refuse_event_loop().
     """
-    if asyncio._get_running_loop() is not None:
-        refuse_event_loop(instead)
+    refuse_event_loop(instead)
     return run(steps)
 
 

@@ -95,6 +95,7 @@ def read_members(partition: Partition, pool: str) -> Steps[list[bytes]]:
 
 
 def count_members(partition: Partition, pool: str, *, deadline: Deadline = NEVER) -> Steps[int]:
+    """``deadline``: see call()."""
     return (yield from _read(partition, pool, "ZCARD", deadline=deadline))  # type: ignore[no-any-return]
 
 
