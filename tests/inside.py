@@ -32,7 +32,6 @@ from django_redislock import Lock, values
 from django_redislock import conf as conf_module
 from django_redislock.base import pace
 from django_redislock.base.names import pool_name as pool_name
-from django_redislock.base.names import slot_text
 from django_redislock.base.processes import PerProcess
 from django_redislock.base.steps import Call, CallOut, Pause, Steps, arun, run
 from django_redislock.base.times import NEVER
@@ -101,7 +100,7 @@ def own_channel(using: str | None = None) -> str:
 
 def counter_of(name: str) -> int:
     """Which of a cluster's counters of fences this lock uses."""
-    return tag_of(slot_text(name))
+    return tag_of(name)
 
 
 # limits that tests need shorter or longer, by their names here

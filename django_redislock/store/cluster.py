@@ -47,9 +47,9 @@ NO_FAILOVER_WITHIN = 0.5
 CONFIRMED_WITHIN = 3.0  # seconds to wait for another node to confirm the late answer of one that was silent
 
 
-def tag_of(text: str) -> int:
+def tag_of(name: str) -> int:
     """C1: the tag of all that belongs to a name, the same in every process and on every cluster."""
-    return crc32(text.encode()) % TAGS
+    return crc32(slot_text(name).encode()) % TAGS
 
 
 class Question(threading.Thread):
@@ -134,7 +134,7 @@ class Cluster(LockStore):
         return ClusterPartition(self, tag)
 
     def partition_for(self, name: str) -> Partition:
-        return self.partition(tag_of(slot_text(name)))
+        return self.partition(tag_of(name))
 
     def partition_of(self, key: str) -> Partition:
         slot = key_slot(key.encode())
