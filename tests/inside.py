@@ -635,7 +635,7 @@ def distrust(using: str | None = None) -> None:
 def surplus(stocks: Sequence[Any], bound: int, in_use: int) -> list[Any]:
     """Which of these unused connections are closed so that no more than ``bound`` remain with those in use."""
     (stock,) = stocks
-    return list(_surplus(stock, bound, [object()] * in_use))
+    return list(_surplus(stock, bound - in_use))
 
 
 def idle(connections: LoopConnections | ThreadConnections) -> list[Any]:

@@ -191,7 +191,7 @@ class LoopConnections:
             if not stale:
                 return slot
             self.drop_idle(node)  # nor are those in order that were unused for longer
-        for oldest in surplus(self.idle, self._bound, self._loans):  # make room for the new one
+        for oldest in surplus(self.idle, self._bound - len(self._loans)):  # make room for the new one
             oldest.connection.abort()
         slot = LoopSlot(node, node.for_loops.connection(seconds, socket_timeout=None))
         try:
@@ -246,7 +246,7 @@ class LoopConnections:
 
     def trim(self) -> None:
         """Close all but one of those that nobody has needed for a while. Call it in their event loop."""
-        for oldest in surplus(self.idle, 1, (), monotonic() - IDLE_FOR):
+        for oldest in surplus(self.idle, 1, monotonic() - IDLE_FOR):
             oldest.connection.abort()
 
 

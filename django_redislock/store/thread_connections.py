@@ -6,7 +6,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -169,7 +169,7 @@ class ThreadConnections:
 
     def trim(self) -> None:
         """Close all but one of those that nobody has needed for IDLE_FOR seconds."""
-        for oldest in surplus(self.idle, 1, (), monotonic() - IDLE_FOR):
+        for oldest in surplus(self.idle, 1, monotonic() - IDLE_FOR):
             self._break(oldest)
 
 
@@ -190,13 +190,13 @@ def taken(idle: deque[S], node: Node | None) -> Iterator[S]:
             yield idle.pop() if node is None else find(idle, node)
 
 
-def surplus(idle: deque[S], bound: int, loans: Collection[object], before: float = math.inf) -> Iterator[S]:
-    """Take out the connections unused for longest, while there are more than ``bound`` with those on loan.
+def surplus(idle: deque[S], most: int, before: float = math.inf) -> Iterator[S]:
+    """Take out the connections unused for longest, while there are more than ``most``.
 
     Only those last used ``before`` that time (monotonic).
     """
-    with suppress(IndexError):  # all are in use
-        while len(loans) + len(idle) > bound and idle[0].used <= before:
+    with suppress(IndexError):  # all are in use, or another thread has just taken it
+        while len(idle) > most and idle[0].used <= before:
             yield idle.popleft()
 
 
