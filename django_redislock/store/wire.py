@@ -132,21 +132,17 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
     try:
         if by is None and len(commands) == 1 and type(connection) in _PLAIN and connection._sock is not None:
             return [_ask(connection, SecretBytes(_pack(commands[0])))]
-        return _exchange(connection, commands, by)
+        connection.send_packed_command([pack(commands)], check_health=False)
+        answers: list[Any] = []
+        for _ in commands:
+            if by is not None and not begins(connection, max(0.0, by - monotonic())):
+                raise TimeoutError("no answer in time")
+            answers.append(read(connection))
+        return answers
     except ConnectionError as error:
         if isinstance(error.__context__, BlockingIOError):  # what the system says at the end of its time limit
             raise TimeoutError(f"Timeout while talking to {connection._host_error()}") from None
         raise
-
-
-def _exchange(connection: Connection, commands: Sequence[Command], by: float | None) -> list[Any]:
-    connection.send_packed_command([pack(commands)], check_health=False)
-    answers: list[Any] = []
-    for _ in commands:
-        if by is not None and not begins(connection, max(0.0, by - monotonic())):
-            raise TimeoutError("no answer in time")
-        answers.append(read(connection))
-    return answers
 
 
 def _ask(connection: Any, packed: bytes = b"") -> Any:
