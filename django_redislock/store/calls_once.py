@@ -54,20 +54,20 @@ BATCH = 250  # members in one step, so that none keeps Redis for longer than a f
 _MEMBERS = Script("members", "member")
 
 
-def change_members(partition: Partition, pool: str, how: str, members: Sequence[str]) -> Steps[int]:
+def change_members(
+    partition: Partition, pool: str, how: str, members: Sequence[str], *, staged: str = "none"
+) -> Steps[int]:
     """Add members to the pool or remove them (``how``), BATCH at a time; return how many were added or removed."""
     changed = 0
     for start in range(0, len(members), BATCH):
-        changed += yield from _step(partition, pool, how, *members[start : start + BATCH])
+        changed += yield from _step(partition, pool, how, *members[start : start + BATCH], staged=staged)
     return changed
 
 
 def replace_members(partition: Partition, pool: str, members: Sequence[str]) -> Steps[int]:
     """Replace all members by these in one step; return how many are new."""
     staged = secrets.token_urlsafe(12)
-    new = 0
-    for start in range(0, len(members), BATCH):
-        new += yield from _step(partition, pool, "stage", *members[start : start + BATCH], staged=staged)
+    new = yield from change_members(partition, pool, "stage", members, staged=staged)
     yield from _step(partition, pool, "switch", str(len(members)), staged=staged)
     return new
 
