@@ -229,7 +229,7 @@ def refusal(
 ) -> Steps[LockUnavailable]:
     """The error for ``commands`` that Redis refused with ``error``; it names foreign keys that are in the way."""
     text = _without_where(error).rstrip(".")
-    hint = "".join((yield from _foreign_keys(partition, commands, text)))
+    hint = yield from _foreign_keys(partition, commands, text)
     if "unauthenticated" in text:  # instead of NOAUTH, for a command that is too long for such a client
         hint = " The server wants a password, and the cache alias has none."
     if isinstance(error, PASSING):
@@ -237,22 +237,22 @@ def refusal(
     return _unavailable("refuses to serve", partition, name, f"{text}.{hint}", noun)
 
 
-def _foreign_keys(partition: Partition, commands: Sequence[Command], text: str) -> Steps[list[str]]:
+def _foreign_keys(partition: Partition, commands: Sequence[Command], text: str) -> Steps[str]:
     keys = sorted({key for command in commands for key in keys_of(command)})
     fence = f"{partition.prefix}fence"
     if fence in keys and ("not an integer" in text or "would overflow" in text):
         (value,) = yield from call_many(partition, [("GET", fence)])
         if isinstance(value, bytes) and (newer := _NEWER.match(value)):
-            return [
+            return (
                 f" Newer processes have marked {fence!r} for protocol {int(newer[1])}, and this one speaks protocol"
                 f" {PROTOCOL}: update it, or stop them."
-            ]
-        return [f" Somebody else has written the key {fence!r}, which does not hold a fence. Delete it."]
+            )
+        return f" Somebody else has written the key {fence!r}, which does not hold a fence. Delete it."
     if "WRONGTYPE" not in text:
-        return []
+        return ""
     types = yield from call_many(partition, [("TYPE", key) for key in keys])
-    return [
+    return "".join(
         f" Somebody else has written the key {key!r}, which is a {found.decode()} and should be a {ours}. Delete it."
         for key, found in zip(keys, types, strict=True)
         if isinstance(found, bytes) and found.decode() not in ("none", ours := redis_type(key, partition.prefix))
-    ]
+    )
