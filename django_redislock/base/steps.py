@@ -13,8 +13,8 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from inspect import isawaitable
-from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
@@ -36,13 +36,11 @@ class Step(Protocol):
 Steps = Generator[Step, Any, T]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Pause:
     """Let ``seconds`` go by."""
 
-    __slots__ = ("seconds",)
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds: float = seconds
+    seconds: float
 
     def run(self) -> None:
         time.sleep(self.seconds)
@@ -74,31 +72,23 @@ class DrivingLoop:
         return asyncio.get_running_loop()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """A function, in :func:`arun` its ``twin`` (None: itself), a coroutine function; sends back what it returns."""
 
-    __slots__ = ("args", "function", "kwargs", "twin")
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] = MappingProxyType({}),
-        *,
-        twin: Callable[..., Any] | None = None,
-    ) -> None:
-        self.function: Callable[..., Any] = function
-        self.args: tuple[Any, ...] = args
-        self.kwargs: Mapping[str, Any] = kwargs
-        self.twin: Callable[..., Any] = twin or function
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    twin: Callable[..., Any] | None = None
 
     def run(self) -> Any:
         return self.function(*self.args, **self.kwargs)
 
     async def arun(self) -> Any:
-        return await self.twin(*self.args, **self.kwargs)
+        return await (self.twin or self.function)(*self.args, **self.kwargs)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CallOut:
     """One of the site's functions (no coroutine function), called once, under asyncio in a thread.
 
@@ -106,11 +96,8 @@ class CallOut:
     (a lazily loaded user, a template).
     """
 
-    __slots__ = ("function", "twice")
-
-    def __init__(self, function: Callable[[], Any], *, twice: bool = False) -> None:
-        self.function: Callable[[], Any] = function
-        self.twice: bool = twice
+    function: Callable[[], Any]
+    twice: bool = False
 
     def run(self) -> Any:
         result = self.function()
