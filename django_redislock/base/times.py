@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -83,6 +84,7 @@ class Alarm:
 GRACE = 0.8  # seconds past a deadline in which an answer still counts
 
 
+@dataclass(slots=True, eq=False)
 class Deadline:
     """How long to wait: without end, not at all, or until a moment of the monotonic clock.
 
@@ -90,11 +92,8 @@ class Deadline:
     deadline that has passed meanwhile.
     """
 
-    __slots__ = ("at", "waits")
-
-    def __init__(self, at: float, *, waits: bool = True) -> None:
-        self.at: float = at
-        self.waits: bool = waits
+    at: float
+    waits: bool = True
 
     @classmethod
     def after(cls, timeout: float | None) -> Deadline:
