@@ -7,7 +7,7 @@ answered is asked first from then on.
 
 from __future__ import annotations
 
-from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis._parsers.helpers import parse_sentinel_masters
@@ -18,26 +18,24 @@ from ..base.steps import Call, Steps, arun, run
 from .wire import CONNECTION_ERRORS
 
 
+@dataclass(eq=False, repr=False)
 class Sentinels:
     """The sentinels of an alias, in the order in which they are asked: what a connection takes for its pool.
 
     ``ways``: an RedisConfig for each. ``manager`` is redis-py's.
     """
 
+    service_name: str
+    manager: Any
+    ways: list[Any]
+    seconds: float = 0.0  # within which the master has to be found
+
     is_master = True
     check_connection = False
-    seconds = 0.0  # within which the master has to be found
-
-    def __init__(self, service_name: str, manager: Any, ways: list[Any]) -> None:
-        self.service_name: str = service_name
-        self.manager: Any = manager
-        self.ways: list[Any] = ways
 
     def within(self, seconds: float) -> Sentinels:
         """The same, with so much time."""
-        hurried = copy(self)
-        hurried.seconds = seconds
-        return hurried
+        return replace(self, seconds=seconds)
 
     def get_master_address(self) -> Any:
         """Host and port."""
