@@ -357,7 +357,9 @@ def _force_permits(
             continue
         if (yield from calls.force(partition, keys, name, id=id)):  # else it was given back meanwhile
             released.append((yield from _tell_of_force(name, replace(seen, waiters=semaphore.waiters), by)))
-    return released[0] if permit is not None and released else semaphore if released else None
+    if not released:
+        return None
+    return semaphore if permit is None else released[0]
 
 
 def suspend(partition: Partition, name: str, period: Seconds, note: str) -> Steps[None]:
