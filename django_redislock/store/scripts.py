@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from pathlib import Path
@@ -48,12 +49,12 @@ _PIECE = re.compile(r"(?m)^--#piece (\w+)\n")
 _by_sha: dict[str, Script] = {}
 
 
+@dataclass(eq=False)
 class Script:
     """One Lua script, put together when it is first called. ``stored``: how the locks that it works on are stored."""
 
-    def __init__(self, name: str, stored: str = "key") -> None:
-        self.name = name
-        self.stored = stored
+    name: str
+    stored: str = "key"
 
     @cached_property
     def source(self) -> str:
