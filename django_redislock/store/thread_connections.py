@@ -123,13 +123,23 @@ class ThreadConnections:
         return self._await_slot(by)
 
     def _connect(self, slot: Slot, node: Node, by: float | None) -> None:
-        """Give it a new connection to ``node``, in place of a stale one, or another node's."""
+        """Give it a new connection to ``node``, in place of a stale one, or another node's.
+
+        ``by``: when it has to be connected (monotonic). It then has the alias's own timeouts, for its next user.
+        """
         if slot.node is node:
             self.drop_idle(node)  # nor are those in order that were unused for longer
         if slot.connection is not None:
             slot.connection.disconnect()
-        slot.connection = self._make_connection(node, by)
-        slot.node = node
+        connection: Any = node.config.connection(None if by is None else max(0.001, by - monotonic()))
+        # explicitly, as only connect() makes a Sentinel connection ask for its master
+        connection.connect()
+        if by is not None:
+            connection.socket_timeout = self._timeout
+            connection._sock.settimeout(self._timeout)
+            connection._parser.on_connect(connection)  # the parser has a copy of them
+        let_the_system_wait(connection, self._timeout)
+        slot.connection, slot.node = connection, node
 
     def _break(self, slot: Slot) -> None:
         """Close its connection, and give up the slot, even if the traceback of an error keeps it.
@@ -144,18 +154,6 @@ class ThreadConnections:
     def _tell_waiting(self) -> None:
         with self._mutex:
             self._changed.notify()
-
-    def _make_connection(self, node: Node, by: float | None) -> Connection:
-        """Connect before ``by`` (monotonic). The connection then has the alias's own timeouts, for its next user."""
-        connection: Any = node.config.connection(None if by is None else max(0.001, by - monotonic()))
-        # explicitly, as only connect() makes a Sentinel connection ask for its master
-        connection.connect()
-        if by is not None:
-            connection.socket_timeout = self._timeout
-            connection._sock.settimeout(self._timeout)
-            connection._parser.on_connect(connection)  # the parser has a copy of them
-        let_the_system_wait(connection, self._timeout)
-        return connection  # type: ignore[no-any-return]
 
     def drop_idle(self, node: Node | None = None) -> None:
         """Close the unused connections to ``node`` (None: to all), so that the next command connects anew."""
