@@ -190,7 +190,7 @@ def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
     own = [] if isinstance(lock, (str, CacheLock)) else [one.lease for one in lock._acquisitions[::-1]]
     for lease in filter(None, own or watchdog.leases()):
         if lease.watched and lease.partition is partition and lease.name == name:
-            run(calls.force(partition, lease.request.keys, name, lease.fence, id=lease.id))
+            run(calls.force(partition, name, lease.fence, id=lease.id))
             watchdog.lose(lease, FORCED)
             return
     raise LockNotOwned(f"Cannot lose the lock {name!r}: nobody in this process holds it.", name)
@@ -214,7 +214,7 @@ def overtaken(
             if lease.partition is partition and lease.name == name == expected:
                 try:
                     watchdog.unwatch(lease)  # nothing tells its holder
-                    run(calls.force(partition, lease.request.keys, name, lease.fence, id=lease.id))
+                    run(calls.force(partition, name, lease.fence, id=lease.id))
                     _write_as_successor(name, lease.fence + 1, database, rows)
                     overtakes.append(None)
                 except Exception as error:  # the signal would swallow it

@@ -190,7 +190,7 @@ class Process:
     def force(self, name: str, highest: int | None = None, what: str = "") -> bool:
         """Release the lock whoever holds it, unless its fence is higher; whether it was held. ``what``: SUSPENSION, or
         whatever there is."""
-        return run(calls.force(*self._lock(name), highest, what))
+        return run(calls.force(self._partition, name, highest, what))
 
     def info(self, name: str, waiters: int) -> list[Any]:
         """What Redis knows of the lock, with at most so many of its waiters; see info.lua."""
@@ -198,7 +198,7 @@ class Process:
 
     def suspend(self, name: str, seconds: float, owner: str = "ghost") -> bool:
         """Grant it to nobody for so long; whether that has begun."""
-        return run(calls.suspend(*self._lock(name), seconds, owner))
+        return run(calls.suspend(self._partition, name, seconds, owner))
 
     def highest_fence(self, met: int | None = None) -> int:
         """The highest fence that it has ``met``, in a database say."""

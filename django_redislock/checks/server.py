@@ -112,7 +112,7 @@ def _use(partition: Partition) -> Iterator[CheckMessage]:
     if also is None or also.name is not None:  # what a function says of this name says nothing of the site's
         return
     try:
-        old = old_key_of(partition, make_keys(partition.prefix, name), name, name, None)
+        old = old_key_of(partition, name, name, None)
     except (ImproperlyConfigured, LockUnavailable) as error:
         yield _unseen(also.using or partition.alias, error)
     else:

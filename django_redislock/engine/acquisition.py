@@ -220,7 +220,7 @@ class Acquisition(Releasable):
         if above is not None and (yield from self._enter_again(above, own, deadline)):
             return None
         request, listener = self._request or self._make_request(), self._listener
-        old = old_key_of(self.partition, request.keys, self.name, request.id, self.token, held=False)
+        old = old_key_of(self.partition, self.name, request.id, self.token, held=False)
         self._attempt = attempt = Attempt(
             request, listener, self.terms, deadline, begun,
             waiter=self._waiter, tried=tried, generation=self._generation,

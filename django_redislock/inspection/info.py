@@ -324,8 +324,7 @@ def _force(name: str, using: str | None, by: str, fence: int | None, permit: int
     for what, number in (("fence", fence), ("permit", permit)):
         if number is not None:
             check_count(number, what)
-    keys = make_keys(partition.prefix, name)
-    if keys.stored == "permits":
+    if name.startswith(SEMAPHORE):
         return (yield from _force_permits(partition, name, by, fence, permit))
     if permit is not None:
         raise ValueError(f"{name!r} is a lock, and has no permits: pass its fence as fence=.")
@@ -333,7 +332,7 @@ def _force(name: str, using: str | None, by: str, fence: int | None, permit: int
     if seen is None or (fence is not None and seen.fence > fence):
         return None
     # and nobody else: if this has to be sent again, the next one has the lock by then. (A foreign value has no fence.)
-    if not (yield from calls.force(partition, keys, name, seen.fence or None)):
+    if not (yield from calls.force(partition, name, seen.fence or None)):
         return None
     return (yield from _tell_of_force(name, seen, by))
 
@@ -351,11 +350,11 @@ def _force_permits(
     found = yield from read_semaphores(partition, [name])
     if not found:
         return None
-    (semaphore, permits), keys, released = found[0], make_keys(partition.prefix, name), list[LockInfo]()
+    (semaphore, permits), released = found[0], list[LockInfo]()
     for id, seen in permits.items():
         if permit not in (None, seen.fence) or (fence is not None and seen.fence > fence):
             continue
-        if (yield from calls.force(partition, keys, name, id=id)):  # else it was given back meanwhile
+        if (yield from calls.force(partition, name, id=id)):  # else it was given back meanwhile
             released.append((yield from _tell_of_force(name, replace(seen, waiters=semaphore.waiters), by)))
     if not released:
         return None
@@ -367,7 +366,7 @@ def suspend(partition: Partition, name: str, period: Seconds, note: str) -> Step
     length, note = seconds(period, "seconds"), check_note(note)
     by = describe_owner("", caller())
     owner = f"{by}\n{note}" if note else by
-    yield from calls.suspend(partition, make_keys(partition.prefix, name), name, length, owner)
+    yield from calls.suspend(partition, name, length, owner)
     log_event(INFO, "suspended", name=name, seconds=length, by=by, note=note)
 
 
@@ -378,6 +377,6 @@ def resume(partition: Partition, name: str) -> Steps[bool]:
     seen = yield from inspect(partition, name, waiters=0)
     if seen is None or seen.suspension is None:
         return False
-    yield from calls.force(partition, make_keys(partition.prefix, name), name, what=calls.SUSPENSION)
+    yield from calls.force(partition, name, what=calls.SUSPENSION)
     log_event(INFO, "resumed", name=name, by=describe_owner("", caller()))
     return True

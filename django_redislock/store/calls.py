@@ -320,7 +320,7 @@ def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
 
 
 def force(
-    partition: Partition, keys: Keys, name: str, highest: int | None = None, what: str = WHATEVER, id: str = ""
+    partition: Partition, name: str, highest: int | None = None, what: str = WHATEVER, id: str = ""
 ) -> Steps[bool]:
     """Release the lock, whoever holds it, unless the fence is above ``highest``; return whether there was one.
 
@@ -328,6 +328,7 @@ def force(
     ``what``: WHATEVER there is, a planned suspension included, or a SUSPENSION alone. ``id``: of a semaphore, whose
     permit.
     """
+    keys = make_keys(partition.prefix, name)
     value: bytes | None = None
     repeated = False
     while True:
@@ -337,21 +338,22 @@ def force(
         held, more = reply.answer
         value, repeated = value or held, repeated or reply.repeated
         if not more:
-            yield from _free_old(partition, keys, name, value)
+            yield from _free_old(partition, name, value)
             return value is not None or repeated
         highest = 0  # it was released: whoever holds it by now came later
 
 
-def _free_old(partition: Partition, keys: Keys, name: str, value: bytes | None) -> Steps[None]:
+def _free_old(partition: Partition, name: str, value: bytes | None) -> Steps[None]:
     """After a force-release of whoever held the lock by this value."""
     holder = parse_holder(value)
-    old = None if holder is None else old_key_of(partition, keys, name, holder.id, holder.token)
+    old = None if holder is None else old_key_of(partition, name, holder.id, holder.token)
     if old is not None:
         yield from old.call("free")
 
 
-def suspend(partition: Partition, keys: Keys, name: str, seconds: float, owner: str) -> Steps[bool]:
+def suspend(partition: Partition, name: str, seconds: float, owner: str) -> Steps[bool]:
     """Grant the lock to nobody for ``seconds``; return whether that has begun, or somebody still holds the lock."""
+    keys = make_keys(partition.prefix, name)
     args = (name, partition.channel, str(partition.highest_fence), _ms(seconds), owner)
     reply = yield from call(partition, _SUSPEND[keys.stored].command(keys.declared, args), name)
     return bool(reply.answer)
@@ -416,7 +418,7 @@ def find_held(partition: Partition, name: str, bears: Callable[[str], bool]) -> 
     holder = parse_holder(value)
     if holder is None or not bears(holder.token):
         return None
-    old = old_key_of(partition, keys, name, holder.id, holder.token)
+    old = old_key_of(partition, name, holder.id, holder.token)
     return FoundHeld(LockRequest(partition, keys, name, holder.id, old=old), max(0.0, left / 1000))
 
 

@@ -22,7 +22,7 @@ from ..base.times import NEVER, Deadline
 from ..conf import AlsoLock, conf, import_function
 from .lock_store import Partition
 from .loop_connections import ENTERING
-from .records import Keys
+from .records import make_keys
 from .retry import call
 from .stores import get_store
 from .wire import Command
@@ -86,12 +86,10 @@ class OldKey:
         return bool(reply.answer) or (how == "free" and reply.repeated), reply.sent
 
 
-def old_key_of(
-    partition: Partition, keys: Keys, name: str, id: str, token: str | None, *, held: bool = True
-) -> OldKey | None:
+def old_key_of(partition: Partition, name: str, id: str, token: str | None, *, held: bool = True) -> OldKey | None:
     """The old code's key of this acquisition of ``name``; None: it has none."""
     also = conf().ALSO_LOCK
-    if also is None or keys.stored != "key":
+    if also is None or make_keys(partition.prefix, name).stored != "key":
         return None
     alias = partition.alias if also.using is None else also.using
     old = old_keys(also, alias, name)
