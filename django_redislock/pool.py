@@ -327,8 +327,7 @@ class LockPool:
         return get_partition(self.using, pool_name(self.name))
 
     def _location(self) -> tuple[Partition, str]:
-        pool = pool_name(self.name)
-        return get_partition(self.using, pool), pool
+        return self._partition(), pool_name(self.name)
 
     def _contains(self, key: object) -> Steps[bool]:
         if not isinstance(key, str):

@@ -74,9 +74,8 @@ def replace_members(partition: Partition, pool: str, members: Sequence[str]) -> 
 
 def _step(partition: Partition, pool: str, how: str, *words: str, staged: str = "none") -> Steps[int]:
     """One step, and as many calls as it takes to hand out what it has made free."""
-    keys = make_keys(partition.prefix, pool)
     into = (f"{partition.prefix}next_{which}:{staged}" for which in ("members", "fresh"))
-    declared = (*keys.declared, *into, pools_key(partition.prefix))
+    declared = (*make_keys(partition.prefix, pool).declared, *into, pools_key(partition.prefix))
 
     def run(how: str, *words: str) -> Steps[list[int]]:
         args = (pool, how, partition.channel, str(partition.highest_fence), *words)
@@ -103,7 +102,7 @@ def has_member(partition: Partition, pool: str, member: str) -> Steps[bool]:
     return (yield from _read(partition, pool, "ZSCORE", member)) is not None
 
 
-def _read(partition: Partition, pool: str, verb: str, *words: str, deadline: Deadline = NEVER) -> Steps[Any]:
-    command = verb, make_keys(partition.prefix, pool).members, *words
+def _read(partition: Partition, pool: str, verb: str, *args: str, deadline: Deadline = NEVER) -> Steps[Any]:
+    command = (verb, make_keys(partition.prefix, pool).members, *args)
     reply = yield from call(partition, command, pool, deadline=deadline)
     return reply.answer
