@@ -26,7 +26,7 @@ from unittest.mock import Mock
 
 import pytest
 from django.test import override_settings
-from redis.exceptions import InvalidResponse, MovedError
+from redis.exceptions import InvalidResponse, MovedError, ResponseError
 
 from django_redislock import Lock, values
 from django_redislock import conf as conf_module
@@ -522,7 +522,10 @@ def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> Non
 
 def command(*words: str, using: str | None = None) -> Any:
     """The answer to a command sent by the package's own connection (of the memory mode, too)."""
-    return get_partition(using).execute(words)
+    (answer,), _ = get_partition(using).exchange([words])
+    if isinstance(answer, ResponseError):
+        raise answer
+    return answer
 
 
 class Wire:

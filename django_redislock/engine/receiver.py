@@ -102,7 +102,8 @@ class Receiver:
         self._retired.set()
         if self._memory:
             # with fakeredis there is no socket to shut down; a message ends the wait
-            self.listeners[0].partition.execute(probe_command(self.listeners[0].partition))
+            partition = self.listeners[0].partition
+            partition.exchange([probe_command(partition)])
         else:
             self.end()
 

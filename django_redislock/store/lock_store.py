@@ -219,10 +219,3 @@ class Partition:
         """See exchange(). ``urgency``: see LockStore.aexchange()."""
         node = self.store._node_by_tag[0]
         return (await self.store.aexchange(node, commands, by, urgency=urgency))[0], node
-
-    def execute(self, command: Command) -> Any:
-        """One command, one answer, in this thread."""
-        (answer,), _ = self.exchange([command])
-        if isinstance(answer, ResponseError):
-            raise answer
-        return answer
