@@ -44,10 +44,10 @@ _status = _only(lambda value: isinstance(value, int) and 400 <= value <= 599, "a
 _reaction = _only(lambda value: value in ("warn", "error", "ignore"), "one of 'warn', 'error', 'ignore'")
 
 
-def check_flag(value: Any, what: str, *others: None) -> Any:
-    """``value`` if it is True or False, or one of ``others``: None."""
-    if not isinstance(value, bool) and value not in others:
-        choices = "True, False or None" if others else "True or False"
+def check_flag(value: Any, what: str, *, none: bool = False) -> Any:
+    """``value`` if it is True or False, or None where ``none`` allows that."""
+    if not isinstance(value, bool) and not (none and value is None):
+        choices = "True, False or None" if none else "True or False"
         raise TypeError(f"{what} must be {choices}, not {shown(value)}.")
     return value
 

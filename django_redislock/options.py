@@ -159,7 +159,7 @@ class Options:
     ttl: float | None = _option(None, ttl_seconds)
     blocking: bool = _option(True, check_flag)
     blocking_timeout: float | None = _option(None, partial(seconds, least=0))
-    auto_renew: bool | None = _option(None, lambda value, what: check_flag(value, what, None))
+    auto_renew: bool | None = _option(None, partial(check_flag, none=True))
     max_hold: float | None = _option(None, seconds)
     reentrant: bool = _option(False, check_flag)
     adopt: bool = _option(False, check_flag)
@@ -253,7 +253,7 @@ class Terms:
         """Return until when to wait. The arguments, if given, override the options."""
         if blocking is None:
             blocking = self.blocking or blocking_timeout is not None
-        if blocking is not True and not check_flag(blocking, "blocking", None):
+        if blocking is not True and not check_flag(blocking, "blocking", none=True):
             return Deadline.after(0.0)
         timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         return NEVER if timeout is None else Deadline.after(timeout)
@@ -346,7 +346,7 @@ def _names(known: type) -> frozenset[str]:
 
 def _check_polling(poll: bool | None, backoff: AbstractBackoff | None, attempts: int | None) -> None:
     """Check that all three fit together: only a waiter that polls has a pace and counts its tries."""
-    check_flag(poll, "poll", None)
+    check_flag(poll, "poll", none=True)
     if backoff is not None and not isinstance(backoff, AbstractBackoff):
         raise TypeError(
             f"backoff must be an instance of one of redis-py's classes in redis.backoff, such as "
