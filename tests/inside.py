@@ -574,6 +574,11 @@ def unused_here(using: str | None = None) -> int:
     return len(idle(store._loops[loop])) if loop in store._loops else 0
 
 
+def shown_alias(using: str | None = None) -> str:
+    """How error reports show what is known of an alias."""
+    return repr(get_store(using).config)
+
+
 def connection_class(using: str | None = None, *, asynchronous: bool) -> type:
     node = get_partition(using).node
     return type(node.for_loops.connection(1.0)) if asynchronous else node.config.kind

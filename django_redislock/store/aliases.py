@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import WARNING
 from typing import Any
@@ -102,7 +102,7 @@ class RedisConfig:
     key_prefix: str  # of the alias
     memory: bool
     kind: type[Any]
-    keywords: Mapping[str, Any]  # of a connection
+    keywords: Mapping[str, Any] = field(repr=False)  # of a connection, the password among them
     pool: Any  # the alias's own
     cache: Any  # keeps the pool alive
     sentinels: Sentinels | None = None  # these know the master

@@ -23,7 +23,7 @@ from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.operations import all_of_them
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, PASSWORD, alias, caches, connections
-from tests.inside import Wire, connection_class, limit, listening_connection_class, own_channel
+from tests.inside import Wire, connection_class, limit, listening_connection_class, own_channel, shown_alias
 
 from .conftest import Eventually, Exercise
 
@@ -183,6 +183,11 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
     with caches(alias(backend, server.url, connection_class=Own)):
         exercise()
         assert issubclass(connection_class(asynchronous=crowd.awaits), AsyncOwn if crowd.awaits else Own)
+
+
+def test_what_error_reports_show_of_an_alias_has_no_password(settings: Any) -> None:
+    settings.CACHES = {"default": alias(DJANGO_REDIS, "redis://user:s3cret@127.0.0.1:1/0")}
+    assert "s3cret" not in shown_alias()
 
 
 # -- the memory mode: an in-process server that runs the same scripts -----------------------------------------------
