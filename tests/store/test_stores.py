@@ -348,8 +348,8 @@ def test_a_replaced_master_that_refuses_writes_for_lack_of_replicas_is_left_at_o
     sentinels: Sentinels, eventually: Eventually
 ) -> None:
     old, new = sentinels.clients
+    sentinels.replicate()  # first: it writes
     old.config_set("min-replicas-to-write", 1)
-    sentinels.replicate()
     with caches(sentinels.alias()):
         Lock("a").locked()  # a connection to the old master
         with stopped(sentinels.servers[0]):
