@@ -4,6 +4,7 @@ member gets lost."""
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -395,3 +396,41 @@ def test_many_members_are_replaced_in_short_scripts_and_those_that_stay_keep_the
     client.zadd(FRESH, dict.fromkeys(OLD[:5000], 0))  # which a checkout skips
     assert pool.acquire(blocking_timeout=GENEROUS).key == NEW[-1]
     assert 0 < max(after - before for before, after in pairwise(calls)) <= 3000
+
+
+def will_end(client: redis.Redis) -> dict[bytes, float]:
+    """The keys of all pools, and the seconds until they end; infinite: they stay."""
+    keys = [key for key in client.scan_iter() if b":pool:" in key]
+    return {key: math.inf if (left := int(client.pttl(key))) < 0 else left / 1000 for key in keys}
+
+
+def test_a_pool_without_members_leaves_no_key_behind_though_nobody_looks_at_what_was_held(client: redis.Redis) -> None:
+    """Its keys end a little later than the last lease, or suspension."""
+    pool = LockPool("accounts")
+    pool.assign(["alice", "bob", "carol"])
+    assert pool.acquire(ttl=TTL, auto_renew=False)
+    pool.suspend("carol", 2 * TTL)
+    assert set(will_end(client).values()) == {math.inf}
+    pool.clear()
+    assert 2 * TTL - GENEROUS < min(will_end(client).values()) <= max(will_end(client).values()) < 2 * TTL + GENEROUS
+    pool.extend(["alice"])
+    assert set(will_end(client).values()) == {math.inf}
+    pool.shrink(["alice"])
+    held = Lock(lock_of("bob"), ttl=TTL, auto_renew=False)
+    assert held.acquire()
+    held.suspend(3 * TTL)  # which begins when that ends
+    assert max(will_end(client).values()) > 2 * TTL
+    pool.extend(["alice"])
+    pool.clear()
+    assert max(will_end(client).values()) > 2 * TTL
+
+
+def test_a_lock_that_is_named_like_a_member_leaves_no_key_behind(crowd: Crowd, client: redis.Redis) -> None:
+    me, lock = crowd(), Lock("pool:16:refresh", ttl=TTL, auto_renew=False)
+    me(lock, "acquire")
+    me(lock, "extend", TTL)
+    found = will_end(client)
+    assert found
+    assert TTL < min(found.values()) <= max(found.values()) < 2 * TTL + GENEROUS
+    me(lock, "release")
+    assert will_end(client) == {}

@@ -50,8 +50,15 @@ return once(function()
   end
   if redis.call('EXISTS', KEYS.members) == 1 then
     redis.call('ZADD', KEYS.pools, 0, ARGV.name)
+    for _, key in ipairs({KEYS.held, KEYS.busy, KEYS.took, KEYS.wanted}) do redis.call('PERSIST', key) end
   else
     redis.call('ZREM', KEYS.pools, ARGV.name)
+    local last = tonumber(redis.call('ZRANGE', KEYS.busy, -1, -1, 'WITHSCORES')[2]) or 0
+    for _, text in ipairs(redis.call('HGETALL', KEYS.held)) do
+      -- a planned suspension; no field and no other value begins with a number and a space
+      last = math.max(last, tonumber(string.match(text, '^(%d+) ')) or 0)
+    end
+    keep_pool(math.max(0, math.ceil((last - us) / 1000)))
   end
   sweep()
   return changed .. ' ' .. (grant_members() == 'more' and 1 or 0)

@@ -28,7 +28,10 @@ local function nobody_waits() return false end -- somebody may want any member
 -- milliseconds; -2: there is no lock; -1: it never ends, so somebody else has written it
 local function lease_left() return member_left(member) end
 
-local function move_end(ms) redis.call('ZADD', KEYS.busy, us + ms * 1000, member) end
+local function move_end(ms)
+  redis.call('ZADD', KEYS.busy, us + ms * 1000, member)
+  keep_pool(ms)
+end
 
 -- the handoff with this flag is confirmed
 local function clear_handoff(flag)
@@ -42,6 +45,7 @@ local function note_queue(wait)
   local patience = tonumber(string.match(wait, '^p(%d+)$')) or 0
   local till = us + math.max(patience, 7000) * 1000
   redis.call('ZADD', KEYS.wanted, 'GT', string.format('%.0f', till), member)
+  keep_pool(math.ceil((till - us) / 1000))
 end
 
 local function note_leave()
@@ -66,6 +70,7 @@ local function begin_suspension() return redis.call('HGET', KEYS.held, member) e
 -- A suspension while somebody holds the lock.
 local function plan_suspension(value, ms)
   redis.call('HSET', KEYS.held, planned_field(member), planned_text(value, ms))
+  keep_pool(ms)
 end
 
 -- returns its value, if there was one

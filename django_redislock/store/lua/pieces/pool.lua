@@ -13,6 +13,7 @@
 -- `free` and `fresh` may list what is no member any more, or is held: that is found out when its turn comes.
 --#include queue
 --#include suspension
+--#include spare
 local erased_flag -- flag of the lock that this script has taken from its holder, if any
 local stem = string.match(ARGV.name, '^[^:]*:[^:]*:')
 
@@ -20,11 +21,18 @@ local function lock_name_of(member) return stem .. member end
 
 local function planned_field(member) return ':' .. member end
 
+-- what was written counts for `ms`. In a pool without members, nobody may ever look at it again
+local function keep_pool(ms)
+  if redis.call('EXISTS', KEYS.members) == 1 then return end
+  for _, key in ipairs({KEYS.held, KEYS.busy, KEYS.took, KEYS.wanted}) do keep(key, ms + SPARE) end
+end
+
 local function hold_member(member, value, ms)
   redis.call('ZREM', KEYS.fresh, member)
   redis.call('ZREM', KEYS.free, member)
   redis.call('HSET', KEYS.held, member, value)
   redis.call('ZADD', KEYS.busy, us + ms * 1000, member)
+  keep_pool(ms)
 end
 
 -- nobody holds the member any more: `value` is what its lock held. Returns its new one if it is suspended now
@@ -80,7 +88,10 @@ local function read_member(member)
   local ends = redis.call('ZSCORE', KEYS.busy, member) or restored_end(member, value)
   if not ends or tonumber(ends) > us then return value end
   local suspension = vacate(member, value)
-  if not suspension then redis.call('ZADD', KEYS.busy, us, member) end -- whoever looks at it, it is to be given back
+  if not suspension then -- whoever looks at it, it is to be given back
+    redis.call('ZADD', KEYS.busy, us, member)
+    keep_pool(0)
+  end
   note_lapsed(member)
   return suspension
 end
@@ -103,7 +114,10 @@ local function free_member(member)
 end
 
 -- nobody holds it, and nobody is given it now
-local function look_at_soon(member) redis.call('ZADD', KEYS.busy, us + 100000, member) end
+local function look_at_soon(member)
+  redis.call('ZADD', KEYS.busy, us + 100000, member)
+  keep_pool(100)
+end
 
 -- gives back the members whose leases have ended, so many at a time
 local function sweep()
@@ -164,6 +178,7 @@ local function grant_member(member, id, channel, flag, ms, token, owner)
   local fence, since = next_fence()
   hold_member(member, holder_value(id, channel, flag, fence, since, token, owner), ms)
   redis.call('HSET', KEYS.took, id, member)
+  keep_pool(ms)
   redis.call('ZADD', KEYS.index, us + ms * 1000, lock_name_of(member))
   return fence, since
 end
