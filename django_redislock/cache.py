@@ -95,6 +95,8 @@ class _Locks:
         version = self.version if version is None else version
         if self.key_func is not default_key_func:
             return fit_name(str(key if isinstance(key, CacheKey) else self.key_func(key, "", version)))
+        if isinstance(key, CacheKey):  # what default_key_func has made
+            version, _, key = key.removeprefix(f"{self.key_prefix}:").partition(":")  # type: ignore[attr-defined]
         return fit_name(str(key), "" if str(version) == "1" else str(version))
 
 

@@ -24,7 +24,7 @@ from .base.times import LONGEST, seconds, ttl_seconds
 from .engine import Acquisition, ExitMethod, WithBlock, block_of, release_by_token, renew, renew_by_token
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from .open_transactions import warn_of_release
-from .options import Options, terms_of
+from .options import ANY_NUMBER, Options, terms_of
 from .store.calls import BEARER, find_held, read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition, get_store
@@ -65,7 +65,7 @@ class _PerThread(threading.local):
 @lru_cache(maxsize=128, typed=True)  # code makes a new lock each time, with the same arguments
 def _options_of(timeout: float | None, using: str | None) -> Options:
     ttl = _lease(timeout, "timeout") if timeout else None
-    return Options(ttl=ttl, auto_renew=ttl is None, using=using)
+    return Options(ttl=ttl, auto_renew=ttl is None, max_waiters=ANY_NUMBER, using=using)
 
 
 class CacheLock:
@@ -78,7 +78,8 @@ class CacheLock:
         Ignored; kept for compatibility. Waiters are woken.
     ``blocking``, ``blocking_timeout``
         Whether to wait for a busy lock, and at most how many seconds; None waits without end, whatever
-        ``REDISLOCK["BLOCKING_TIMEOUT"]`` says, since code written for redis-py may not look at what is returned.
+        ``REDISLOCK["BLOCKING_TIMEOUT"]`` and ``MAX_WAITERS`` say, since code written for redis-py may not look at what
+        is returned.
     ``thread_local``
         True: an acquisition belongs to the thread that made it. False: to this object, and any thread that has the
         object may release or extend it.

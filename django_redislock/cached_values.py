@@ -29,7 +29,7 @@ from .engine import Acquisition, Frame, caller, holds
 from .engine.held import served_loop
 from .engine.waiters import Park, Waiter, make_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
-from .options import Options, check_timeout
+from .options import ANY_NUMBER, Options, check_timeout
 from .store.stores import get_partition
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def locked_get_or_set(
     """
     if wrong or unknown:
         refuse_arguments("locked_get_or_set()", wrong, unknown, OPTIONS, "timeout")
-    if iscoroutinefunction(default):
+    if _is_async(default):
         raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
     steps = _lookup(using, key, default, timeout, version, blocking_timeout)
     return run_blocking(steps, "Await alocked_get_or_set() instead")
@@ -196,6 +196,10 @@ async def alocked_get_or_set(
     return await arun(_lookup(using, key, default, timeout, version, blocking_timeout))
 
 
+def _is_async(default: Any) -> bool:
+    return iscoroutinefunction(default) or (callable(default) and iscoroutinefunction(type(default).__call__))
+
+
 def _lookup(
     alias: str, key: str, default: Any, timeout: float | None, version: int | None, blocking_timeout: Seconds | None
 ) -> Steps[Any]:
@@ -206,9 +210,8 @@ def _lookup(
         return Call(cache.get, (key, otherwise), {"version": version}, twin=cache.aget)
 
     def keep(value: Any) -> Steps[Any]:
-        """Store it, unless somebody did without a lock (Django's own ``set()``, say); return what is stored."""
-        if (yield Call(cache.add, (key, value), {"timeout": timeout, "version": version}, twin=cache.aadd)):
-            return value
+        """Store it, unless somebody did without a lock (Django's own ``set()``, say); return what all others get."""
+        yield Call(cache.add, (key, value), {"timeout": timeout, "version": version}, twin=cache.aadd)
         return (yield get(value))
 
     patience = check_timeout(blocking_timeout)
@@ -224,7 +227,7 @@ def _lookup(
         raise LockError(text, name)
     not_in_time = f"Could not get the value of the cache key {key!r} in time: it is being computed elsewhere."
     begun, deadline = monotonic(), Deadline.after(conf().BLOCKING_TIMEOUT if patience is None else patience)
-    frame, options = Frame(), Options(auto_renew=True, using=lock_alias)
+    frame, options = Frame(), Options(auto_renew=True, max_waiters=ANY_NUMBER, using=lock_alias)
     while True:
         computation, leads = computations.get().join(name, options, frame)
         if leads:
@@ -249,8 +252,7 @@ def _lookup(
             raise refusal.in_words(not_in_time, waited=monotonic() - begun)
         value = yield get()
         if value is MISSING:
-            is_async = iscoroutinefunction(default) or iscoroutinefunction(type(default).__call__)
-            value = yield Call(default) if is_async else CallOut(default)
+            value = yield Call(default) if _is_async(default) else CallOut(default)
             value = yield from keep(value)
         yield from acquisition.exit_quietly()  # the value is there
         return value

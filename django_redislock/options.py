@@ -20,6 +20,7 @@ from .conf import Conf, check_count, check_flag, conf
 from .exceptions import LockLost
 
 MAX_NOTE_BYTES = 1000
+ANY_NUMBER = 10**9  # of waiters, whatever MAX_WAITERS says
 MOST_PERMITS = 10**9  # Lua would write a much higher number as no whole one
 
 OnLost = Callable[[LockLost], object]
@@ -218,7 +219,8 @@ class Terms:
         self.auto_renew: bool = settings.AUTO_RENEW if renew is None else renew
         self.max_hold: float | None = settings.MAX_HOLD if options.max_hold is None else options.max_hold
         # how many others may wait already; None: any number
-        self.most: int | None = settings.max_waiters_of(name) if options.max_waiters is None else options.max_waiters
+        most = settings.max_waiters_of(name) if options.max_waiters is None else options.max_waiters
+        self.most: int | None = None if most == ANY_NUMBER else most
         self.replicas: int = settings.REPLICAS if options.replicas is None else options.replicas
         self.listens: bool = not (settings.POLL if poll is None else poll)
         slow = settings.SLOW_WAIT if options.slow_wait is None else options.slow_wait

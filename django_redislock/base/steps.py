@@ -105,12 +105,18 @@ class CallOut:
 
     async def arun(self) -> Any:
         try:
-            result = self.function() if self.twice else sync_to_async(self.function)()
+            result = self.function() if self.twice else sync_to_async(self._call)()
         except SynchronousOnlyOperation:
-            result = sync_to_async(self.function)()
+            result = sync_to_async(self._call)()
         while isawaitable(result):
             result = await result
         return result
+
+    def _call(self) -> Any:
+        try:
+            return self.function()
+        except StopIteration as error:  # no future takes it: whoever awaits that would wait without end
+            raise RuntimeError(f"{self.function!r} raised StopIteration") from error
 
 
 async def _await(result: Awaitable[T]) -> T:

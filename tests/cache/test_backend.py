@@ -82,6 +82,13 @@ def test_it_is_django_redis_with_other_locks(use: Use, client: redis.Redis) -> N
         RedisCache("redis://127.0.0.1:1/0", {}).lock("x")
 
 
+@pytest.mark.parametrize("version", [1, 9])
+def test_a_key_that_the_cache_has_made_is_the_same_lock(version: int, use: Use) -> None:
+    use({"KEY_PREFIX": "site"})
+    made = caches["default"].client.make_key("a:b", version=version)  # type: ignore[attr-defined]
+    assert exclude_each_other(lock_of("default", "a:b", version=version), lock_of("default", made))
+
+
 def test_without_django_redis_everything_else_can_be_imported() -> None:
     code = "import sys; sys.modules['django_redis'] = None; import django_redislock, django_redislock.cache_lock"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

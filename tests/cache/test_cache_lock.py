@@ -297,7 +297,7 @@ def test_without_a_timeout_it_is_renewed_and_ends_with_its_thread_or_with_its_ob
 def test_waiting_has_no_end_whatever_the_settings_say_but_a_thread_does_not_wait_for_itself(
     blocking_timeout: float | None, ours: Make, settings: Any, other: Any, client: redis.Redis, eventually: Any
 ) -> None:
-    settings.REDISLOCK = {"CACHE": "ours", "BLOCKING_TIMEOUT": 0}
+    settings.REDISLOCK = {"CACHE": "ours", "BLOCKING_TIMEOUT": 0, "MAX_WAITERS": {"*": 0}}
     lock = ours()
     assert lock.acquire()
     with pytest.raises(LockError, match="would wait for itself"):

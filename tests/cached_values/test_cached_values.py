@@ -28,6 +28,7 @@ from django_redislock import (
     alist_locks,
     alocked_get_or_set,
     force_release,
+    get_lock,
     list_locks,
     locked_get_or_set,
 )
@@ -45,6 +46,7 @@ BACKENDS = {
     "django": "django.core.cache.backends.redis.RedisCache",
     "locmem": "django.core.cache.backends.locmem.LocMemCache",
     "dummy": "django.core.cache.backends.dummy.DummyCache",
+    "json": "django_redis.cache.RedisCache",
 }
 NAME = "get_or_set:ours::1:x"  # of the lock on the value x
 
@@ -89,7 +91,9 @@ Computing = Callable[..., AbstractContextManager[Value]]
 @pytest.fixture(autouse=True)
 def _aliases(settings: Any, server: RedisServer) -> Iterator[None]:
     for alias, backend in BACKENDS.items():
-        cache = {"BACKEND": backend, "LOCATION": server.url if "edis" in backend else ""}
+        cache: Any = {"BACKEND": backend, "LOCATION": server.url if "edis" in backend else ""}
+        if alias == "json":
+            cache["OPTIONS"] = {"SERIALIZER": "django_redis.serializers.json.JSONSerializer"}
         settings.CACHES = {**settings.CACHES, alias: cache}
     caches["locmem"].clear()
     yield
@@ -128,6 +132,22 @@ def test_a_missing_value_is_computed_under_a_lock_and_kept(
     assert value.calls == 1
 
 
+def test_whoever_computes_it_gets_what_all_others_get(me: Any) -> None:
+    value = Value({1: (2, 3)}, using="json")
+    assert [me(value, "get"), me(value, "get")] == [{"1": [2, 3]}] * 2
+    assert locked_get_or_set("y", (1,), using="json") == [1]  # type: ignore[comparison-overlap]
+
+
+def test_however_few_may_wait_for_locks_all_wait_for_a_value(
+    me: Any, computing: Computing, crowd: Crowd, settings: Any, eventually: Eventually
+) -> None:
+    settings.REDISLOCK = {"MAX_WAITERS": {"*": 0}}
+    with Lock(NAME, using="ours"):  # as another process that computes it has
+        waiting = crowd().start(Value(using="ours"), "get")
+        eventually(lambda: get_lock(NAME).waiters == 1)  # type: ignore[union-attr]
+    assert waiting.result(GENEROUS) == "computed"
+
+
 async def compute() -> list[str]:
     return [lock.name for lock in await alist_locks()]
 
@@ -143,6 +163,11 @@ def test_a_plain_function_may_return_an_awaitable_and_is_called_in_a_thread_for_
     assert asyncio.run(alocked_get_or_set("y", default)) == ["get_or_set:default::1:y"]
     assert asyncio.run(alocked_get_or_set("z", asyncio._get_running_loop)) is None
     assert asyncio.run(alocked_get_or_set("o", Computer())) == ["get_or_set:default::1:o"]
+    with pytest.raises(TypeError, match="await alocked_get_or_set"):
+        locked_get_or_set("p", Computer())  # type: ignore[unused-coroutine]
+    with pytest.raises(RuntimeError, match="raised StopIteration"):  # which no future takes
+        asyncio.run(alocked_get_or_set("p", partial(next, iter(()))))
+    assert list_locks() == []
 
 
 def test_our_backend_has_it_as_methods() -> None:
@@ -168,7 +193,7 @@ def test_a_value_that_is_there_costs_one_get_and_one_that_is_no_callable_no_lock
     assert asyncio.run(alocked_get_or_set("y", 2, using=alias)) == 2
     assert me(Value(using=alias), "get") == 1
     counts: Any = client.info("commandstats")
-    assert counts["cmdstat_get"]["calls"] == 3
+    assert counts["cmdstat_get"]["calls"] == 5  # x and y were missing
     assert {"cmdstat_evalsha", "cmdstat_script|load"}.isdisjoint(counts)
 
 
