@@ -156,6 +156,9 @@ def check_function(function: Callable[..., Any], decorator: str) -> inspect.Sign
     Raises TypeError for what would not run under the lock (a task, a generator function), for a class, which would be
     replaced by a function, and for what has no signature, as some builtins.
     """
+    if isinstance(function, (staticmethod, classmethod, property)):
+        kind = type(function).__name__
+        raise TypeError(f"{decorator} cannot decorate a {kind}: put it below @{kind}.")
     refuse_tasks(function, decorator)
     refuse_generators(function, decorator)
     if isinstance(function, type):

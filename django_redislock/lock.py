@@ -250,7 +250,7 @@ class Lock:
             acquisition.abandon()
             raise
 
-    def __aenter__(self) -> Any:
+    def __aenter__(self) -> Coroutine[Any, Any, Self]:
         """See __enter__()."""
         block = engine.block_of(self)
         return self._aenter(self._acquisition(None), block)

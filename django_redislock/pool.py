@@ -55,7 +55,7 @@ class PoolMember(Lock):
             self._entered = self._latest
         return self
 
-    def __aenter__(self) -> Any:
+    def __aenter__(self) -> Coroutine[Any, Any, Self]:
         block = engine.block_of(self)
         return self._aenter_member(block, held=self._go_on(block))
 

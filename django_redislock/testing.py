@@ -163,8 +163,8 @@ def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Ite
     end of the block. A lock that is force-released meanwhile stays so. Raises LockNotAcquired when somebody holds the
     lock or waits for it, and LockUnavailable.
     """
-    refuse_semaphore(name)
-    partition = get_partition(using, check_name(name))
+    refuse_semaphore(check_name(name))
+    partition = get_partition(using, name)
     keys, id = make_keys(partition.prefix, name), secrets.token_urlsafe(16)
     request = LockRequest(partition, keys, name, id, ttl_seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
     reply = run(calls.acquire(request, calls.NOT_AT_ALL, None))
@@ -206,10 +206,12 @@ def overtaken(
     ``database`` and, with ``fenced()``, changed the ``rows``. So a claim, or an update of these rows, must raise
     LockLost. Raises AssertionError when nobody has acquired the lock.
     """
-    partition, watchdog, expected = get_partition(using, check_name(name)), runtime().watchdog, name
+    refuse_semaphore(check_name(name))
+    watchdog, expected = runtime().watchdog, name
     overtakes: list[Exception | None] = []
 
     def overtake(*, name: str, **facts: Any) -> None:
+        partition = get_partition(using, expected)
         for lease in watchdog.leases():
             if lease.partition is partition and lease.name == name == expected:
                 try:
@@ -244,7 +246,8 @@ def _write_as_successor(name: str, fence: int, database: str, rows: FencedQueryS
 def redis_away(using: str | None = None) -> Iterator[None]:
     """Let the Redis of the locks be out of reach of this process: whoever asks gets LockUnavailable, at once.
 
-    (``RETRY_FOR`` is 0.) Leases that are held are not renewed, and end by the local clock. The cache goes on.
+    (``RETRY_FOR`` is 0.) Leases that are held are not renewed, and end by the local clock. The cache goes on. Where
+    ``CACHES`` changes inside the block, Redis can be reached again.
     """
     store = get_store(using)
     with ExitStack() as stack:
@@ -286,8 +289,9 @@ def assert_locked(name: str, *, using: str | None = None) -> None:
     info = _look(name, using)
     if info is None or not info.held:
         locks = run(read_matching(get_store(using).everywhere(), lambda name: True))
-        held = ", ".join(repr(lock.name) for lock in locks)
-        raise AssertionError(f"Nobody holds the lock {name!r}. The locks that are held: {held or 'none'}.")
+        held = ", ".join(repr(lock.name) for lock in locks if lock.held)
+        suspended = "" if info is None else ", which is suspended"
+        raise AssertionError(f"Nobody holds the lock {name!r}{suspended}. The locks that are held: {held or 'none'}.")
 
 
 def assert_not_locked(name: str, *, using: str | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
-from redis.exceptions import ResponseError
+from redis.exceptions import AuthenticationError, ResponseError
 
 from ..base.steps import Steps, run
 from ..base.times import GRACE, Deadline
@@ -165,6 +165,12 @@ def _unseen(alias: str, trouble: Exception) -> CheckMessage:
             f"{_server(alias)} is no node of a Redis Cluster, or denies the user CLUSTER SLOTS.",
             hint="Leave this alias out of REDISLOCK['CLUSTER'], or grant the user +cluster|slots.",
             id="django_redislock.E009",
+        )
+    if isinstance(trouble, AuthenticationError) or isinstance(trouble.__cause__, AuthenticationError):
+        return Error(
+            f"{_server(alias)} lets nobody in with the user and the password of the alias: {trouble}",
+            hint="Set both in LOCATION or in OPTIONS of the alias.",
+            id="django_redislock.E010",
         )
     return Warning(
         f"Could not inspect {_server(alias, 'the')}: {trouble}",

@@ -52,6 +52,7 @@ def memory_client(alias: str) -> Any:
     check_allowed(alias)
     try:
         import fakeredis
+        import lupa  # type: ignore[import-untyped]  # noqa: F401 (it runs the scripts)
     except ImportError:
         raise ImproperlyConfigured(
             f"The cache alias {alias!r} is not Redis, and its in-process stand-in is not installed: "
@@ -235,6 +236,8 @@ def _keywords_of(pool: Any) -> dict[str, Any]:
         keywords["socket_timeout"] = DEFAULT_TIMEOUT
     if not keywords.get("socket_connect_timeout"):
         keywords["socket_connect_timeout"] = keywords["socket_timeout"]
+    if keywords.get("password") and not (keywords.get("username") or keywords.get("credential_provider")):
+        keywords["username"] = "default"  # as with RESP3: then a server without a password does not mind one
     return {**keywords, "protocol": 2}
 
 

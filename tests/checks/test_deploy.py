@@ -121,6 +121,15 @@ def test_missing_rights_are_found(
     assert ids(deploy=True) == [id for id in expected if not poll or id != "W006"]
 
 
+@pytest.mark.parametrize("user", ["", ":wrong@", "nobody:right@"])
+def test_a_server_that_lets_nobody_in_with_that_password_is_found(user: str, own: RedisServer, caching: Set) -> None:
+    with own.client() as client:
+        client.config_set("requirepass", "right")
+        caching(locks={"LOCATION": f"redis://{user}127.0.0.1:{own.port}/0"})
+        assert "lets nobody in" in only("E010", deploy=True).msg
+        client.config_set("requirepass", "")
+
+
 def test_a_proxy_that_hangs_up_on_who_subscribes_is_inspected_where_waiters_poll(
     own: RedisServer, caching: Set, settings: Any
 ) -> None:

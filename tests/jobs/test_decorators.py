@@ -163,6 +163,8 @@ def test_what_runs_after_its_call_or_has_no_signature_is_refused(decorator: Any,
         decorator("x")(Called)
     if decorator is locked_view:
         return
+    with pytest.raises(TypeError, match="cannot decorate a staticmethod: put it below @staticmethod"):
+        locked("x")(staticmethod(print))
     with pytest.raises(TypeError, match="cannot decorate <built-in function max>: no signature found"):
         decorator("x")(max)
     managers = contextmanager(generator), asynccontextmanager(agenerator), plain(contextmanager(generator))

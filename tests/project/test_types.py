@@ -45,6 +45,12 @@ def test_functions_keep_their_types() -> None:
         locked_atomic("x")(report)()  # type: ignore[call-arg]
 
 
+async def test_a_block_knows_its_lock() -> None:
+    async with Lock("a") as lock, LockSet("b", "c") as locks:
+        assert_type(lock, Lock)
+        assert_type(locks, LockSet)
+
+
 def test_views_keep_their_parameters() -> None:
     @locked_view("order:{pk}")
     def view(request: HttpRequest, pk: int) -> HttpResponse:

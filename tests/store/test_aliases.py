@@ -185,6 +185,15 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
         assert issubclass(connection_class(asynchronous=crowd.awaits), AsyncOwn if crowd.awaits else Own)
 
 
+@BOTH
+def test_a_server_without_a_password_does_not_mind_one(backend: str, crowd: Crowd, server: RedisServer) -> None:
+    """Nor does it for the cache: a developer's server, and the URL of production."""
+    me, lock = crowd(), Lock(NAME)
+    with caches(alias(backend, server.url.replace("//", "//:s3cret@"))):
+        me(lock, "acquire")
+        me(lock, "release")
+
+
 def test_what_error_reports_show_of_an_alias_has_no_password(settings: Any) -> None:
     settings.CACHES = {"default": alias(DJANGO_REDIS, "redis://user:s3cret@127.0.0.1:1/0")}
     assert "s3cret" not in shown_alias()
@@ -275,11 +284,12 @@ def test_a_fork_starts_a_fresh_server_and_leaves_the_parent_alone(start: Callabl
 
 @in_memory
 @KINDS
+@pytest.mark.parametrize("missing", ["fakeredis", "lupa"])  # the former may have been installed without the latter
 def test_without_fakeredis_the_error_says_what_to_install(
-    me: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    missing: str, me: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.CACHES = {**settings.CACHES}
-    monkeypatch.setitem(sys.modules, "fakeredis", None)
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImproperlyConfigured, match=r"'default'.*pip install \"django-redislock\[memory\]\""):
         me(Lock(NAME), "acquire")
 

@@ -243,6 +243,11 @@ def test_what_cannot_be_held_or_lost_is_an_error() -> None:
             with pytest.raises(LockNotOwned, match=text):
                 lose(name)
         assert_locked(NAME)
+    for helper in (hold, overtaken):
+        with pytest.raises(TypeError, match="name must be a str, not <Lock 'a'>"), helper(Lock("a")):  # type: ignore[arg-type]
+            pytest.fail("it is held")
+        with pytest.raises(ValueError, match="semaphore"), helper("semaphore:x"):
+            pytest.fail("it is held")
     with pytest.raises(TypeError, match=r"^lose\(\) takes a lock or its name, not <LockSet .* one of its names\.$"):
         lose(LockSet("a", "b"))  # type: ignore[arg-type]
 
@@ -345,7 +350,9 @@ def test_assertions_hold_or_say_what_there_is() -> None:
     for name in "ab":
         force_release(name)
     Lock("a").suspend(60)
-    with pytest.raises(AssertionError, match=r"^Nobody holds the lock 'a'"):
+    with pytest.raises(
+        AssertionError, match=r"^Nobody holds the lock 'a', which is suspended\. The locks that are held: none\.$"
+    ):
         assert_locked("a")
 
 
