@@ -39,13 +39,12 @@ def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> 
     if how in ("set", "detach"):
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
-    request, replicas = lease.request, lease.request.replicas if acknowledged else 0
-    answer = yield from calls.renew(request, how, left, lease.fence, replicas=replicas)
+    request = lease.request if acknowledged else lease.request._replace(replicas=0)
+    answer = yield from calls.renew(request, how, left, lease.fence, replicas=request.replicas)
     if answer.state != calls.HELD:
         runtime().watchdog.lose(lease, reason_of(answer))
         raise lease.lost_error()
-    if acknowledged:
-        check_acknowledged(request, answer.acknowledged, "detach" if how == "detach" else "extend")
+    check_acknowledged(request, answer.acknowledged, "detach" if how == "detach" else "extend")
     if how == "detach":
         runtime().watchdog.end(lease)
     else:

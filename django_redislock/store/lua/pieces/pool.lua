@@ -176,9 +176,8 @@ end
 --#include fence
 local function grant_member(member, id, channel, flag, ms, token, owner)
   local fence, since = next_fence()
-  hold_member(member, holder_value(id, channel, flag, fence, since, token, owner), ms)
   redis.call('HSET', KEYS.took, id, member)
-  keep_pool(ms)
+  hold_member(member, holder_value(id, channel, flag, fence, since, token, owner), ms)
   redis.call('ZADD', KEYS.index, us + ms * 1000, lock_name_of(member))
   return fence, since
 end
