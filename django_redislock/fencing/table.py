@@ -60,8 +60,8 @@ def remedy(alias: str) -> str:
     """Return what creates the table in this database."""
     if router.allow_migrate_model(alias, fences().model):
         return (
-            f"Run manage.py migrate --database {alias}. (If it has nothing to apply, as a router kept the table out "
-            f"when it ran before: manage.py migrate django_redislock zero --fake --database {alias}, then once more.)"
+            f"Run manage.py migrate --database {alias}. If that has nothing to apply, because a router kept the table "
+            f"out when it ran before, first run manage.py migrate django_redislock zero --fake --database {alias}."
         )
     return (
         f"Let DATABASE_ROUTERS allow migrations of 'django_redislock' on {alias!r}, then run manage.py migrate "
