@@ -3,6 +3,10 @@
 redis-py asks one sentinel after another without a limit on the total time, and retries: a silent sentinel uses up the
 time of the whole call. Here each gets a share of that time, one try and a connection of its own, and the one that has
 answered is asked first from then on.
+
+Of a master, redis-py takes the address too from the list of all masters. But there the sentinel that leads a failover
+has the old one until all replicas follow the new one, with nothing said against it once it is back. Here the address
+is that which Redis names to its clients: https://redis.io/docs/latest/develop/reference/sentinel-clients/
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Any
 from redis._parsers.helpers import parse_sentinel_masters
 from redis.exceptions import ResponseError
 from redis.sentinel import MasterNotFoundError
+from redis.utils import str_if_bytes
 
 from ..base.steps import Call, Steps, arun, run
 from .wire import CONNECTION_ERRORS
@@ -46,14 +51,15 @@ class Sentinels:
         troubles: list[str] = []
         for way in list(self.ways):
             try:
-                answer = yield Call(_ask, (way, share), twin=_aask)
+                listed, address = yield Call(_ask, (way, share, self.service_name), twin=_aask)
             except (*CONNECTION_ERRORS, ResponseError) as error:
                 troubles.append(str(error))
                 continue
-            state = parse_sentinel_masters(answer).get(self.service_name)
-            if state and self.manager.check_master_state(state, self.service_name):
+            state = parse_sentinel_masters(listed).get(self.service_name)
+            if state and address and self.manager.check_master_state(state, self.service_name):
                 self.ways[:] = [way, *(each for each in self.ways if each is not way)]  # in one step: all share it
-                return getattr(self.manager, "_force_master_ip", None) or state["ip"], state["port"]
+                host, port = map(str_if_bytes, address)
+                return getattr(self.manager, "_force_master_ip", None) or host, int(port)
         raise MasterNotFoundError(f"No sentinel knows the master {self.service_name!r}. {' '.join(troubles)}".rstrip())
 
 
@@ -64,20 +70,24 @@ class LoopSentinels(Sentinels):
         return await arun(self._master())
 
 
-def _ask(way: Any, seconds: float) -> Any:
-    """Return what a sentinel knows of all masters that it watches."""
+def _ask(way: Any, seconds: float, service_name: str) -> tuple[Any, Any]:
+    """Return what a sentinel knows of all masters that it watches, and the address of this one."""
     connection = way.connection(seconds)
     try:
         connection.send_command("SENTINEL", "MASTERS")
-        return connection.read_response()
+        listed = connection.read_response()
+        connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service_name)
+        return listed, connection.read_response()
     finally:
         connection.disconnect()
 
 
-async def _aask(way: Any, seconds: float) -> Any:
+async def _aask(way: Any, seconds: float, service_name: str) -> tuple[Any, Any]:
     connection = way.connection(seconds)
     try:
         await connection.send_command("SENTINEL", "MASTERS")
-        return await connection.read_response()
+        listed = await connection.read_response()
+        await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service_name)
+        return listed, await connection.read_response()
     finally:
         connection.abort()

@@ -21,7 +21,7 @@ from redisserver import RedisServer, redis_server
 from tests.helpers import state
 from tests.helpers.actors import Crowd
 from tests.helpers.processes import Worker
-from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Sentinels, alias, caches, connections, kill, stopped
+from tests.helpers.ways import BOTH, DJANGO_REDIS, MASTER, NAME, Sentinels, alias, caches, connections, kill, stopped
 from tests.inside import (
     Wire,
     all_seen,
@@ -323,6 +323,26 @@ def test_the_error_about_a_missing_master_quotes_the_sentinels(
     for given, said in (unknown, r"'others'\."), (nobody, r"'tickets'\. Error .*connecting to 127"):
         with caches(given), pytest.raises(LockUnavailable, match=rf"No sentinel knows the master {said}"):
             me(Lock("a"), "acquire")
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("awaits", [False, True])
+def test_a_sentinel_that_still_reconfigures_replicas_leads_nobody_to_the_replaced_master(
+    awaits: bool, eventually: Eventually
+) -> None:
+    """It lists the old one until all replicas follow the new one, and nobody has demoted it yet."""
+    with closing(Sentinels(replicas=2)) as several:
+        sentinel, slow = several.sentinel_clients[0], several.servers[2]
+        several.clients[2].config_set("replica-priority", 0)  # the other one is promoted
+        eventually(lambda: 0 in {one["slave-priority"] for one in sentinel.sentinel_slaves(MASTER)})
+        several.wait_for_it(300)  # none is taken for dead
+        sentinel.sentinel_set(MASTER, "failover-timeout", 300_000)
+        with stopped(slow), caches(several.alias()), closing(Crowd(tasks=awaits)) as crowd:
+            several.fail_over()
+            listed = sentinel.sentinel_masters()[MASTER]
+            assert (listed["port"], "failover_in_progress" in listed["flags"]) == (several.servers[0].port, True)
+            assert crowd()(Lock("a"), "acquire")
+            assert several.clients[1].exists("redislock{0}:lock:a")
 
 
 @pytest.mark.complete
