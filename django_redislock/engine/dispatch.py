@@ -27,6 +27,7 @@ from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.retry import ask_replicas
 from ..store.scripts import wants_source, with_source
+from ..store.sentinels import connect
 from ..store.wire import Command, exchange, hints_at_failover, wording
 from .announcements import Notifier
 
@@ -237,7 +238,7 @@ class Dispatch:
 
 def send_now(connection: Connection, batch: Sequence[Outgoing], by: float | None = None) -> tuple[list[Any], float]:
     """Send ``batch``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
-    connection.connect()
+    connect(connection)
     sent = monotonic()
     answers = exchange(connection, [outgoing.command for outgoing in batch], by)
     refused = [i for i, answer in enumerate(answers) if wants_source(batch[i].command, answer)]

@@ -38,12 +38,10 @@ from .aliases import Address, RedisConfig
 from .lock_store import LockStore, Partition
 from .loop_connections import ENTERING
 from .node import Node
-from .wire import Command, NotAsked, Replaced
+from .wire import NO_FAILOVER_WITHIN, Command, NotAsked, Replaced
 
 TAGS = 64  # never to be changed: one name in two slots is two locks
 ASKING_TAKES = 1.0  # seconds that a node may take to say where the slots are
-# seconds within which no replica takes over: once a master is seen to fail, a replica waits for at least half a second
-NO_FAILOVER_WITHIN = 0.5
 CONFIRMED_WITHIN = 3.0  # seconds to wait for another node to confirm the late answer of one that was silent
 
 

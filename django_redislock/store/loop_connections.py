@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.times import Alarm, is_frozen, monotonic
 from .node import AbortableConnection, Node
+from .sentinels import aconnect
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Slot, find, surplus, taken
 from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack, with_address
 
@@ -196,8 +197,7 @@ class LoopConnections:
         slot = LoopSlot(node, node.for_loops.connection(seconds, socket_timeout=None))
         try:
             slot.limit.begin(monotonic() + seconds)
-            # explicitly, as only connect() makes a Sentinel connection ask for its master
-            await slot.connection.connect()
+            await aconnect(slot.connection)
         except BaseException as error:
             slot.limit.end(error)
             raise

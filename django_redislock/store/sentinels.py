@@ -20,7 +20,8 @@ from redis.sentinel import MasterNotFoundError
 from redis.utils import str_if_bytes
 
 from ..base.steps import Call, Steps, arun, run
-from .wire import CONNECTION_ERRORS
+from ..base.times import monotonic
+from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Replaced
 
 
 @dataclass(eq=False, repr=False)
@@ -46,6 +47,15 @@ class Sentinels:
         """Host and port."""
         return run(self._master())
 
+    def confirm(self, connection: Any, begun: float) -> Steps[None]:
+        """C7: raise Replaced if making the connection took long, and another server is the master by now.
+
+        What a sentinel had said may have waited for a process that was stopped, and the old master have come back.
+        """
+        late = monotonic() - begun > NO_FAILOVER_WITHIN
+        if late and (yield from self._master()) != (connection.host, connection.port):
+            raise Replaced(f"{connection.host}:{connection.port} has been replaced")
+
     def _master(self) -> Steps[tuple[str, int]]:
         share = self.seconds / (len(self.ways) + 1)  # one share is for connecting to the master
         troubles: list[str] = []
@@ -68,6 +78,29 @@ class LoopSentinels(Sentinels):
 
     async def get_master_address(self) -> Any:
         return await arun(self._master())
+
+
+def connect(connection: Any) -> None:
+    """Connect; to a master that sentinels name, so that it is known to be one no longer ago than half a second."""
+    begun = monotonic()
+    # explicitly, as only connect() makes a Sentinel connection ask for its master
+    connection.connect()
+    sentinels: Sentinels | None = getattr(connection, "connection_pool", None)
+    if sentinels is not None:
+        try:
+            run(sentinels.confirm(connection, begun))
+        except BaseException:
+            connection.disconnect()
+            raise
+
+
+async def aconnect(connection: Any) -> None:
+    """The same for a connection of an event loop, which its caller closes if this raises."""
+    begun = monotonic()
+    await connection.connect()
+    sentinels: Sentinels | None = getattr(connection, "connection_pool", None)
+    if sentinels is not None:
+        await arun(sentinels.confirm(connection, begun))
 
 
 def _ask(way: Any, seconds: float, service_name: str) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from redis.connection import Connection
 from ..base.times import monotonic
 from .aliases import RedisConfig
 from .node import Node
+from .sentinels import connect
 from .wire import CONNECTION_ERRORS, Command, NotAsked, begins, exchange, let_the_system_wait
 
 S = TypeVar("S", bound="Slot")
@@ -132,8 +133,7 @@ class ThreadConnections:
         if slot.connection is not None:
             slot.connection.disconnect()
         connection: Any = node.config.connection(None if by is None else max(0.001, by - monotonic()))
-        # explicitly, as only connect() makes a Sentinel connection ask for its master
-        connection.connect()
+        connect(connection)
         if by is not None:
             connection.socket_timeout = self._timeout
             connection._sock.settimeout(self._timeout)

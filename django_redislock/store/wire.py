@@ -45,8 +45,12 @@ class NotAsked(TimeoutError):
     """Time ran out before the node could be asked, which says nothing against the node."""
 
 
+# seconds within which no replica takes over: once a master is seen to fail, a replica waits for at least half a second
+NO_FAILOVER_WITHIN = 0.5
+
+
 class Replaced(ConnectionError):
-    """A cluster node's answer does not count, as another node has its slots now (C7)."""
+    """A node's answer, or that it is the master, does not count: another one has taken over (C7)."""
 
 
 # The connections of which _ask() uses the parser: not those for sentinels, which look at each answer, nor a site's own

@@ -23,7 +23,7 @@ from tests.helpers.actors import until
 from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.processes import require
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.ways import DOWN_AFTER, Sentinels
+from tests.helpers.ways import Sentinels
 from tests.inside import counter_of, let_go
 
 from .faults import Fault, fault
@@ -39,6 +39,8 @@ SETTLED = 5.0
 # seconds for which sentinels wait for a silent master that nobody has killed: a busy machine may delay it for long, and
 # of a failover that nobody knows of, nobody knows what it forgets
 PATIENCE = 300.0
+# those for which they wait for one that was killed: its successor has as many, until they are patient again
+DEAD_AFTER = 2.0
 
 
 class Group(Sentinels):
@@ -103,7 +105,7 @@ def replace_master(group: Sentinels, meanwhile: Callable[[], object] | None = No
             client.execute_command("CLIENT", "KILL", "TYPE", "master")
         meanwhile()
     old.stop()
-    group.wait_for_it(DOWN_AFTER / 1000)
+    group.wait_for_it(DEAD_AFTER)
     until(lambda: group.master_server() is not old)
     group.wait_for_it(PATIENCE)
     for client in followers:
