@@ -91,13 +91,15 @@ class LockStore:
         return self._node_by_tag[tag]
 
     def suspect(self, node: Node | None) -> None:
-        """Make the next command connect anew (and ask Sentinel): the node was unreachable, or is no longer a master."""
+        """Make the next command connect anew (and ask another sentinel): the node was unreachable, or is no master."""
         if node is not None:
+            node.doubt()
             self.threads.drop_idle(node)
             self._in_loops(lambda connections: connections.drop_idle(node))
 
     def look_around(self, node: Node) -> None:
         """After trouble with this node, find out in the background whether others have taken over its slots."""
+        node.doubt()
 
     def redirect(self, partition: Partition, error: ResponseError, node: Node) -> bool:
         """Learn from an error of ``node`` which node has these locks now. Returns whether the error says so."""

@@ -38,7 +38,7 @@ def for_loops(config: RedisConfig) -> RedisConfig:
         )
     keywords = {key: value for key, value in config.keywords.items() if key in known - _LEFT_BEHIND}
     by = config.sentinels
-    sentinels = by and LoopSentinels(by.service_name, by.manager, [*map(for_loops, by.ways)])
+    sentinels = by and LoopSentinels(by.service_name, by.manager, [*map(for_loops, by.ways)], turn=by.turn)
     plain = twin in (Connection, SSLConnection, UnixDomainSocketConnection)
     return replace(
         config,
@@ -109,6 +109,11 @@ class Node:
     def for_loops(self) -> RedisConfig:
         """How event loops reach it."""
         return for_loops(self.config)
+
+    def doubt(self) -> None:
+        """It was of no use: where a sentinel has named it, another one is asked next time."""
+        if self.config.sentinels is not None:
+            self.config.sentinels.turn.doubted = True
 
     def close(self) -> None:
         """Keep no connections to it from now on."""

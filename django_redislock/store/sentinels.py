@@ -2,7 +2,8 @@
 
 redis-py asks one sentinel after another without a limit on the total time, and retries: a silent sentinel uses up the
 time of the whole call. Here each gets a share of that time, one try and a connection of its own, and the one that has
-answered is asked first from then on.
+answered is asked first from then on, or the next one where the master that it named was of no use: it may be the only
+one that has not heard of a failover.
 
 Of a master, redis-py takes the address too from the list of all masters. But there the sentinel that leads a failover
 has the old one until all replicas follow the new one, with nothing said against it once it is back. Here the address
@@ -11,7 +12,7 @@ is that which Redis names to its clients: https://redis.io/docs/latest/develop/r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redis._parsers.helpers import parse_sentinel_masters
@@ -25,16 +26,25 @@ from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Replaced
 
 
 @dataclass(eq=False, repr=False)
-class Sentinels:
-    """The sentinels of an alias, in the order in which they are asked: what a connection takes for its pool.
+class Turn:
+    """Which sentinel is asked first: the one that was the ``last`` to name a master, unless that is ``doubted``."""
 
-    ``ways``: an RedisConfig for each. ``manager`` is redis-py's.
+    last: int = 0
+    doubted: bool = False
+
+
+@dataclass(eq=False, repr=False)
+class Sentinels:
+    """The sentinels of an alias: what a connection takes for its pool.
+
+    ``ways``: an RedisConfig for each. ``manager`` is redis-py's. ``turn``: the same for threads and event loops.
     """
 
     service_name: str
     manager: Any
     ways: list[Any]
     seconds: float = 0.0  # within which the master has to be found
+    turn: Turn = field(default_factory=Turn)
 
     is_master = True
     check_connection = False
@@ -59,15 +69,16 @@ class Sentinels:
     def _master(self) -> Steps[tuple[str, int]]:
         share = self.seconds / (len(self.ways) + 1)  # one share is for connecting to the master
         troubles: list[str] = []
-        for way in list(self.ways):
+        first = self.turn.last + self.turn.doubted
+        for number in (each % len(self.ways) for each in range(first, first + len(self.ways))):
             try:
-                listed, address = yield Call(_ask, (way, share, self.service_name), twin=_aask)
+                listed, address = yield Call(_ask, (self.ways[number], share, self.service_name), twin=_aask)
             except (*CONNECTION_ERRORS, ResponseError) as error:
                 troubles.append(str(error))
                 continue
             state = parse_sentinel_masters(listed).get(self.service_name)
             if state and address and self.manager.check_master_state(state, self.service_name):
-                self.ways[:] = [way, *(each for each in self.ways if each is not way)]  # in one step: all share it
+                self.turn.last, self.turn.doubted = number, False
                 host, port = map(str_if_bytes, address)
                 return getattr(self.manager, "_force_master_ip", None) or host, int(port)
         raise MasterNotFoundError(f"No sentinel knows the master {self.service_name!r}. {' '.join(troubles)}".rstrip())

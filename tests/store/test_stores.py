@@ -30,6 +30,7 @@ from tests.helpers.ways import (
     MASTER,
     NAME,
     Sentinels,
+    SentinelServer,
     alias,
     caches,
     connections,
@@ -325,6 +326,24 @@ def test_silent_and_refusing_sentinels_cost_a_share_of_the_time_and_no_connectio
         gc.collect()  # a socket that nobody closed would warn now
     first.execute_command("ACL", "SETUSER", "default", "+sentinel")
     eventually(lambda: not connections(three.clients[0]))
+
+
+@pytest.mark.parametrize("refuses", ["NOREPLICAS", "READONLY"])
+def test_where_a_sentinel_names_a_replaced_master_the_next_one_is_asked(
+    refuses: str, three: Sentinels, own: RedisServer, me: Any, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(30)
+    given, behind = three.alias(), SentinelServer(f"monitor {MASTER} {HOST} {own.port} 1")
+    with closing(behind), own.client() as replaced:
+        behind.start()
+        if refuses == "NOREPLICAS":
+            replaced.config_set("min-replicas-to-write", 1)
+        else:
+            replaced.replicaof(HOST, "1")
+        given["OPTIONS"]["SENTINELS"].insert(0, (HOST, behind.port))
+        with caches(given):
+            assert me(Lock(refuses, ttl=6), "acquire")
+            assert three.clients[0].exists(f"redislock{{0}}:lock:{refuses}")
 
 
 def test_the_error_about_a_missing_master_quotes_the_sentinels(
