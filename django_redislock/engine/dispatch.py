@@ -28,7 +28,7 @@ from ..store.node import Node
 from ..store.retry import ask_replicas
 from ..store.scripts import wants_source, with_source
 from ..store.sentinels import connect
-from ..store.wire import Command, exchange, hints_at_failover, wording
+from ..store.wire import BLAMELESS, Command, exchange, hints_at_failover, wording
 from .announcements import Notifier
 
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
@@ -231,7 +231,7 @@ class Dispatch:
             )
         # a node of a cluster that says so may be cut off from the others, and not know who has its slots now
         cut_off = isinstance(error, ClusterDownError) or hints_at_failover(error)
-        if cut_off or not isinstance(error, ResponseError):
+        if cut_off or not isinstance(error, (ResponseError, *BLAMELESS)):
             for store in {outgoing.task.partition.store for outgoing in batch}:
                 store.look_around(node)
 

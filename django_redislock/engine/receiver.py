@@ -18,6 +18,7 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError
 from ..base.times import monotonic
 from ..store.calls import probe_command, probed
 from ..store.node import Node
+from ..store.sentinels import connect
 from ..store.wire import PASSING, begins, classified, exchange, let_the_system_wait, pack, read
 from .listener import Listener
 from .waiters import ThreadWaiter, Waiter
@@ -63,7 +64,7 @@ class Receiver:
 
         0 means that messages cannot be trusted to arrive (R3). Of the other listeners, only errors are returned.
         """
-        self.connection.connect()
+        connect(self.connection)
         word = "SSUBSCRIBE" if self._sharded else "SUBSCRIBE"
         self.connection.send_packed_command([pack([(word, each.partition.channel) for each in self.listeners])])
         refused: dict[Listener, int | ResponseError] = {}
@@ -82,7 +83,7 @@ class Receiver:
         # on a connection of its own: in a process of coroutines, the pool would keep one that nobody else needs
         connection = self.node.config.connection(self.node.config.timeout)
         try:
-            connection.connect()
+            connect(connection)
             for listener in asked:
                 sent = monotonic()
                 (answer,) = exchange(connection, [probe_command(listener.partition)])

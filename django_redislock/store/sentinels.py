@@ -12,17 +12,19 @@ is that which Redis names to its clients: https://redis.io/docs/latest/develop/r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redis._parsers.helpers import parse_sentinel_masters
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 from redis.sentinel import MasterNotFoundError
 from redis.utils import str_if_bytes
 
 from ..base.steps import Call, Steps, arun, run
 from ..base.times import monotonic
-from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Replaced
+from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Refused, Replaced
 
 
 @dataclass(eq=False, repr=False)
@@ -95,7 +97,8 @@ def connect(connection: Any) -> None:
     """Connect; to a master that sentinels name, so that it is known to be one no longer ago than half a second."""
     begun = monotonic()
     # explicitly, as only connect() makes a Sentinel connection ask for its master
-    connection.connect()
+    with _refusals():
+        connection.connect()
     sentinels: Sentinels | None = getattr(connection, "connection_pool", None)
     if sentinels is not None:
         try:
@@ -108,10 +111,23 @@ def connect(connection: Any) -> None:
 async def aconnect(connection: Any) -> None:
     """The same for a connection of an event loop, which its caller closes if this raises."""
     begun = monotonic()
-    await connection.connect()
+    with _refusals():
+        await connection.connect()
     sentinels: Sentinels | None = getattr(connection, "connection_pool", None)
     if sentinels is not None:
         await arun(sentinels.confirm(connection, begun))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise Refused where the node, or a proxy, has taken the connection and hung up, with a word or without."""
+    try:
+        yield
+    except ConnectionError as error:
+        hung_up = isinstance(error.__cause__ or error.__context__, (BrokenPipeError, ConnectionResetError))
+        if hung_up or any(said in str(error) for said in ("max number of clients", "Connection closed by server")):
+            raise Refused(str(error)) from error
+        raise
 
 
 def _ask(way: Any, seconds: float, service_name: str) -> tuple[Any, Any]:

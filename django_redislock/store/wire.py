@@ -14,6 +14,7 @@ from typing import Any
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     ClusterDownError,
     ConnectionError,
     InvalidResponse,
@@ -52,6 +53,13 @@ NO_FAILOVER_WITHIN = 0.5
 class Replaced(ConnectionError):
     """A node's answer, or that it is the master, does not count: another one has taken over (C7)."""
 
+
+class Refused(ConnectionError):
+    """A node has hung up on a new connection, as it does where it has too many."""
+
+
+# These say nothing against the node, nor against the connections to it that there are
+BLAMELESS = (NotAsked, Replaced, Refused, AuthenticationError)
 
 # The connections of which _ask() uses the parser: not those for sentinels, which look at each answer, nor a site's own
 _PLAIN = frozenset({Connection, SSLConnection, UnixDomainSocketConnection})

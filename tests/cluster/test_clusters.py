@@ -223,6 +223,21 @@ def test_a_node_that_has_the_lock_no_longer_is_not_believed_and_a_renewal_is_sen
     assert not lock.lost
 
 
+def test_where_the_nodes_refuse_new_connections_those_that_there_are_go_on_working(
+    cluster: Cluster, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    lock, masters = Lock("a", ttl=60), [node.client() for node in cluster.masters()]
+    lock.acquire()
+    for master in masters:
+        master.config_set("maxclients", 1)
+    with pytest.raises(LockUnavailable):
+        asyncio.run(lock.alocked())
+    lock.release()
+    for master in masters:
+        master.config_set("maxclients", 10_000)
+
+
 def test_a_neighbour_that_was_refused_is_subscribed_when_somebody_waits_there_and_one_that_is_refused_then_anew(
     cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.servers import Twins, wsgi_server
 from tests.helpers.state import count, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
-from tests.inside import AskedOnce, Wire, command, limit, put_together, surplus, unused_by_turns, unused_here
+from tests.inside import AskedOnce, Wire, command, limit, listen, put_together, surplus, unused_by_turns, unused_here
 
 from .conftest import Eventually, all_at_once, use
 
@@ -323,6 +323,23 @@ def test_what_redis_refuses_for_good_is_an_error_at_once(me: Any, own: RedisServ
         with pytest.raises(LockUnavailable, match=r"The server wants a password|Authentication required"):
             me(Lock("a"), "acquire", blocking=False)
         client.config_set("requirepass", "")
+
+
+@pytest.mark.parametrize("trouble", ["password", "max number of clients"])
+def test_where_a_server_refuses_new_connections_those_that_there_are_go_on_working(
+    trouble: str, own: RedisServer, retry_for: Callable[[float], None], eventually: Eventually, caplog: Any
+) -> None:
+    retry_for(0.1)
+    with own.client() as client, caches(alias(DJANGO_REDIS, own.url.replace("//", "//:old@"))):
+        client.config_set("requirepass", "old")
+        lock = Lock("a", ttl=60)
+        lock.acquire()
+        client.config_set("requirepass" if trouble == "password" else "maxclients", 1)
+        with pytest.raises(LockUnavailable, match=trouble):
+            asyncio.run(Lock("b").aacquire())
+        listen()
+        eventually(lambda: "listener-disconnected" in caplog.text)
+        lock.release()
 
 
 def test_what_does_not_speak_as_redis_does_cannot_be_reached(me: Any, retry_for: Callable[[float], None]) -> None:
