@@ -18,6 +18,7 @@ from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
     InvalidResponse,
+    MasterDownError,
     MovedError,
     ReadOnlyError,
     RedisError,
@@ -70,11 +71,12 @@ CONNECTION_ERRORS = (ConnectionError, TimeoutError, InvalidResponse, OSError)
 def hints_at_failover(answer: object) -> bool:
     """Return whether it says that the server is no longer a master, or has lost its replicas, perhaps to a new one.
 
-    Redis 6 wraps the errors that a script meets.
+    Redis 6 wraps the errors that a script meets, and older redis-py has a class for MASTERDOWN on clusters only.
     """
     if not isinstance(answer, ResponseError):
         return False
-    return isinstance(answer, ReadOnlyError) or any(word in str(answer) for word in ("READONLY", "NOREPLICAS"))
+    words = ("READONLY", "NOREPLICAS", "MASTERDOWN")
+    return isinstance(answer, (ReadOnlyError, MasterDownError)) or any(word in str(answer) for word in words)
 
 
 _pack: Callable[[Command], bytes]
