@@ -12,6 +12,7 @@ from collections.abc import Callable
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Any
 
+from django.db import close_old_connections, connections
 from django.dispatch import Signal
 
 from ..base.log import log_event
@@ -53,7 +54,7 @@ class Notifier:
             self._threads = {thread for thread in self._threads if thread.is_alive()}
             if len(self._threads) >= THREADS:
                 return
-            thread = threading.Thread(target=self._run, name="redislock-notifier", daemon=True)
+            thread = threading.Thread(target=self._live, name="redislock-notifier", daemon=True)
             self._threads.add(thread)
             if try_start(thread):
                 return
@@ -63,17 +64,27 @@ class Notifier:
         """Log ``event`` soon; see log_event()."""
         self.call(lambda: log_event(level, event, **facts))
 
-    def _run(self) -> None:
+    def _live(self) -> None:
+        """Run jobs in a thread of our own, where nobody else closes connections to the database."""
+        self._run(close_old_connections)
+        _try(connections.close_all)
+
+    def _run(self, before_each: Job = lambda: None) -> None:
         while True:
             with self._mutex:
                 if not self.jobs:
                     self._threads.discard(threading.current_thread())
                     return
                 job = self.jobs.popleft()
-            try:
-                job()
-            except BaseException:
-                log_event(ERROR, "notifier-failed", exc_info=True)
+            _try(before_each)
+            _try(job)
+
+
+def _try(job: Job) -> None:
+    try:
+        job()
+    except BaseException:
+        log_event(ERROR, "notifier-failed", exc_info=True)
 
 
 def tell_acquired(lease: Lease, waited: float) -> Steps[None]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import sync_to_async
+from django.db import connections
 
 from django_redislock import (
     Lock,
@@ -30,6 +31,7 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil
+from tests.helpers.databases import Account
 from tests.helpers.state import NAME, fence_of, holder, put, queued
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_TAKEN
 from tests.project.programs import environment
@@ -235,6 +237,24 @@ def test_a_slow_on_lost_runs_in_a_thread_of_its_own_and_delays_no_waiter(crowd: 
     assert waiting.result(GENEROUS)
     go_on.set()
     assert told == [(True, "redislock-notifier")]
+
+
+def test_the_thread_that_tells_of_a_loss_closes_its_connections_to_the_database(
+    account: Account, eventually: Eventually
+) -> None:
+    used: list[Any] = []
+
+    def on_lost(error: LockLost) -> None:
+        account.book()
+        used.append(connections["default"])
+
+    mine = connections["default"].connection
+    Lock(NAME, ttl=SHORT, auto_renew=False, on_lost=on_lost).acquire()
+    eventually(lambda: used)
+    assert used[0] is not connections["default"]
+    eventually(lambda: used[0].connection is None)
+    assert account.balance == 1
+    assert connections["default"].connection is mine is not None
 
 
 ENDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings and options
