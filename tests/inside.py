@@ -786,7 +786,7 @@ def drawing(lock: Lock) -> Callable[[], int]:
 def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = False) -> None:
     """Begin anew: nothing held, no threads. ``finalizing``: all other threads were stopped for good, in the middle."""
     patch.setattr(runtime_module, "_runtime", PerProcess(runtime_module.Runtime))
-    patch.setattr(conf_module, "_changes", -1 - conf_module._changes)  # what was kept with the settings is made anew
+    patch.setattr(conf_module, "_changes", -time.monotonic_ns())  # what was kept with the settings is made anew
     if finalizing:
         held = threading.Thread(target=runtime().watchdog._mutex.acquire)
         held.start()

@@ -153,6 +153,7 @@ class Watchdog:
 
     def send_pending(self) -> None:
         """Before the process ends, and its threads with it: what was not yet sent. Takes LAST_WORDS in all."""
+        self._abandon_interrupted()
         known = list(self._pending)
         self._dispatch.send_last([pending.outgoing() for pending in known])
         self._pending.difference_update(known)  # there are several ways in which a process ends: not once more
@@ -207,8 +208,7 @@ class Watchdog:
         try:
             while self._thread is me:  # else its start was interrupted, and there is another one
                 self.runs = True
-                for error in self.interruptions.abandon_all():
-                    self._put_off((), error)
+                self._abandon_interrupted()
                 tasks = self._sleep(me)
                 try:
                     self._work(tasks)
@@ -218,6 +218,10 @@ class Watchdog:
                     self._put_off(tasks, error)
         finally:
             self.runs = False  # where another one has taken over, is_alive() says so until its next turn
+
+    def _abandon_interrupted(self) -> None:
+        for error in self.interruptions.abandon_all():
+            self._put_off((), error)
 
     def _put_off(self, tasks: Sequence[Task], error: Exception) -> None:
         """No more threads, say; nothing may be dropped for that."""

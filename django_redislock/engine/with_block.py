@@ -47,7 +47,7 @@ class Interruptions:
         return bool(found)
 
     def abandon_all(self) -> list[Exception]:
-        """Undo each of them once; return the errors. Only for our own threads, which nothing interrupts."""
+        """Undo each of them once; return the errors. Only for our own threads, and where the process ends."""
         failures: list[Exception] = []
         for finalizer in self._found.copy():
             try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost
+from django_redislock import Lock, LockLost, LockSet
 from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS
@@ -23,6 +23,10 @@ from tests.helpers.proxy import proxy
 from tests.helpers.state import FENCE, NAME, holder, queued
 
 Eventually = Callable[..., Any]
+
+
+def refuse_to_start(thread: threading.Thread) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 reports it
 
 
 def leave_something_pending(patch: pytest.MonkeyPatch, name: str = NAME, using: str | None = None) -> None:
@@ -75,16 +79,13 @@ def test_servers_that_hang_take_a_process_one_second_in_all_and_keep_nothing_fro
 def test_where_no_thread_is_started_any_more_locks_are_renewed_by_the_one_there_is_and_waiters_poll(
     other: Any, client: redis.Redis, settings: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 reports it
-
     settings.CACHES = {**settings.CACHES, "unused": settings.CACHES["default"]}
     me, you, lock, held = other(), other(), Lock("renewed", ttl=600), Lock(NAME)
     lock.acquire()
     me(held.acquire)
     eventually(inside.all_seen)
     end = inside.ends(lock)
-    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
     inside.renew_all()
     eventually(lambda: inside.ends(lock) > end)
     lock.release()
@@ -97,6 +98,20 @@ def test_where_no_thread_is_started_any_more_locks_are_renewed_by_the_one_there_
     with Lock("held", ttl=600):
         assert holder(client, "held")
     assert not holder(client, "held")
+
+
+@pytest.mark.parametrize("lock", [Lock(NAME, ttl=600), LockSet(NAME, ttl=600)], ids=["lock", "set"])
+def test_a_process_that_a_signal_handler_ends_where_its_block_ends_leaves_no_lock(
+    lock: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside.become_another_process(monkeypatch)
+    monkeypatch.setattr(threading.Thread, "start", refuse_to_start)  # no background thread is faster
+    end = lock.__exit__  # a with statement looks it up, and keeps it until its block has ended
+    lock.__enter__()
+    del end  # it ends with SystemExit before its first line
+    assert holder(client)
+    inside.end_process()
+    assert not holder(client)
 
 
 # A process that uses a lock where it ends: in the hook ``atexit``, in a thread that outlives the main one, or in a
