@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+from typing import Any
 
 from ..base.processes import PerProcess
 from ..store.lock_store import LockStore, Partition
@@ -23,10 +24,14 @@ class Runtime:
         self._listeners: dict[Partition, Listener] = {}
         self._subscribers: dict[LockStore, Subscriber] = {}
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
-        process = sys.modules.get("multiprocessing.process")
-        if process is not None and process.parent_process() is not None:
-            # such a child ends without calling what was registered with atexit
-            sys.modules["multiprocessing.util"].Finalize(None, _send_pending, exitpriority=0)
+        # children of multiprocessing and billiard end without calling what was registered with atexit, and those of
+        # Celery's pool call only the receivers of its signal. None: not imported, or being imported by another thread
+        finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
+        if finalize is not None:
+            finalize(None, _send_pending, exitpriority=0)
+        shutdown = getattr(sys.modules.get("celery.signals"), "worker_process_shutdown", None)
+        if shutdown is not None:
+            shutdown.connect(_send_pending)
 
     def listener(self, partition: Partition) -> Listener:
         """The listener of this partition. It subscribes when somebody has to wait, or holds a lock for long."""
@@ -61,7 +66,7 @@ def runtime() -> Runtime:
 
 
 @atexit.register
-def _send_pending() -> None:
+def _send_pending(**facts: Any) -> None:
     known = _runtime.peek()
     if known is not None:
         known.watchdog.send_pending()

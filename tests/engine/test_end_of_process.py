@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import threading
 import warnings
@@ -11,8 +12,10 @@ from contextlib import ExitStack
 from time import monotonic
 from typing import Any
 
+import billiard  # type: ignore[import-untyped]
 import pytest
 import redis
+from celery.concurrency.prefork import process_destructor  # type: ignore[import-untyped]
 
 from django_redislock import Lock, LockLost, LockSet
 from redisserver import RedisServer
@@ -36,13 +39,27 @@ def leave_something_pending(patch: pytest.MonkeyPatch, name: str = NAME, using: 
     inside.abandon(lock, withdrawal=name == "withdrawn")
 
 
-def test_a_child_of_multiprocessing_sends_what_is_pending_and_leaves_its_parents_subscription(
-    client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+def end_as_in_celerys_pool(patch: pytest.MonkeyPatch) -> None:
+    leave_something_pending(patch)
+    process_destructor(os.getpid(), 0)
+    os._exit(0)
+
+
+CHILDREN: dict[str, tuple[Any, Callable[..., None]]] = {
+    "multiprocessing": (multiprocessing, leave_something_pending),
+    "billiard": (billiard, leave_something_pending),
+    "celery": (billiard, end_as_in_celerys_pool),
+}
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_a_child_that_calls_nothing_of_atexit_sends_what_is_pending_and_leaves_its_parents_subscription(
+    kind: str, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that is registered with atexit runs there."""
     inside.listen()
     eventually(inside.hears)
-    child = multiprocessing.get_context("fork").Process(target=leave_something_pending, args=(monkeypatch,))
+    package, target = CHILDREN[kind]
+    child = package.get_context("fork").Process(target=target, args=(monkeypatch,))
     with warnings.catch_warnings():  # newer Pythons warn of the threads of the tests
         warnings.simplefilter("ignore", DeprecationWarning)
         child.start()
