@@ -158,7 +158,7 @@ class Program:
         # it stays in our own process group, where the terminal's Ctrl-C and Ctrl-Z reach it as they reach us, and it
         # may read from the terminal. Then the program alone is signalled
         self._shared = False
-        self._starting = self._ended = self._gone = False
+        self._starting = self._gone = False
         self._ending = False  # it was told to end, and what it has started with it
         self.dismissed: bool = False  # a signal has asked this process to end
         self._warned = False
@@ -196,7 +196,9 @@ class Program:
             with suppress(BrokenPipeError):  # somebody has killed it
                 self._guard.stdin.write(b"%d\n" % self._target)
         # where no thread can be started, wait() finds out a little later
-        try_start(threading.Thread(target=self._await_end, name="redislocks-program", daemon=True))
+        try_start(
+            threading.Thread(target=self._await_end, args=(self._process,), name="redislocks-program", daemon=True)
+        )
         for number in self._early:
             self._relay(number)
 
@@ -209,16 +211,14 @@ class Program:
         assert self._process is not None
         return self._process.pid if self._shared else -self._process.pid
 
-    def _await_end(self) -> None:
-        assert self._process is not None
-        self._process.wait()
-        self._ended = True
-        self._news.set()
+    def _await_end(self, process: Popen[bytes]) -> None:
+        process.wait()
+        self._news.set()  # no more than that: it may be late, and the next program at work
 
     def forget(self) -> None:
         """It has ended, and may be started again; meanwhile signals end this process, as before the first start."""
         self._process, self._early = None, []
-        self._ended = self._gone = self._ending = False
+        self._gone = self._ending = False
 
     def look(self) -> None:
         """Wake wait(): something has happened, such as the loss of the lock."""
@@ -244,7 +244,8 @@ class Program:
 
     def _send(self, number: int) -> bool:
         """Send a signal; return whether anybody is there to get it."""
-        if self._gone or (self._shared and self._ended):
+        assert self._process is not None
+        if self._gone or (self._shared and self._process.returncode is not None):
             return False
         try:
             os.kill(self._target, number)
@@ -283,8 +284,8 @@ class Program:
         assert self._process is not None
         while True:
             self._news.clear()
-            self._ended = self._ended or self._process.poll() is not None
-            if self._ended and not (self._ending and self._is_left()):
+            ended = self._process.poll() is not None
+            if ended and not (self._ending and self._is_left()):
                 break
             if not told and lost():
                 told = self._ending = True
@@ -294,7 +295,7 @@ class Program:
             if monotonic() >= kill_at:
                 kill_at = math.inf
                 self._send(signal.SIGKILL)
-            self._news.wait(LOOK_EVERY if self._ended or told else min(max(remaining(), LOOK_EVERY), SIGNALLED_WITHIN))
+            self._news.wait(LOOK_EVERY if ended or told else min(max(remaining(), LOOK_EVERY), SIGNALLED_WITHIN))
         self._gone = True
         self._dismiss_guard()
         status = self._process.returncode
