@@ -59,10 +59,17 @@ class Released(Protocol):
     def unclaimed(self) -> bool: ...
 
 
-def open_aliases() -> list[str]:
-    """The aliases on which this thread has a transaction open. Does not connect."""
+def open_aliases(*, to_claim: bool = False) -> list[str]:
+    """The aliases on which this thread has a transaction open. Does not connect.
+
+    ``to_claim``: also those that have one as soon as they are connected, since their AUTOCOMMIT is off.
+    """
     opened = connections.all(initialized_only=True)
-    return [connection.alias for connection in opened if open_transaction(connection)]
+    aliases = [connection.alias for connection in opened if open_transaction(connection)]
+    if to_claim:
+        manual = [alias for alias, options in connections.settings.items() if not options["AUTOCOMMIT"]]
+        aliases += [alias for alias in manual if connections[alias].connection is None]
+    return aliases
 
 
 def warn_unclaimed(name: str) -> None:

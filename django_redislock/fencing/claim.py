@@ -64,6 +64,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
     if lease.lost:
         raise lease.lost_error()
     connection, within = connections[alias], lease.terms.fence_timeout
+    connection.ensure_connection()  # with autocommit off, that begins a transaction
     if not first and not open_transaction(connection):
         raise RuntimeError(
             f"The lock {lease.name!r} can be claimed only inside a transaction, and none is open on the database "

@@ -104,7 +104,8 @@ def locked(
 
             def claiming() -> Any:
                 """Call the function; where transactions are open, claim the locks before, if they are fenced."""
-                with begin([], acquisition.leases, beside=open_aliases(), required=bool(checked.fenced)):
+                beside = open_aliases(to_claim=True)
+                with begin([], acquisition.leases, beside=beside, required=bool(checked.fenced)):
                     result = function(*args, **kwargs)
                     refuse_body(function, result, "locked")
                     return result

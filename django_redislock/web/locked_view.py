@@ -214,14 +214,13 @@ class _LockedView:
             if not locked:
                 with open_together(aliases[::-1]):  # the last one outermost, as Django's handler nests them
                     return view(request, *args, **kwargs)
-            steps = self._guarded(request, args, kwargs, aliases, open_aliases())
-            return run_blocking(steps, "Decorate an async view")
+            return run_blocking(self._guarded(request, args, kwargs, aliases), "Decorate an async view")
 
         @wraps(view)
         async def awrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             if not self._locks(request):
                 return await view(request, *args, **kwargs)
-            return await arun(self._guarded(request, args, kwargs, None, []))
+            return await arun(self._guarded(request, args, kwargs, None))
 
         mark_locked(wrapper, self.options)
         mark_locked(awrapper, self.options)
@@ -238,9 +237,7 @@ class _LockedView:
             )
         return request.method != "OPTIONS" if self.locking is None else request.method in self.locking
 
-    def _guarded(
-        self, request: HttpRequest, args: Any, kwargs: Any, aliases: list[str] | None, begun: list[str]
-    ) -> Steps[Any]:
+    def _guarded(self, request: HttpRequest, args: Any, kwargs: Any, aliases: list[str] | None) -> Steps[Any]:
         """``aliases``: on which to open transactions; None for an async view."""
         view, match = self.view, request.resolver_match
         trouble = "it was called without" if match is None else f"this URL (route {match.view_name!r}) has no"
@@ -253,6 +250,7 @@ class _LockedView:
             acquisition = make_acquisition(names, self.options.with_note(note), token=token, purpose=purpose)
         except LockUnavailable as error:  # a cluster that was never reached has not said where this lock is
             return (yield from unavailable(request, min(names), purpose, error))
+        begun: list[str] = []  # transactions that end after the view
         frame = Frame()
         acquisition.abandon_after(frame)
         try:
@@ -265,8 +263,11 @@ class _LockedView:
                 wanted = acquisition.acquisitions
                 busy = next((one for one in wanted if one.name == refusal.name), wanted[0])
                 return (yield from conflict(request, busy, refusal, self.on_conflict))
-            function = view if aliases is None else partial(self._in_transactions, acquisition, aliases, begun)
-            response = yield Call(function, (request, *args), kwargs)
+            function = view if aliases is None else partial(self._in_transactions, acquisition, aliases)
+            try:
+                response = yield Call(function, (request, *args), kwargs)
+            finally:
+                begun = [] if aliases is None else open_aliases()  # with autocommit off, maybe by the view itself
             if begun or isinstance(response, StreamingHttpResponse):
                 for lease in acquisition.leases:
                     if aliases is None and lease.lost:
@@ -286,14 +287,15 @@ class _LockedView:
             raise
 
     def _in_transactions(
-        self, acquisition: Acquisition | Several, aliases: list[str], begun: list[str], /, *args: Any, **kwargs: Any
+        self, acquisition: Acquisition | Several, aliases: list[str], /, *args: Any, **kwargs: Any
     ) -> Any:
         """Call the view in a transaction on each alias, the last one outermost.
 
-        They claim the lock where it is fenced, and are rolled back when it is known to be lost at the end. ``begun``:
-        where Django has begun one already.
+        They, and those that are open already, claim the lock where it is fenced, and are rolled back when it is known
+        to be lost at the end.
         """
-        with begin(aliases[::-1], acquisition.leases, beside=begun, required=bool(self.options.fenced)):
+        beside, required = open_aliases(to_claim=True), bool(self.options.fenced)
+        with begin(aliases[::-1], acquisition.leases, beside=beside, required=required):
             response = self.view(*args, **kwargs)
             if inspect.iscoroutine(response):
                 response.close()  # else Python warns that nobody has awaited it

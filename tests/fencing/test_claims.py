@@ -502,6 +502,17 @@ def test_a_view_claims_where_it_is_told_to(fenced: Any, begun: bool, expected: A
         assert get(view) == expected
 
 
+def test_with_autocommit_off_who_is_the_first_to_connect_claims(account: Account, ledger: Account) -> None:
+    account.options["AUTOCOMMIT"] = False
+    request = RequestFactory().get("/")
+    view = locked_view(NAME, fenced=True)(respond)
+    for use in (partial(view, request), locked(NAME, fenced=True)(lambda: None), lambda: claim_in_block(Lock(NAME))):
+        connections["default"].close()
+        use()
+        request.close()
+        assert (claimed(), claimed("ledger")) == ([NAME], [])
+
+
 def test_coroutine_functions_cannot_claim(account: Account) -> None:
     fenced = locked_view(NAME, fenced=True)
     as_view = method_decorator(fenced, name="dispatch")(new_class("Page", (View,), {"get": arespond})).as_view()

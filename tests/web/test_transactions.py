@@ -9,11 +9,12 @@ import pickle
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
@@ -235,6 +236,23 @@ def test_with_autocommit_off_the_end_of_the_request_releases_not_that_of_a_strea
     request.close()
     assert held() == []
     transaction.set_autocommit(True)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_with_autocommit_off_a_view_that_is_the_first_to_connect_keeps_its_lock(raises: bool, account: Account) -> None:
+    def view(request: HttpRequest) -> HttpResponse:
+        account.book()
+        return HttpResponse(1 / (not raises))
+
+    account.options["AUTOCOMMIT"] = False
+    connection.close()
+    request = RequestFactory().get("/")
+    with pytest.raises(ZeroDivisionError) if raises else nullcontext():
+        locked_view("account")(view)(request)
+    assert held() == ["account"]
+    transaction.commit()
+    request.close()
+    assert held() == []
 
 
 @SQLITE
