@@ -11,6 +11,7 @@ from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
 
 from ..base.display import shown
+from ..base.names import SEMAPHORE
 from ..exceptions import LockLost
 
 if TYPE_CHECKING:
@@ -176,8 +177,10 @@ FencedManager = models.Manager.from_queryset(FencedQuerySet, "FencedManager")
 
 
 def _is_lock(given: object) -> bool:
+    name = getattr(given, "name", None)
     return (
-        isinstance(getattr(given, "name", None), str)
+        isinstance(name, str)
+        and not name.startswith(SEMAPHORE)  # a semaphore has several holders: the latest would shut out the others
         and callable(getattr(given, "check", None))
         and getattr_static(given, "fence", None) is not None  # to ask for it raises where the lock is not held
     )

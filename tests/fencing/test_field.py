@@ -13,7 +13,7 @@ import pytest
 from django.db import OperationalError, connections, models, transaction
 from django.db.models import Q, QuerySet
 
-from django_redislock import Lock, LockLost, LockNotOwned, LockPool
+from django_redislock import Lock, LockLost, LockNotOwned, LockPool, Semaphore
 from django_redislock.fencing import FencedManager, FencedQuerySet, FenceField
 from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE, everywhere
@@ -210,7 +210,7 @@ def test_querysets_are_combined_before_they_are_fenced(combine: Callable[[Any, A
 
 
 def test_wrong_uses_are_errors_that_change_nothing() -> None:
-    for wrong in (None, "parcels", LockPool("parcels"), Lock):
+    for wrong in (None, "parcels", LockPool("parcels"), Lock, Semaphore("parcels", limit=2)):
         with pytest.raises(TypeError, match=r"^fenced\(\) takes a lock, not "):
             Parcel.objects.fenced(wrong)
     for name in ("create", "bulk_create", "get_or_create", "update_or_create"):
