@@ -27,6 +27,7 @@ from .table import MARK, MARK_NAME, TABLE, bounded, digest_of, fences, insert, r
 # SQLSTATE, and numbers of errors of MySQL and MariaDB
 MISSING = {"42P01", 1146}
 TIMED_OUT = {"55P03", 1205}
+CANCELLED = {"57014", 1969, 3024}  # by the limit for statements (statement_timeout, for instance), or by hand
 CONFLICTS = {"40001", "40P01", 1213, 1020}  # could not serialize, deadlock, record has changed since last read
 
 
@@ -108,12 +109,16 @@ def _explaining(lease: Lease, alias: str) -> Iterator[None]:
                 f"The database {alias!r} has no table {TABLE!r}, which fenced locks need. {remedy(alias)}"
             ) from error
         busy = "database is locked" in str(error)  # SQLite has one writer at a time
-        if not busy and not _codes(error) & TIMED_OUT:
+        codes = _codes(error)
+        if not busy and not codes & (TIMED_OUT | CANCELLED):
             raise
         bound, holder = "", "another transaction that writes is still open, or has written since this one began to read"
         if not busy:
-            bound = "" if lease.terms.fence_timeout is None else f" within {lease.terms.fence_timeout:g} s"
             holder = "another transaction that has claimed it, of a holder that has lost the lock, is still open"
+            if codes & CANCELLED:
+                holder = f"it has cancelled the statement, by its own limit of time or by hand; maybe {holder}"
+            elif lease.terms.fence_timeout is not None:
+                bound = f" within {lease.terms.fence_timeout:g} s"
         mine = [other for other in sorted(lease.claimed) if other != alias and has_claimed(lease.claimed, other)]
         itself = (
             f"; or it is this lock's own claim on {', '.join(map(repr, mine))}, if that is the same database: claim it "

@@ -150,6 +150,25 @@ def test_a_successor_waits_until_a_claim_is_committed_or_fence_timeout(account: 
             assert patience() == usual
 
 
+@pytest.mark.parametrize(
+    ("account", "setting"),
+    [
+        ("postgres read committed", "SET statement_timeout = '100ms'"),
+        ("mariadb read committed", "SET max_statement_time = 0.1"),
+    ],
+    indirect=["account"],
+)
+def test_a_claim_that_has_to_wait_may_be_cancelled_by_the_database(setting: str, account: Account, other: Any) -> None:
+    late = other()
+    late(transaction.atomic().__enter__)
+    late(lambda: claim_in_block(Lock(NAME)))
+    connections["default"].cursor().execute(setting)
+    text = r"on the database 'default': it has cancelled the statement, .* another transaction that has claimed it"
+    with pytest.raises(LockUnavailable, match=text):
+        locked_atomic(NAME, fenced=True)(account.book)()
+    late(connections.close_all)
+
+
 @everywhere
 def test_what_was_claimed_stays_valid(account: Any, ledger: Any, forget: Any, caplog: Any, eventually: Any) -> None:
     with locked_atomic(NAME, fenced=True, **UNAWARE):
