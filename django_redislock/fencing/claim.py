@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, transaction
@@ -23,6 +23,8 @@ from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import has_claimed, open_transaction
 from ..store.lock_store import HIGHEST_KNOWN
 from .table import MARK, MARK_NAME, TABLE, bounded, digest_of, fences, insert, reads_the_past, remedy, write_fence
+
+T = TypeVar("T")
 
 # SQLSTATE, and numbers of errors of MySQL and MariaDB
 MISSING = {"42P01", 1146}
@@ -161,27 +163,39 @@ def begin(
     overwritten.
     """
     claims = [(lease, alias) for lease in leases for alias in claims_on(lease, [*beside, *aliases], required=required)]
-    for lease, alias in claims:
-        if alias in beside:
-            claim(lease, alias)
-    tries = draws = 0
+
+    def claim_beside() -> None:
+        for lease, alias in claims:
+            if alias in beside:
+                claim(lease, alias)
+
+    _catching_up(claims, claim_beside)
+    tries = 0
     while True:
         tries += 1
         try:
-            opened = open_together(aliases, claims, durable=durable)
+            opened = _catching_up(claims, lambda: open_together(aliases, claims, durable=durable))
             opened.callback(_bind, leases, aliases)
             return opened
+        except DatabaseError as error:
+            if tries >= TRIES or not is_conflict(error):
+                raise
+
+
+def _catching_up(claims: Sequence[tuple[Lease, str]], act: Callable[[], T]) -> T:
+    """Call what claims, and call it again with a new fence for a lock where the database was ahead of Redis."""
+    draws = 0
+    while True:
+        try:
+            return act()
         except Overtaken as refusal:
             if draws == len(claims):
                 raise
             draws += 1
             try:
-                run(draw_new_fence(next(lease for lease in leases if lease.name == refusal.name)))
+                run(draw_new_fence(next(lease for lease, _ in claims if lease.name == refusal.name)))
             except LockLost:
                 raise refusal from None
-        except DatabaseError as error:
-            if tries >= TRIES or not is_conflict(error):
-                raise
 
 
 def _bind(leases: Sequence[Lease], aliases: Sequence[str]) -> None:

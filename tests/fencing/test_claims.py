@@ -246,6 +246,14 @@ def test_a_database_that_is_ahead_of_redis_is_caught_up_with(account: Account, m
         claim(lock)
 
 
+@everywhere
+def test_so_is_one_whose_transaction_is_open_already(account: Account, met: int) -> None:
+    view = locked_view(NAME, fenced=True)(lambda request: account.book())
+    for balance, work in enumerate((lambda: get(view), locked(NAME, fenced=True)(account.book)), 1):
+        Fence.objects.filter(name=NAME).update(fence=fence_in_database() + AHEAD)
+        assert transaction.atomic()(work)() == balance
+
+
 @pytest.mark.parametrize("names", [NAME, [NAME, "order:43"]], ids=["one lock", "two locks"])
 def test_several_databases_may_be_ahead_of_redis_each_by_another_amount(
     names: Any, account: Account, ledger: Account
