@@ -173,6 +173,9 @@ def prune_fences(output: Output, *, older_than: timedelta, dry_run: bool, databa
         )
     try:
         deleted, left = prune(older_than, using=database, dry_run=dry_run)
+        connection = connections[database]
+        if not (connection.in_atomic_block or connection.get_autocommit()):
+            connection.commit()
     except DatabaseError as error:
         hint = f". {remedy(database)}" if is_missing(error) else ""
         raise CommandError(f"Could not prune the fences of the database {database!r}: {error}{hint}") from error

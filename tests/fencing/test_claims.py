@@ -519,6 +519,15 @@ def test_the_command_prunes(account: Account, ledger: Account, capsys: Any) -> N
             command(*words)
 
 
+def test_the_command_commits_where_autocommit_is_off(account: Account) -> None:
+    claim_long_ago("a")
+    account.options["AUTOCOMMIT"] = False
+    connections["default"].close()
+    call_command("redislocks", "fences", "prune", "--older-than", "30d")
+    connections["default"].close()
+    assert claimed() == []
+
+
 @pytest.mark.parametrize(
     ("fenced", "begun", "expected"), [(True, False, [[NAME], [NAME]]), (["ledger"], True, [[], [NAME]])]
 )
