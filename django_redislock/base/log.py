@@ -58,6 +58,7 @@ def in_form(value: object) -> str:
 
 
 _HERE = f"{Path(__file__).parents[1]}{os.sep}"
+_CONTEXTLIB = contextmanager.__code__.co_filename
 
 
 def is_ours(frame: FrameType) -> bool:
@@ -66,8 +67,8 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def warn(text: str) -> None:
-    """Warn, with the innermost line that is not ours."""
+    """Warn, with the innermost line that is neither ours nor of contextlib, through which our blocks end."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and is_ours(frame):
+    while frame.f_back is not None and (is_ours(frame) or frame.f_code.co_filename == _CONTEXTLIB):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, RuntimeWarning, stacklevel=level)

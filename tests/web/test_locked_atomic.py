@@ -238,7 +238,19 @@ def member(work: Work) -> None:
         work()
 
 
-@pytest.mark.parametrize("way", [block, release_by_token, member, lambda work: locked(NAME)(work)()])
+def stack(work: Work) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(Lock(NAME))
+        work()
+
+
+def atomic(work: Work) -> None:
+    with locked_atomic(NAME, db="second"):
+        work()
+
+
+@pytest.mark.usefixtures("second")
+@pytest.mark.parametrize("way", [block, stack, atomic, release_by_token, member, lambda work: locked(NAME)(work)()])
 def test_a_lock_released_inside_a_transaction_warns_where_it_was_released(way: Run, account: Account) -> None:
     expected = rf"'.*7' {INSIDE} \(database default\): until COMMIT, .*locked_atomic"
     with transaction.atomic(), pytest.warns(RuntimeWarning, match=expected) as caught:
