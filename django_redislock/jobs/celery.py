@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
 from celery import Task, signals  # type: ignore[import-untyped]
+from celery.app.task import Context  # type: ignore[import-untyped]
 from celery.contrib.django.task import DjangoTask  # type: ignore[import-untyped]
 from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded  # type: ignore[import-untyped]
 from celery.utils import uuid  # type: ignore[import-untyped]
@@ -128,7 +129,7 @@ class _Delivery:
         raise Retry(exc=refusal, when=pause)
 
     def again(self) -> None:
-        self._task.apply_async(self._request.args, self._request.kwargs)
+        _send_again(self._task, self._request)
 
     def repeated(self) -> Any:
         raise Ignore  # the result is there already
@@ -151,19 +152,29 @@ def _seconds_to(moment: datetime | str | float) -> float:
     return max(0.0, float(when))
 
 
-def _release(task: Any, id: str, args: Any, kwargs: Any) -> None:
+def _send_again(task: LockedTask, request: Any) -> None:
+    """Send a new task with the arguments of this one and to its queue, as Celery sends a retry."""
+    info, (hard, soft) = request.delivery_info or {}, request.timelimit or (None, None)
+    exchange, key = info.get("exchange"), info.get("routing_key")
+    way = {"exchange": exchange, "routing_key": key} if exchange else {"queue": key}
+    options = {**way, "priority": info.get("priority"), "time_limit": hard, "soft_time_limit": soft}
+    task.apply_async(request.args, request.kwargs, **{name: one for name, one in options.items() if one is not None})
+
+
+def _release(task: Any, request: Any) -> None:
     if isinstance(task, LockedTask):
-        task._job_lock.release(tuple(args or ()), kwargs or {}, id, lambda: task.apply_async(args, kwargs))
+        args, kwargs = tuple(request.args or ()), request.kwargs or {}
+        task._job_lock.release(args, kwargs, request.id, lambda: _send_again(task, request))
 
 
 @signals.task_revoked.connect(weak=False)
 def _on_revoked(sender: Any, request: Any, **facts: Any) -> None:
     """It was revoked, or has expired, before it ran; or its process was terminated."""
-    _release(sender, request.id, request.args, request.kwargs)
+    _release(sender, request)
 
 
 @signals.task_failure.connect(weak=False)
 def _on_failure(sender: Any, task_id: str, exception: Any, args: Any, kwargs: Any, **facts: Any) -> None:
     """The process that ran it is gone, and its message with it."""
     if isinstance(exception, (WorkerLostError, TimeLimitExceeded)):
-        _release(sender, task_id, args, kwargs)
+        _release(sender, Context(id=task_id, args=args, kwargs=kwargs))

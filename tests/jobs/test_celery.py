@@ -527,6 +527,24 @@ def test_what_was_merged_into_a_job_that_never_runs_is_run(site: Any, server: Re
     assert held() == ["count:1"]
 
 
+@pytest.mark.parametrize("how", ["ran", "revoked"])
+def test_what_was_merged_goes_to_the_queue_of_the_other_with_its_priority_and_limits(
+    how: str, site: Any, server: RedisServer
+) -> None:
+    facts: dict[str, Any] = {"delivery_info": {"exchange": "", "routing_key": "slow", "priority": 3}}
+    facts["timelimit"] = [60, 30]
+    if how == "ran":
+        assert deliver(site, site.again, id=ID, **facts) == "SUCCESS"
+    else:
+        job = site.again.apply_async(queue="fast")
+        site.again.apply_async(queue="fast")
+        request = Context(id=job.id, args=[], kwargs={}, **facts)
+        signals.task_revoked.send(sender=site.again, request=request, terminated=False, signum=None, expired=True)
+    with redis.Redis(port=server.port, db=1) as client:
+        (message,) = client.lrange("slow\x06\x163", 0, -1)
+    assert json.loads(message)["headers"]["timelimit"] == [60, 30]
+
+
 def test_an_eager_retry_that_is_not_made_leaves_no_lock(site: Any) -> None:
     site.app.conf.update(task_always_eager=True, task_eager_propagates=True)
     try:
