@@ -22,7 +22,7 @@ from ..base.pace import note_held, usually_held_for
 from ..base.steps import run
 from ..base.times import Seconds, monotonic, seconds
 from ..call_names import CallTexts, Name, are_several, template_of
-from ..engine import detach, log_unreleased, release_detached
+from ..engine import log_unreleased, release_detached
 from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
 from ..options import Options, SectionOptions, check_kind, cut_note, mark_locked, read_options
@@ -30,6 +30,7 @@ from ..semaphore import Semaphore
 from ..store.calls import read_holder
 from ..store.stores import get_partition
 from ..values import Counter
+from .running import Running, current, leave
 
 QUEUED_TTL = 3600.0
 REMEMBERED = 3600.0  # seconds for which it is known that a job has ended, for copies of it that are still delivered
@@ -76,37 +77,7 @@ class Job(Protocol):
         """
 
 
-class Running:
-    """A job that holds its lock in this context."""
-
-    __slots__ = ("id", "kept", "kind", "lock", "marked")
-
-    def __init__(self, kind: JobLock, id: str, lock: Lock) -> None:
-        self.kind, self.id, self.lock = kind, id, lock
-        self.kept = False  # the lock, for the next run
-        self.marked = False  # as ended
-
-    def keep_for_next(self, wait: float = 0.0, most: float = math.inf) -> None:
-        """Leave the lock to the next run of the same job. See JobLock.enqueue()."""
-        if self.kind.from_enqueue and not self.kept:
-            with suppress(LockError):  # it is lost, or Redis away: then the next run acquires it like a new one
-                _leave(self.lock, min(wait + self.kind.queued_ttl, most))
-                self.kept = True
-
-
-def _leave(lock: Lock, seconds: float) -> None:
-    """Leave the lock to the next run. Nobody is told that it is held, so no replica has to acknowledge that."""
-    run(detach(lock._held("detach"), seconds, acknowledged=False))
-
-
-_running: ContextVar[Running | None] = ContextVar("django_redislock.running_job", default=None)
 _once_more: ContextVar[bool] = ContextVar("django_redislock.once_more", default=False)  # what is queued was merged
-
-
-def running_job(id: str | None) -> Running | None:
-    """The job of this id, if it runs in this context."""
-    found = _running.get()
-    return found if found is not None and found.id == id else None
 
 
 class JobLock:
@@ -226,8 +197,8 @@ class JobLock:
         if self.busy == "raise":
             raise refusal
         _, holder = run(read_holder(get_partition(self._using, lock.name), lock.name))
-        found = None if holder is None else _id_of(holder.token)
-        return None if found is None else find(found)
+        token = "" if holder is None else holder.token
+        return find(token.removeprefix("job-")) if token.startswith("job-") else None  # else none has it
 
     @contextmanager
     def publishing(self, lock: Lock) -> Iterator[None]:
@@ -325,13 +296,13 @@ class JobLock:
         try:
             if self._has_ended(job):
                 if self.at_least:
-                    _leave(lock, self.at_least)  # it has ended while this one waited
+                    leave(lock, self.at_least)  # it has ended while this one waited
                 return self._repeat(job, lock)
             if self.busy == "merge":
                 self._asked(lock).reset()  # what was asked for until now, this run does
         except LockUnavailable as error:
             raise _NotRun(error) from error
-        before = _running.set(running)
+        before = current.set(running)
         try:
             result = body()
         except BaseException as error:
@@ -340,7 +311,7 @@ class JobLock:
                 running.keep_for_next(wait)
             raise
         finally:
-            _running.reset(before)
+            current.reset(before)
             note_held(self._template, monotonic() - began)
         if not running.kept:
             lock._held("keep").keep(self.at_least)
@@ -393,11 +364,6 @@ _BARE = re.compile("[A-Za-z0-9_-]{18,120}")
 def _token_of(id: str) -> str:
     """The token of the lock of a job."""
     return f"job-{id}" if _BARE.fullmatch(id) else f"digest-{sha256(id.encode()).hexdigest()}"
-
-
-def _id_of(token: str) -> str | None:
-    """The id of the job that has this token; None: it is no job, or its id is too odd to be read there."""
-    return token.removeprefix("job-") if token.startswith("job-") else None
 
 
 def _check_choice(what: str, given: object, choices: Sequence[str]) -> None:
