@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from hashlib import sha256
 from inspect import Signature
 from logging import INFO
+from time import sleep
 from typing import Any, Protocol
 
 from ..base.display import shown
@@ -334,6 +335,7 @@ class JobLock:
         """Call ``again`` if another run was asked for, which only one is told; or if nobody can tell."""
         if self.busy != "merge":
             return
+        _wait_for_release(lock)
         with suppress(LockUnavailable):
             if not self._asked(lock).reset():
                 return
@@ -348,6 +350,17 @@ class JobLock:
 
     def _asked(self, lock: Lock) -> Counter:
         return Counter(capped_name(f"job-again:{lock.name}"), using=self._using)
+
+
+def _wait_for_release(lock: Lock) -> None:
+    """Wait until Redis has heard that the lock was released, or it has ended: until then, others count on this run."""
+    lease = lock._latest
+    end = monotonic() + (lock.ttl if lease is not None and lease.tried_release else 0.0)
+    while monotonic() < end:
+        with suppress(LockUnavailable):
+            if not lock.owned():
+                return
+        sleep(0.05)
 
 
 class _NotRun(Exception):

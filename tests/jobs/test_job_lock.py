@@ -281,7 +281,7 @@ def test_redis_is_away_when_it_ends(
     busy: str, asked: list[Any], network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any]
 ) -> None:
     """What was done is done; the lock is released in the background. What was merged runs, as nobody knows of none."""
-    lock, job = make(busy=busy), Job()
+    lock, job = make(busy=busy, ttl=1), Job()
     retry_for(0.1)
 
     def again() -> None:
@@ -296,6 +296,29 @@ def test_redis_is_away_when_it_ends(
     assert job.asked == asked  # without the lock
     network.mend()
     eventually(lambda: held() == [])
+
+
+def test_redis_was_away_when_it_ended_and_what_was_merged_is_not_merged_into_what_is_over(
+    network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any], caplog: Any
+) -> None:
+    lock, job = make(busy="merge"), Job()
+    retry_for(0.1)
+
+    def mend() -> None:
+        eventually(lambda: caplog.text.count("event=renewal-failed") >= 2)  # of the release, in the background
+        network.mend()
+
+    mender = threading.Thread(target=mend)
+
+    def body() -> None:
+        assert lock.queue((7,), {}, "other-other-other-other") == job.id
+        network.cut()
+        mender.start()
+
+    job.again = lambda: job.asked.append(lock.queue((7,), {}, "more-more-more-more"))  # type: ignore[method-assign]
+    lock.run(job, (7,), {}, body)
+    mender.join()
+    assert job.asked == [True]
 
 
 def test_redis_is_away_when_it_cannot_be_queued(
