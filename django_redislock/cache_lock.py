@@ -130,7 +130,7 @@ class CacheLock:
         thread_local: bool = True,
         using: str | None = None,
     ) -> None:
-        self.name = name
+        self.name: str = check_name(name)
         self.timeout = timeout
         self.sleep = sleep
         self.blocking = blocking
@@ -139,7 +139,6 @@ class CacheLock:
         self.using = using
         self.local: Any = _PerThread() if thread_local else SimpleNamespace(token=None, held=None)
         # wrong arguments are an error here, not at the first acquire
-        check_name(name)
         self._options()
         _patience(blocking_timeout)
         with _as_redis_has_it():

@@ -68,9 +68,9 @@ class LockSet:
             if not isinstance(name, str):
                 hint = ", LockSet(*names) if they are in a list" if isinstance(name, (list, tuple)) else ""
                 raise TypeError(f"LockSet() takes the names of locks{hint}, not {shown(name)}.")
-            if "{" in check_name(name):
+            if "{" in name:
                 warn_of_fields(name)
-        self._make(dict.fromkeys(names, options.get("template", "")), options)
+        self._make(dict.fromkeys(map(check_name, names), options.get("template", "")), options)
 
     @classmethod
     def of(cls, templates: Mapping[str, str], options: Any) -> LockSet:

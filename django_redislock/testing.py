@@ -163,7 +163,8 @@ def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Ite
     end of the block. A lock that is force-released meanwhile stays so. Raises LockNotAcquired when somebody holds the
     lock or waits for it, and LockUnavailable.
     """
-    refuse_semaphore(check_name(name))
+    name = check_name(name)
+    refuse_semaphore(name)
     partition = get_partition(using, name)
     keys, id = make_keys(partition.prefix, name), secrets.token_urlsafe(16)
     request = LockRequest(partition, keys, name, id, ttl_seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
@@ -190,7 +191,7 @@ def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
     own = [] if isinstance(lock, (str, CacheLock)) else [one.lease for one in lock._acquisitions[::-1]]
     for lease in filter(None, own or watchdog.leases()):
         if lease.watched and lease.partition is partition and lease.name == name:
-            run(calls.force(partition, name, lease.fence, id=lease.id))
+            run(calls.force(partition, lease.name, lease.fence, id=lease.id))
             watchdog.lose(lease, FORCED)
             return
     raise LockNotOwned(f"Cannot lose the lock {name!r}: nobody in this process holds it.", name)
@@ -206,7 +207,8 @@ def overtaken(
     ``database`` and, with ``fenced()``, changed the ``rows``. So a claim, or an update of these rows, must raise
     LockLost. Raises AssertionError when nobody has acquired the lock.
     """
-    refuse_semaphore(check_name(name))
+    name = check_name(name)
+    refuse_semaphore(name)
     watchdog, expected = runtime().watchdog, name
     overtakes: list[Exception | None] = []
 
@@ -303,4 +305,5 @@ def assert_not_locked(name: str, *, using: str | None = None) -> None:
 
 
 def _look(name: str, using: str | None) -> LockInfo | None:
-    return run(inspect(get_partition(using, check_name(name)), name, waiters=0))
+    name = check_name(name)
+    return run(inspect(get_partition(using, name), name, waiters=0))

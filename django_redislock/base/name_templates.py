@@ -11,7 +11,7 @@ from typing import Any
 
 from .display import shown
 from .log import is_ours, warn
-from .names import MAX_NAME_BYTES, capped_name, lock_digest, quote
+from .names import MAX_NAME_BYTES, capped_name, exact, lock_digest, quote
 
 DIGEST = "digest"  # the format that stands for lock_digest()
 _FIELD = re.compile(r"[^\W\d]\w*(\.\w+|\[[^]]+\])*")
@@ -48,7 +48,7 @@ class _Formatter(string.Formatter):
                 f"{shown(value)} has no text of its own, only its address, which differs from process to process. "
                 f"Use one of its attributes; for the result of a call, give a function instead of the template"
             )
-        text = lock_digest(value) if format_spec == DIGEST else super().format_field(value, format_spec)
+        text = lock_digest(value) if format_spec == DIGEST else format(exact(value), format_spec)
         return self._finish(text)
 
 

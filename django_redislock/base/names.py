@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fnmatch import translate
 from functools import lru_cache
 from hashlib import sha256
+from typing import Any
 from urllib.parse import unquote
 
 from django.utils.crypto import salted_hmac
@@ -46,7 +47,15 @@ def check_name(name: str, noun: str = "lock") -> str:
     """Return ``name`` when it can name a lock (or ``noun``), else raise ``TypeError`` or ``ValueError``."""
     if not isinstance(name, str):
         raise TypeError(f"A {noun}'s name must be a str, not {shown(name)} ({type(name).__name__}).")
-    return _check_text(name, noun)
+    return _check_text(exact(name), noun)
+
+
+def exact(value: Any) -> Any:
+    """Return ``value``; in place of a str of a class of its own, a member of an enum say, the text that it equals.
+
+    ``str()`` and f-strings make another one of a member, which differs between versions of Python.
+    """
+    return str.__str__(value) if issubclass(type(value), str) else value
 
 
 @lru_cache(maxsize=1024)
@@ -100,7 +109,7 @@ def check_token(token: str) -> Secret:
     """Return ``token`` when it is one, else raise ``ValueError``, which does not repeat it: it is a secret."""
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise ValueError("A token must be a str of 22 to 128 characters from A-Z, a-z, 0-9, '_' and '-'.")
-    return Secret(token)
+    return Secret(exact(token))
 
 
 TOKEN_DIGEST = 22  # characters, for 128 bits
@@ -127,7 +136,7 @@ def _quote(text: str, table: dict[int, str]) -> str:
 
 def quote(value: object) -> str:
     """Percent-quote what could imitate a name's structure: ``:``, ``%``, braces, whitespace, control characters."""
-    return _quote(str(value), _QUOTED)
+    return _quote(str(exact(value)), _QUOTED)
 
 
 def unquoted(text: str) -> str:
@@ -152,7 +161,7 @@ def lock_digest(value: object) -> str:
     In templates it is written ``{value:digest}``. It is keyed with Django's ``SECRET_KEY``, so it cannot be found by
     trying values; processes with different keys have different digests.
     """
-    text = str(value).encode(errors="surrogatepass")
+    text = str(exact(value)).encode(errors="surrogatepass")
     return salted_hmac("django_redislock.digest", text, algorithm="sha256").hexdigest()[:32]
 
 

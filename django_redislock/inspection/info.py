@@ -289,12 +289,14 @@ def get_lock(name: str, *, using: str | None = None) -> LockInfo | None:
 
     Raises LockUnavailable when Redis cannot be reached.
     """
-    return run_blocking(inspect(get_partition(using, check_name(name)), name), "Await aget_lock() instead")
+    name = check_name(name)
+    return run_blocking(inspect(get_partition(using, name), name), "Await aget_lock() instead")
 
 
 async def aget_lock(name: str, *, using: str | None = None) -> LockInfo | None:
     """See get_lock()."""
-    return await arun(inspect(get_partition(using, check_name(name)), name))
+    name = check_name(name)
+    return await arun(inspect(get_partition(using, name), name))
 
 
 def force_release(
@@ -320,7 +322,8 @@ async def aforce_release(
 
 
 def _force(name: str, using: str | None, by: str, fence: int | None, permit: int | None) -> Steps[LockInfo | None]:
-    partition = get_partition(using, check_name(name))
+    name = check_name(name)
+    partition = get_partition(using, name)
     for what, number in (("fence", fence), ("permit", permit)):
         if number is not None:
             check_count(number, what)

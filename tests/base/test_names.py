@@ -7,17 +7,22 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import date
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from django.utils.functional import SimpleLazyObject
 
 from django_redislock import (
     Counter,
     Lock,
     LockPool,
+    LockSet,
+    Semaphore,
     force_release,
     get_lock,
     list_locks,
@@ -25,8 +30,9 @@ from django_redislock import (
     lock_name,
     locked,
 )
+from django_redislock.testing import assert_locked, hold
 from tests.helpers.actors import Crowd
-from tests.helpers.state import NAME
+from tests.helpers.state import NAME, held, put
 
 PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)')
 
@@ -85,6 +91,49 @@ def test_a_name_that_would_be_too_long_ends_in_a_hash_of_the_whole(parts: list[s
     assert lock_name(*parts[:-1], f"{parts[-1]}y") != name
     assert lock_name("x" * 512) == "x" * 512
     assert lock_name(name) != name  # no value imitates the hash of another
+
+
+def member_of(pool: LockPool, key: str) -> AbstractContextManager[Any]:
+    pool.extend([key])
+    return pool.acquire()
+
+
+HOLD: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
+    "lock": Lock,
+    "set": LockSet,
+    "semaphore": lambda name: Semaphore(name, limit=1),
+    "pool": lambda name: member_of(LockPool(name), "a"),
+    "member": lambda key: member_of(LockPool("a"), key),
+    "part": lambda part: Lock(lock_name("a", part)),
+    "field": lambda value: Lock(filled("a:{value}", value=value)),
+    "hold": hold,
+}
+
+
+def enumerated(text: str) -> str:
+    """A member of an enum; from Python 3.11 on, an f-string makes "Kind.ONE" of it."""
+
+    class Kind(str, Enum):
+        ONE = text
+
+    return Kind.ONE
+
+
+@pytest.mark.parametrize("way", HOLD)
+def test_a_member_of_an_enum_is_the_text_that_it_equals(way: str, client: redis.Redis) -> None:
+    with HOLD[way](enumerated(f"the-{way}")):  # which this process has not seen before
+        (name,) = held()
+        assert f"the-{way}" in name
+        assert client.keys("*Kind*") == []
+
+
+def test_it_is_found_by_that_text(client: redis.Redis) -> None:
+    names = ["asserted", "looked-at", "released"]
+    asserted, looked_at, released = map(enumerated, names)
+    for name in names:
+        put(client, name)
+    assert_locked(asserted)
+    assert [f"{info.name}" for info in (get_lock(looked_at), force_release(released)) if info] == names[1:]
 
 
 # -- templates: names and notes with fields that are filled for each call ---------------------------------------------
