@@ -27,7 +27,7 @@ from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.retry import ask_replicas
 from ..store.scripts import wants_source, with_source
-from ..store.sentinels import connect
+from ..store.sentinels import believe, connect
 from ..store.wire import BLAMELESS, Command, exchange, hints_at_failover, wording
 from .announcements import Notifier
 
@@ -241,6 +241,7 @@ def send_now(connection: Connection, batch: Sequence[Outgoing], by: float | None
     connect(connection)
     sent = monotonic()
     answers = exchange(connection, [outgoing.command for outgoing in batch], by)
+    believe(connection, sent)
     refused = [i for i, answer in enumerate(answers) if wants_source(batch[i].command, answer)]
     if refused:
         again = exchange(connection, [with_source(batch[i].command) for i in refused], by)

@@ -15,9 +15,9 @@ from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.times import Alarm, is_frozen, monotonic
 from .node import AbortableConnection, Node
-from .sentinels import aconnect
+from .sentinels import abelieve, aconnect
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Slot, find, surplus, taken
-from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack, with_address
+from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Command, NotAsked, classified, pack, with_address
 
 # The order in which waiting coroutines get a connection: a holder must be able to release, and newcomers must not
 # overtake those who asked before.
@@ -164,10 +164,16 @@ class LoopConnections:
                     raise with_address(error, connection) from error
                 raise
             limit.end()
+            slot.used = monotonic()
+            if slot.used - sent > NO_FAILOVER_WITHIN:
+                try:
+                    await abelieve(connection, sent)
+                except BaseException:
+                    connection.abort()
+                    raise
             if self.closed or node.closed or limit.struck:
                 connection.abort()
             else:
-                slot.used = monotonic()
                 self.idle.append(slot)
             return read, sent
         finally:

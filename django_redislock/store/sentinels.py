@@ -24,7 +24,7 @@ from redis.utils import str_if_bytes
 
 from ..base.steps import Call, Steps, arun, run
 from ..base.times import monotonic
-from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Refused, Replaced
+from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Refused
 
 
 @dataclass(eq=False, repr=False)
@@ -59,14 +59,10 @@ class Sentinels:
         """Host and port."""
         return run(self._master())
 
-    def confirm(self, connection: Any, begun: float) -> Steps[None]:
-        """C7: raise Replaced if making the connection took long, and another server is the master by now.
-
-        What a sentinel had said may have waited for a process that was stopped, and the old master have come back.
-        """
-        late = monotonic() - begun > NO_FAILOVER_WITHIN
-        if late and (yield from self._master()) != (connection.host, connection.port):
-            raise Replaced(f"{connection.host}:{connection.port} has been replaced")
+    def confirm(self, connection: Any) -> Steps[None]:
+        """Raise ConnectionError if another server than that of this connection is the master by now."""
+        if (yield from self._master()) != (connection.host, connection.port):
+            raise ConnectionError(f"{connection.host}:{connection.port} was silent, and has been replaced")
 
     def _master(self) -> Steps[tuple[str, int]]:
         share = self.seconds / (len(self.ways) + 1)  # one share is for connecting to the master
@@ -94,28 +90,42 @@ class LoopSentinels(Sentinels):
 
 
 def connect(connection: Any) -> None:
-    """Connect; to a master that sentinels name, so that it is known to be one no longer ago than half a second."""
+    """Connect, as if connecting were a request that a node has answered: see believe()."""
     begun = monotonic()
     # explicitly, as only connect() makes a Sentinel connection ask for its master
     with _refusals():
         connection.connect()
-    sentinels: Sentinels | None = getattr(connection, "connection_pool", None)
-    if sentinels is not None:
-        try:
-            run(sentinels.confirm(connection, begun))
-        except BaseException:
-            connection.disconnect()
-            raise
+    try:
+        believe(connection, begun)
+    except BaseException:
+        connection.disconnect()
+        raise
+
+
+def believe(connection: Any, sent: float) -> None:
+    """C7: raise ConnectionError if an answer to what was ``sent`` (monotonic) does not count.
+
+    A master that sentinels have named may have been replaced meanwhile, if it was silent for half a second. What they
+    have said themselves may have waited as well, for a process that was stopped, and the old master have come back.
+    """
+    sentinels = getattr(connection, "connection_pool", None)
+    if isinstance(sentinels, Sentinels) and monotonic() - sent > NO_FAILOVER_WITHIN:
+        run(sentinels.confirm(connection))
 
 
 async def aconnect(connection: Any) -> None:
-    """The same for a connection of an event loop, which its caller closes if this raises."""
+    """See connect(). Its caller closes the connection if this raises."""
     begun = monotonic()
     with _refusals():
         await connection.connect()
-    sentinels: Sentinels | None = getattr(connection, "connection_pool", None)
-    if sentinels is not None:
-        await arun(sentinels.confirm(connection, begun))
+    await abelieve(connection, begun)
+
+
+async def abelieve(connection: Any, sent: float) -> None:
+    """See believe()."""
+    sentinels = getattr(connection, "connection_pool", None)
+    if isinstance(sentinels, Sentinels) and monotonic() - sent > NO_FAILOVER_WITHIN:
+        await arun(sentinels.confirm(connection))
 
 
 @contextmanager

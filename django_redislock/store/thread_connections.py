@@ -15,8 +15,8 @@ from redis.connection import Connection
 from ..base.times import monotonic
 from .aliases import RedisConfig
 from .node import Node
-from .sentinels import connect
-from .wire import CONNECTION_ERRORS, Command, NotAsked, begins, exchange, let_the_system_wait
+from .sentinels import believe, connect
+from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Command, NotAsked, begins, exchange, let_the_system_wait
 
 S = TypeVar("S", bound="Slot")
 
@@ -78,6 +78,8 @@ class ThreadConnections:
                 self._connect(slot, node, by)
             answers = exchange(slot.connection, commands, by)
             slot.used = monotonic()
+            if slot.used - sent > NO_FAILOVER_WITHIN:
+                believe(slot.connection, sent)
             used, slot = slot, None
             self.idle.append(used)
         except BaseException:

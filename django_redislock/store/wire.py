@@ -52,7 +52,7 @@ NO_FAILOVER_WITHIN = 0.5
 
 
 class Replaced(ConnectionError):
-    """A node's answer, or that it is the master, does not count: another one has taken over (C7)."""
+    """A cluster node's answer does not count, as another node has its slots now (C7)."""
 
 
 class Refused(ConnectionError):

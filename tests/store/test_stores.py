@@ -391,6 +391,23 @@ def test_sentinels_lead_nobody_to_a_replaced_master_that_nobody_has_demoted_yet(
 
 
 @pytest.mark.complete
+@pytest.mark.parametrize("awaits", [False, True])
+def test_what_a_replaced_master_answers_when_it_wakes_up_does_not_count(awaits: bool, sentinels: Sentinels) -> None:
+    sentinels.wait_for_it(300)  # none is taken for dead, where a machine is busy
+    given = sentinels.alias()
+    given["OPTIONS"]["SOCKET_TIMEOUT"] = 60
+    with caches(given), closing(Crowd(tasks=awaits)) as crowd:
+        me = crowd()
+        me(Lock("a"), "locked")  # it is connected
+        sentinels.replicate()
+        with stopped(sentinels.servers[0]):
+            acquiring = me.start(Lock("b"), "acquire")
+            sentinels.fail_over()
+        assert acquiring.result(60)
+        assert sentinels.clients[1].exists("redislock{0}:lock:b")
+
+
+@pytest.mark.complete
 def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_acknowledge(
     sentinels: Sentinels, eventually: Eventually
 ) -> None:
