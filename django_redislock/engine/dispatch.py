@@ -28,7 +28,7 @@ from ..store.node import Node
 from ..store.retry import ask_replicas
 from ..store.scripts import wants_source, with_source
 from ..store.sentinels import believe, connect
-from ..store.wire import BLAMELESS, Command, exchange, hints_at_failover, wording
+from ..store.wire import BLAMELESS, Command, exchange, hints_at_failover, is_stale, wording
 from .announcements import Notifier
 
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
@@ -134,7 +134,7 @@ class Dispatch:
                     break
                 if connection is None:
                     timeout, spare = self._spare.pop(node, (0.0, None))
-                    if timeout == sender.timeout:
+                    if timeout == sender.timeout and not is_stale(spare):
                         connection = spare
                     elif spare is not None:
                         spare.disconnect()

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from redis.connection import Connection
-
 from ..base.times import monotonic
 from .aliases import RedisConfig
 from .node import Node
 from .sentinels import believe, connect
-from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Command, NotAsked, begins, exchange, let_the_system_wait
+from .wire import NO_FAILOVER_WITHIN, Command, NotAsked, exchange, is_stale, let_the_system_wait
 
 S = TypeVar("S", bound="Slot")
 
@@ -74,7 +72,7 @@ class ThreadConnections:
             if slot.node is not node:
                 other, slot = slot, None
                 slot = self._slot_for(other, node, by)
-            if slot.node is not node or (sent - slot.used > IDLE and _is_stale(slot.connection)):
+            if slot.node is not node or (sent - slot.used > IDLE and is_stale(slot.connection)):
                 self._connect(slot, node, by)
             answers = exchange(slot.connection, commands, by)
             slot.used = monotonic()
@@ -198,11 +196,3 @@ def surplus(idle: deque[S], most: int, before: float = math.inf) -> Iterator[S]:
     with suppress(IndexError):  # all are in use, or another thread has just taken it
         while len(idle) > most and idle[0].used <= before:
             yield idle.popleft()
-
-
-def _is_stale(connection: Connection) -> bool:
-    """Return whether the server has closed the connection, or sent something that nobody asked for."""
-    try:
-        return begins(connection, 0)
-    except CONNECTION_ERRORS:
-        return True

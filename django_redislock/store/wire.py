@@ -128,6 +128,14 @@ def begins(connection: Any, seconds: float | None) -> bool:
     return bool(poll.poll(None if seconds is None else math.ceil(seconds * 1000)))
 
 
+def is_stale(connection: Any) -> bool:
+    """Return whether the server has closed the connection, or sent something that nobody asked for."""
+    try:
+        return begins(connection, 0)
+    except CONNECTION_ERRORS:
+        return True
+
+
 def read(connection: Any) -> Any:
     """Return the next answer or message; an error that the server has sent is an answer."""
     if type(connection) in _PLAIN:

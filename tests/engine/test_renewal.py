@@ -20,7 +20,7 @@ from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.servers import Twins
 from tests.helpers.state import LOCK, NAME, QUEUE, holder
-from tests.helpers.ways import stopped
+from tests.helpers.ways import kill, stopped
 from tests.inside import hears, renew_all
 
 Eventually = Callable[..., Any]
@@ -276,6 +276,24 @@ def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_c
         return again()
 
     eventually(renewed_now)
+    lock.release()
+
+
+def sent(lock: Lock, eventually: Eventually) -> None:
+    """Renew it, and wait until the thread that sends has ended."""
+    again = renewed(lock)
+    renew_all()
+    eventually(lambda: again() and not any(each.name == "redislock-sender" for each in threading.enumerate()))
+
+
+def test_a_renewal_by_a_connection_that_the_server_has_closed_meanwhile_does_not_fail(
+    holds: Any, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = holds()
+    sent(lock, eventually)
+    kill(client)
+    sent(lock, eventually)
+    assert "renewal-failed" not in caplog.text
     lock.release()
 
 
