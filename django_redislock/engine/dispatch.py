@@ -28,7 +28,7 @@ from ..store.node import Node
 from ..store.retry import ask_replicas
 from ..store.scripts import wants_source, with_source
 from ..store.sentinels import believe, connect
-from ..store.wire import BLAMELESS, Command, exchange, hints_at_failover, is_stale, wording
+from ..store.wire import BLAMELESS, Command, change_timeout, exchange, hints_at_failover, is_stale, wording
 from .announcements import Notifier
 
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
@@ -81,7 +81,7 @@ class Dispatch:
         self._on_recovery = on_recovery
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may find a node closed
         self._senders: WeakKeyDictionary[Node, list[_Sender]] = WeakKeyDictionary()
-        self._spare: dict[Node, tuple[float, Connection]] = {}
+        self._spare: dict[Node, Any] = {}  # an open connection
         self._outages: _Outages = WeakKeyDictionary()
         self._lags: _Outages = WeakKeyDictionary()  # of its replicas
 
@@ -122,24 +122,18 @@ class Dispatch:
             raise
 
     def _send_all(self, node: Node, sender: _Sender) -> None:
-        connection: Connection | None = None
+        connection: Any = None
         while True:
             with self._mutex:
                 batch, sender.batch = sender.batch, []
                 if not batch:
                     self._senders[node].remove(sender)
-                    if connection is not None and node not in self._spare and not node.closed:
-                        self._spare[node] = sender.timeout, connection
-                        connection = None
+                    if _is_open(connection) and node not in self._spare and not (node.closed or node.config.memory):
+                        self._spare[node], connection = connection, None
                     break
-                if connection is None:
-                    timeout, spare = self._spare.pop(node, (0.0, None))
-                    if timeout == sender.timeout and not is_stale(spare):
-                        connection = spare
-                    elif spare is not None:
-                        spare.disconnect()
             try:
-                connection = connection or node.config.connection(sender.timeout)
+                if not _is_open(connection):
+                    connection = self._connection(node, sender.timeout)
                 answers, sent = send_now(connection, batch)
                 _ask_replicas(connection, batch, answers, sender.timeout)
                 if any(map(hints_at_failover, answers)):
@@ -153,9 +147,19 @@ class Dispatch:
         if connection is not None:
             connection.disconnect()
 
+    def _connection(self, node: Node, timeout: float) -> Any:
+        """The spare one, or a new one where there is none, or the server has closed it."""
+        spare = self._spare.pop(node, None)
+        if spare is not None and not is_stale(spare):
+            change_timeout(spare, timeout)
+            return spare
+        if spare is not None:
+            spare.disconnect()
+        return node.config.connection(timeout)
+
     def _forget(self, node: Node) -> None:
         with self._mutex:
-            _, spare = self._spare.pop(node, (0.0, None))
+            spare = self._spare.pop(node, None)
         if spare is not None:
             spare.disconnect()
 
@@ -234,6 +238,10 @@ class Dispatch:
         if cut_off or not isinstance(error, (ResponseError, *BLAMELESS)):
             for store in {outgoing.task.partition.store for outgoing in batch}:
                 store.look_around(node)
+
+
+def _is_open(connection: Any) -> bool:
+    return connection is not None and connection._sock is not None
 
 
 def send_now(connection: Connection, batch: Sequence[Outgoing], by: float | None = None) -> tuple[list[Any], float]:

@@ -14,7 +14,7 @@ from ..base.times import monotonic
 from .aliases import RedisConfig
 from .node import Node
 from .sentinels import believe, connect
-from .wire import NO_FAILOVER_WITHIN, Command, NotAsked, exchange, is_stale, let_the_system_wait
+from .wire import NO_FAILOVER_WITHIN, Command, NotAsked, change_timeout, exchange, is_stale, let_the_system_wait
 
 S = TypeVar("S", bound="Slot")
 
@@ -135,9 +135,7 @@ class ThreadConnections:
         connection: Any = node.config.connection(None if by is None else max(0.001, by - monotonic()))
         connect(connection)
         if by is not None:
-            connection.socket_timeout = self._timeout
-            connection._sock.settimeout(self._timeout)
-            connection._parser.on_connect(connection)  # the parser has a copy of them
+            change_timeout(connection, self._timeout)
         let_the_system_wait(connection, self._timeout)
         slot.connection, slot.node = connection, node
 

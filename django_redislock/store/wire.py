@@ -108,6 +108,13 @@ def let_the_system_wait(connection: Any, seconds: float) -> None:
         sock.settimeout(None)
 
 
+def change_timeout(connection: Any, seconds: float) -> None:
+    """Have each send and each read on an open connection take at most so many seconds."""
+    connection.socket_timeout = seconds
+    connection._sock.settimeout(seconds)
+    connection._parser.on_connect(connection)  # the parser has a copy of it
+
+
 def _is_the_systems(sock: Any) -> bool:
     return sys.platform == "linux" and type(sock).__module__ == "socket"
 

@@ -241,7 +241,7 @@ class Moody(redis.Connection):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.usefixtures("own_pools")
 def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_cannot_connect(
-    holds: Any, settings: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    holds: Any, settings: Any, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def fail() -> None:
         raise ZeroDivisionError
@@ -259,13 +259,12 @@ def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_c
     renew_all()
     eventually(lambda: "event=watchdog-failed" in caplog.text and again())
     monkeypatch.setattr(Moody, "mood", TypeError("unexpected keyword"))
-    inside.limit(monkeypatch, idle_look=0.05)
     again = renewed(lock)
-    with Lock("impatient", ttl=6, poll=True):  # for which the connection of before is too patient
-        renew_all()
-        eventually(lambda: re.search('event=renewal-failed .*error="unexpected keyword"', caplog.text))
-        monkeypatch.setattr(Moody, "mood", None)
-        eventually(again)
+    kill(client)
+    renew_all()
+    eventually(lambda: re.search('event=renewal-failed .*error="unexpected keyword"', caplog.text))
+    monkeypatch.setattr(Moody, "mood", None)
+    eventually(again)
     died = inside.break_sender(monkeypatch)
     renew_all()
     eventually(died)
@@ -295,6 +294,20 @@ def test_a_renewal_by_a_connection_that_the_server_has_closed_meanwhile_does_not
     sent(lock, eventually)
     assert "renewal-failed" not in caplog.text
     lock.release()
+
+
+def test_locks_of_different_ttls_are_renewed_by_the_same_connection(
+    holds: Any, client: redis.Redis, eventually: Eventually
+) -> None:
+    inside.listen()
+    eventually(hears)
+    made = set[int]()
+    for ttl in (6, 12, 6):
+        lock = holds(ttl=ttl)
+        sent(lock, eventually)
+        made.add(client.info("stats")["total_connections_received"])
+        lock.release()
+    assert len(made) == 1
 
 
 def test_an_interrupted_section_that_cannot_be_undone_is_logged_once_and_keeps_no_other_from_being_undone(
