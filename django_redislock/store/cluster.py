@@ -121,6 +121,7 @@ class Cluster(LockStore):
         self._nodes: dict[str, Node] = {}  # by address
         self._met: list[Address] = []  # of all nodes, replicas among them
         self._slots = {tag: key_slot(str(tag).encode()) for tag in range(TAGS)}
+        self._owners: dict[int, Address] = {}  # of all slots, as the last answer named them
         self._stale_since = 0.0  # when slots may have moved last (monotonic): what was read before does not count
         self._read_at = -math.inf  # what we know is at least as recent as this (monotonic)
         self._question: Question | None = None  # the latest one: where are the slots?
@@ -139,8 +140,11 @@ class Cluster(LockStore):
         tag = TAGS + slot  # which no name has
         with self._known:
             if tag not in self._slots:
-                self._slots = {**self._slots, tag: slot}
-                self._stale_since = monotonic()  # whose slot that is, is not known yet
+                self._slots[tag] = slot
+                if slot in self._owners:
+                    self._node_by_tag[tag] = self._node_at(*self._owners[slot])
+                else:
+                    self._stale_since = monotonic()  # whose slot that is, is not known yet
         return self.partition(tag)
 
     # -- its nodes --------------------------------------------------------------------------------------------------
@@ -210,13 +214,12 @@ class Cluster(LockStore):
 
         Locks in other slots are not affected.
         """
-        slots = self._slots
-        owners = {tag: owner[0] for tag, slot in slots.items() if (owner := manager.slots_cache.get(slot))}
-        if not owners:
+        served = [(slot, nodes[0]) for slot, nodes in manager.slots_cache.items() if nodes]
+        self._owners = {slot: (node.host, int(node.port)) for slot, node in served}
+        some = next((self._owners[slot] for slot in self._slots.values() if slot in self._owners), None)
+        if some is None:
             raise RedisClusterException("no node serves the slots of locks")
-        some = next(iter(owners.values()))
-        nodes = {tag: owners.get(tag, some) for tag in slots}
-        return {tag: self._node_at(node.host, int(node.port)) for tag, node in nodes.items()}
+        return {tag: self._node_at(*self._owners.get(slot, some)) for tag, slot in self._slots.items()}
 
     def _forget_the_gone(self) -> None:
         """Forget the nodes that serve no tag: as nodes come and go, each would keep a connection or two."""

@@ -42,7 +42,7 @@ from tests.checks.conftest import ids
 from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
-from tests.helpers.state import outlives
+from tests.helpers.state import count, outlives
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
 from tests.inside import ACQUIRE, RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription, suspect
 
@@ -114,6 +114,18 @@ def test_old_code_and_ours_exclude_each_other_whatever_the_slot_of_the_old_key(
             assert not lock.lost
         assert not any(client.exists(name) for name in MANY[:20])
     assert list_locks() == []
+
+
+def test_the_cluster_is_not_asked_anew_whose_the_slot_of_each_old_key_is(cluster: Cluster) -> None:
+    masters = [node.client() for node in cluster.masters()]
+    with use(cluster, ALSO_LOCK="redis-py"):
+        Lock("a").locked()  # the cluster has been asked
+        for master in masters:
+            master.config_resetstat()
+        for name in MANY[:20]:
+            with Lock(name):
+                pass
+        assert sum(count(master, "cluster|slots") for master in masters) <= 1  # one, where a machine is slow
 
 
 def test_names_are_spread_over_slots_and_a_section_is_two_round_trips_and_a_list_two_to_each_node(
