@@ -190,7 +190,7 @@ class Acquisition(Releasable):
             return True
         runner = self.caller
         for one in self._above if deadline.waits else ():
-            note_order(one, runner, self.name, self.terms.template or self.name)
+            note_order(one, runner, self.partition.store, self.name, self.terms.template or self.name)
         return False
 
     def stand_beside(self, others: Sequence[Held]) -> None:

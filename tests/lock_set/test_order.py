@@ -65,6 +65,16 @@ def test_names_of_the_same_templates_count_as_the_same(me: Any, names: Any, logg
     assert logged()[1:] == [f"event=order-inverted name={users[0].name} held={users[2].name}"]
 
 
+def test_locks_of_the_same_names_in_another_store_are_others(me: Any, names: Any, logged: Any) -> None:
+    (a, b), (c, d) = map(Lock, names), (Lock(name, using="memory") for name in names)
+    nest(me, a, b)
+    nest(me, d, c)
+    nest(me, b, c)
+    assert logged() == []
+    nest(me, c, b)
+    assert logged() == [f"event=order-inverted name={b.name} held={c.name}"]
+
+
 def test_what_cannot_deadlock_is_not_logged(me: Any, names: Any, logged: Any) -> None:
     a, b = map(Lock, names)
     nest(me, a, b, blocking=False)  # it does not wait
