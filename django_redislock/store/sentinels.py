@@ -66,7 +66,7 @@ class Sentinels:
 
     def _master(self) -> Steps[tuple[str, int]]:
         share = self.seconds / (len(self.ways) + 1)  # one share is for connecting to the master
-        troubles: list[str] = []
+        trouble, troubles = f"No sentinel knows the master {self.service_name!r}.", list[str]()
         first = self.turn.last + self.turn.doubted
         for number in (each % len(self.ways) for each in range(first, first + len(self.ways))):
             try:
@@ -79,7 +79,9 @@ class Sentinels:
                 self.turn.last, self.turn.doubted = number, False
                 host, port = map(str_if_bytes, address)
                 return getattr(self.manager, "_force_master_ip", None) or host, int(port)
-        raise MasterNotFoundError(f"No sentinel knows the master {self.service_name!r}. {' '.join(troubles)}".rstrip())
+            if state:
+                trouble = f"The sentinels find the master {self.service_name!r} down: {state['flags']}."
+        raise MasterNotFoundError(" ".join([trouble, *troubles]))
 
 
 class LoopSentinels(Sentinels):

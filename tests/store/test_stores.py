@@ -358,6 +358,19 @@ def test_the_error_about_a_missing_master_quotes_the_sentinels(
             me(Lock("a"), "acquire")
 
 
+def test_the_error_about_a_master_that_is_down_says_how_sentinels_find_it(
+    three: Sentinels, me: Any, eventually: Eventually, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    given, sentinel = three.alias(), SentinelServer(f"monitor {MASTER} {HOST} 1 1")
+    with closing(sentinel), closing(sentinel.start().client()) as client, caches(given):
+        given["OPTIONS"]["SENTINELS"] = [(HOST, sentinel.port)]
+        client.sentinel_set(MASTER, "down-after-milliseconds", 1)
+        eventually(lambda: "o_down" in str(client.sentinel_masters()))
+        with pytest.raises(LockUnavailable, match=r"The sentinels find the master 'tickets' down: \S*o_down"):
+            me(Lock("a"), "acquire")
+
+
 @pytest.mark.complete
 @pytest.mark.parametrize("awaits", [False, True])
 def test_sentinels_lead_nobody_to_a_replaced_master_that_nobody_has_demoted_yet(
