@@ -181,7 +181,7 @@ class Lease:
 
     def remaining(self) -> float:
         """Seconds of lease left by the local clock."""
-        return 0.0 if self.lost_reason or self.closed else max(0.0, self.ends - monotonic())
+        return 0.0 if self.lost_reason else max(0.0, self.ends - monotonic())
 
     def left_with(self, additional: float) -> float:
         """Seconds from now until the end in Redis, as far as it is known here, and ``additional`` ones."""

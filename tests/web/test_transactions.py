@@ -9,7 +9,7 @@ import pickle
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 from unittest.mock import Mock
 
@@ -25,7 +25,7 @@ from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.databases import Account, Commits
 from tests.helpers.servers import LEFT_OPEN, Pages, Web, asgi_server
 from tests.helpers.state import outlives
-from tests.inside import undo_interrupted
+from tests.inside import leases, undo_interrupted
 
 Both = tuple[Account, Account]
 pytestmark = LEFT_OPEN
@@ -354,3 +354,21 @@ def test_a_finished_view_responds_even_if_its_release_fails_and_that_is_sent_aga
     assert 'event=not-released name=order request="GET /pay/" error=' in caplog.text
     own.start()
     assert me(Lock("order"), "acquire", blocking_timeout=GENEROUS)
+
+
+@SQLITE
+def test_the_log_says_how_long_a_lock_stays_whose_release_after_the_rollback_fails_as_well(
+    account: Account, own: RedisServer, retry_for: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def view(request: HttpRequest) -> HttpResponse:
+        own.stop()
+        raise ZeroDivisionError
+
+    retry_for(0.1)
+    request = RequestFactory().get("/")
+    with suppress(ZeroDivisionError), transaction.atomic():
+        locked_view("order", ttl=30)(view)(request)
+    eventually(lambda: not leases())  # it is being released in the background
+    request.close()
+    (line,) = [text for text in caplog.messages if text.startswith("event=not-released ")]
+    assert 15 < float(line.rpartition("lease_left=")[2]) < 30
