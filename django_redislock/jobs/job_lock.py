@@ -174,15 +174,19 @@ class JobLock:
 
         Where the lock is busy, and the job is not to come again later, return instead what ``find`` makes of the id of
         the job that has it; None where no job has it. A job that is ``awaited`` by others is queued all the same, with
-        busy="raise" too: it may be queued by the job before it, which would fail for that.
+        busy="raise" too: it may be queued by the job before it, which would fail for that. So is one that has the lock
+        itself: its queue queues it again while it runs, or before its release has reached Redis.
         ``publish`` is told whether the job has the lock. It may start in ``wait`` seconds, and is dropped by the queue
         after ``most``.
         """
         lock = self.make(args, kwargs, id, poll=True, blocking=False, blocking_timeout=0)  # nobody has to be told here
-        ttl = min(wait + self.queued_ttl, most)
+        ttl, token = min(wait + self.queued_ttl, most), ""
         try:
             refusal = self._take(lock, ttl)
-            if refusal is not None and self.busy == "merge":
+            if refusal is not None:
+                _, holder = run(read_holder(get_partition(self._using, lock.name), lock.name))
+                token = "" if holder is None else holder.token
+            if refusal is not None and self.busy == "merge" and token != lock.token:
                 self._asked(lock).incr(ttl=ASKED)
                 refusal = self._take(lock, ttl)  # it may have ended before it could see that
         except LockUnavailable:
@@ -193,12 +197,10 @@ class JobLock:
             with self.publishing(lock):
                 return publish(True)
         log_event(INFO, "job-busy", name=lock.name, job=id, busy=self.busy, error=refusal)
-        if self.busy == "retry" or awaited:
+        if self.busy == "retry" or awaited or token == lock.token:
             return publish(False)
         if self.busy == "raise":
             raise refusal
-        _, holder = run(read_holder(get_partition(self._using, lock.name), lock.name))
-        token = "" if holder is None else holder.token
         return find(token.removeprefix("job-")) if token.startswith("job-") else None  # else none has it
 
     @contextmanager

@@ -71,6 +71,13 @@ def test_a_copy_of_a_job_that_runs_comes_again_when_its_lease_would_end() -> Non
     assert copy.asked == [("later", 20.0, LockNotAcquired)]
 
 
+@pytest.mark.parametrize("busy", ["skip", "raise", "merge"])
+def test_a_job_that_is_queued_again_while_it_has_the_lock_is_not_dropped(busy: str) -> None:
+    lock, job = make(busy=busy), Job()
+    assert lock.run(job, (7,), {}, lambda: in_thread(lambda: lock.queue((7,), {}, job.id))) is False
+    assert job.asked == []
+
+
 def in_thread(call: Callable[[], Any]) -> Any:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(call()))
