@@ -24,7 +24,7 @@ from ..base.steps import run
 from ..base.times import Seconds, monotonic, seconds
 from ..call_names import CallTexts, Name, are_several, template_of
 from ..engine import log_unreleased, release_detached
-from ..exceptions import LockError, LockLost, LockNotAcquired, LockUnavailable
+from ..exceptions import LockError, LockNotAcquired, LockUnavailable
 from ..lock import Lock
 from ..options import Options, SectionOptions, check_kind, cut_note, mark_locked, read_options
 from ..semaphore import Semaphore
@@ -276,23 +276,22 @@ class JobLock:
     def _run(self, job: Job, lock: Lock, body: Callable[[], Any]) -> Any:
         running: Running | None = None
         try:
-            if self.at_least and self._has_ended(job):
-                return self._repeat(job, lock)  # first, as the lock may be kept for that long
-            with lock:
-                running = Running(self, job.id, lock)
-                return self._run_inside(job, running, body)
-        except (LockNotAcquired, LockUnavailable) as error:
-            if running is None:
+            try:
+                if self.at_least and self._has_ended(job):
+                    return self._repeat(job, lock)  # first, as the lock may be kept for that long
+                with lock:
+                    running = Running(self, job.id, lock)
+                    return self._run_inside(job, running, body)
+            finally:
+                if running is not None and not running.kept:
+                    self._run_once_more(lock, job.again)
+        except BaseException as error:
+            if running is None and isinstance(error, (LockNotAcquired, LockUnavailable)):
                 raise _NotRun(error) from error
-            raise
-        except LockLost:
             if running is not None and running.marked:  # it has not ended well after all
                 with suppress(LockUnavailable):
                     self._ended(job.id).reset()
             raise
-        finally:
-            if running is not None and not running.kept:
-                self._run_once_more(lock, job.again)
 
     def _run_inside(self, job: Job, running: Running, body: Callable[[], Any]) -> Any:
         lock, began = running.lock, monotonic()

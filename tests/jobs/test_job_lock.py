@@ -185,6 +185,14 @@ def test_what_is_merged_is_asked_for_once_more_however_the_job_ends(fails: bool)
     assert more.asked == []
 
 
+def test_a_job_that_cannot_queue_what_was_merged_has_not_ended_well_and_is_that_run_when_it_is_tried_again() -> None:
+    lock, job = make(busy="merge"), Job()
+    job.again = lambda: 1 / 0  # type: ignore[method-assign, assignment]
+    with pytest.raises(ZeroDivisionError):
+        lock.run(job, (7,), {}, lambda: lock.queue((7,), {}, "other-other-other-other"))
+    assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
+
+
 @pytest.mark.parametrize("where", ["queue", "worker"])
 def test_what_ends_while_it_is_asked_for_again_is_asked_for_no_more(
     where: str, monkeypatch: pytest.MonkeyPatch
