@@ -188,7 +188,8 @@ class JobLock:
                 token = "" if holder is None else holder.token
             if refusal is not None and self.busy == "merge" and token != lock.token:
                 self._asked(lock).incr(ttl=ASKED)
-                refusal = self._take(lock, ttl)  # it may have ended before it could see that
+                if not lock.locked():  # the other has ended before it could see that
+                    refusal = self._take(lock, ttl)
         except LockUnavailable:
             if not _once_more.get():
                 raise
@@ -249,20 +250,20 @@ class JobLock:
             return self._run(job, lock, body)
         except _NotRun as end:
             error = end.error
-        is_copy = merges = False
+        is_copy = is_free = False
         try:
             if isinstance(error, LockNotAcquired):
                 is_copy = lock.owned()  # it is held by the same job
-                merges = self.busy == "merge" and not is_copy
-            if merges:
-                self._asked(lock).incr(ttl=ASKED)
+                if self.busy == "merge" and not is_copy:
+                    self._asked(lock).incr(ttl=ASKED)
+                    is_free = not lock.locked()  # the other has ended before it could see that
         except LockUnavailable as trouble:
-            error, is_copy, merges = trouble, False, False
+            error = trouble
         if is_copy:
             return job.later(min(lock.ttl, LONGEST_PAUSE), error, is_copy=True)
-        if merges:
+        if is_free:
             try:
-                return self._run(job, lock, body)  # the other may have ended before it could see that
+                return self._run(job, lock, body)
             except _NotRun as end:
                 error = end.error
         if isinstance(error, LockNotAcquired):

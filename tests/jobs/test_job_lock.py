@@ -12,7 +12,15 @@ import pytest
 import redis
 from django.db import transaction
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, get_lock, locked_atomic
+from django_redislock import (
+    Lock,
+    LockLost,
+    LockNotAcquired,
+    LockUnavailable,
+    get_lock,
+    lock_not_acquired,
+    locked_atomic,
+)
 from django_redislock.models import Fence
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
@@ -21,6 +29,7 @@ from tests.helpers.jobs import held, lease_of
 from tests.helpers.proxy import Proxy
 from tests.helpers.ways import stopped
 from tests.inside import PREFIX, job_lock, limit
+from tests.lock.conftest import receiving
 
 NAME = "report:7"
 LOCK_KEY = f"{PREFIX}lock:{NAME}"
@@ -183,6 +192,14 @@ def test_what_is_merged_is_asked_for_once_more_however_the_job_ends(fails: bool)
     assert (job.asked, more.asked) == (["again"], [])
     assert lock.run(more, (7,), {}, lambda: "ran") == "ran"
     assert more.asked == []
+
+
+@pytest.mark.parametrize("where", ["queue", "run"])
+def test_what_is_merged_is_refused_but_once(where: str) -> None:
+    lock, job, refusals = make(busy="merge"), Job("other-other-other-other"), list[str]()
+    with Lock(NAME), receiving(lambda **facts: refusals.append(facts["outcome"]), lock_not_acquired):
+        in_thread(lambda: lock.queue((7,), {}, job.id) if where == "queue" else lock.run(job, (7,), {}, lambda: "ran"))
+    assert refusals == ["busy"]
 
 
 def test_a_job_that_cannot_queue_what_was_merged_has_not_ended_well_and_is_that_run_when_it_is_tried_again() -> None:
