@@ -65,6 +65,7 @@ MUTANTS: dict[str, tuple[int, str]] = {
     "late-renewal": (1, "a late renewal takes a lock back"),
     "confirm-lengthens": (3, "a confirmation shortens the lease"),
     "confirm-clears": (1, "a confirmation is no sign of life"),
+    "shorter-told": (1, "a lease that is made shorter is told to nobody"),
     # renew that raises the fence
     "raise-written": (2, "a raised fence is not kept"),
     "raise-answered": (1, "a raised fence is not answered"),

@@ -179,7 +179,7 @@ class Reference:
             return inside.LOST, self.left(), 0
         if held.flag == "d" and how != "detach":
             return inside.HELD, self.left(), 0  # a late request: nobody here renews this lock any more
-        ends = held.ends
+        before, ends = self.left(), held.ends
         if held.flag == "h":
             ends = max(ends, held.since + ttl * MS)
             self.handed_to = ""
@@ -189,6 +189,8 @@ class Reference:
         flag = {"detach": "d", "raise": "c"}.get(how, "c" if held.flag == "h" else held.flag)
         raised = self._next_fence(caller) if how == "raise" else 0
         self._hold(held._replace(flag=flag, fence=raised or held.fence, ends=wanted.get(how, self.now + ms * MS)))
+        if self.left() < before:
+            self._tell_to_look(0)
         return inside.HELD, self.left(), raised
 
     def force(self, caller: Process, highest: int | None, what: str = "") -> bool:
@@ -279,8 +281,8 @@ class Reference:
         return True
 
     def _tell_to_look(self, first: int) -> None:
-        """Tell the first waiter from this place on that can be told: it watches a polling head of the queue, or a
-        suspension."""
+        """Tell the first waiter from this place on that can be told: it watches a polling head of the queue, or
+        the end of another lease."""
         for id, _ in self.in_order()[first:]:
             waiter = self.waiters.get(id)
             if waiter and waiter.channel in self.subscribed:

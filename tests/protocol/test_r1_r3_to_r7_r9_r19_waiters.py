@@ -8,13 +8,15 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import product
 from time import monotonic
 from typing import Any
 
 import pytest
 import redis
 
-from django_redislock import Lock, LockPool, LockUnavailable
+from django_redislock import Lock, LockPool, LockUnavailable, Semaphore
 from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
@@ -363,6 +365,22 @@ def test_r5_waiters_look_when_the_lease_ends_of_whoever_holds_the_lock_now(join:
     second, third = (join(Lock(NAME, ttl=0.5, auto_renew=False)) for _ in range(2))
     assert second.result()  # and nobody releases it
     assert third.result()
+
+
+@pytest.mark.usefixtures("nobody_looks")
+@pytest.mark.parametrize(
+    ("name", "method"), [*product([NAME, MEMBER, POOL], ["extend", "detach"]), (SEMAPHORE, "extend")]
+)
+def test_r5_waiters_look_when_a_lease_ends_that_was_made_shorter(
+    name: str, method: str, pool: LockPool, crowd: Crowd, join: Join, listening: Listening
+) -> None:
+    listening()
+    me, kind = crowd(), partial(Semaphore, limit=1) if name == SEMAPHORE else Lock
+    lock = kind(MEMBER if name == POOL else name, ttl=LONG, auto_renew=False)
+    me(lock, "acquire")
+    waiting = join(pool if name == POOL else kind(name))
+    me(lock, method, 0.3, **({"replace_ttl": True} if method == "extend" else {}))
+    assert waiting.result()
 
 
 @pytest.mark.usefixtures("look_soon")

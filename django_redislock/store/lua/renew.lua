@@ -8,47 +8,54 @@
 --#include @lease
 --#include fence
 local LOST, HELD, ADOPTED = 0, 1, 2
-local value = read_lock()
-if not value then
-  -- the lease is over; those who wait should not have to find that out by themselves
+local value, answer = read_lock(), nil
+if value then
+  local id, channel, flag, fence, since, token, owner = parse_holder(value)
+  -- the same attempt with another fence: a failover forgot its grant and let others in, before its turn came again (C3)
+  if --[[@renewal-id]]id ~= ARGV.id --[[@or]]false--[[@]] or --[[@renewal-fence]]ARGV.fence ~= '' and fence ~= ARGV.fence--[[@or]]false--[[@]] then
+    local adopted = id and id ~= ARGV.id and token ~= '-' and token == ARGV.token
+    return {adopted and ADOPTED or LOST, us, lease_left()}
+  end
+
+  local ms, before = tonumber(ARGV.ms), lease_left()
+  local left = before
+  -- a renewal that was on its way when the lock was detached
+  if flag == 'd' and ARGV.how ~= 'detach' --[[@late-raise]]--[[@or]]and ARGV.how ~= 'raise' --[[@]]then return {HELD, us, left} end --@late-renewal
+  local handed = flag == 'h' or flag == 'p'
+  -- a handoff begins with a short lease: confirmed, it is a full one from the grant on
+  if handed then left = math.max(--[[@confirm-lengthens]]left, --[[@]]math.ceil((since - us) / 1000) + tonumber(ARGV.ttl)) end
+  if ARGV.how == 'set' or ARGV.how == 'detach' then
+    left = ms
+  elseif ARGV.how == 'keep' --[[@raise-keeps]]or ARGV.how == 'raise' --[[@]]then
+    left = math.max(--[[@renewal-lengthens]]left, --[[@]]ms)
+  end
+  -- a deletion first: where memory has run out, Redis lets a script go on that has begun with one
+  redis.call('HDEL', KEYS.waiters, '-')
+  local drawn
+  if ARGV.how == 'raise' then
+    local next = next_fence()
+    fence = next --@raise-new
+    drawn = tonumber(fence)
+  end
+  if handed or --[[@raise-written]]drawn or --[[@]]ARGV.how == 'detach' then
+    left = math.max(1, left) -- at the very end; Redis refuses to write a key for 0 ms
+    write_lock(holder_value(id, channel, ARGV.how == 'detach' and 'd' or 'c', fence, since, token, owner), left)
+    if handed then clear_handoff(flag) end --@confirm-clears
+  else
+    move_end(left)
+  end
+  list_until(left) --@renewal-listed
+  if ARGV.how == 'set' or ARGV.how == 'detach' then forget_later_end() end
+  answer = {HELD, us, left--[[@raise-answered]], drawn--[[@]]}
+  if left >= before or nobody_waits() then return answer end
+end
+
 --#include @grant_next
-  grant_next() --@renewal-grants
-  return {LOST, us, 0}
-end
-
-local id, channel, flag, fence, since, token, owner = parse_holder(value)
--- the same attempt with another fence: a failover forgot its grant and let others in, before its turn came again (C3)
-if --[[@renewal-id]]id ~= ARGV.id --[[@or]]false--[[@]] or --[[@renewal-fence]]ARGV.fence ~= '' and fence ~= ARGV.fence--[[@or]]false--[[@]] then
-  local adopted = id and id ~= ARGV.id and token ~= '-' and token == ARGV.token
-  return {adopted and ADOPTED or LOST, us, lease_left()}
-end
-
-local ms, left = tonumber(ARGV.ms), lease_left()
--- a renewal that was on its way when the lock was detached
-if flag == 'd' and ARGV.how ~= 'detach' --[[@late-raise]]--[[@or]]and ARGV.how ~= 'raise' --[[@]]then return {HELD, us, left} end --@late-renewal
-local handed = flag == 'h' or flag == 'p'
--- a handoff begins with a short lease: confirmed, it is a full one from the grant on
-if handed then left = math.max(--[[@confirm-lengthens]]left, --[[@]]math.ceil((since - us) / 1000) + tonumber(ARGV.ttl)) end
-if ARGV.how == 'set' or ARGV.how == 'detach' then
-  left = ms
-elseif ARGV.how == 'keep' --[[@raise-keeps]]or ARGV.how == 'raise' --[[@]]then
-  left = math.max(--[[@renewal-lengthens]]left, --[[@]]ms)
-end
--- a deletion first: where memory has run out, Redis lets a script go on that has begun with one
-redis.call('HDEL', KEYS.waiters, '-')
-local drawn
-if ARGV.how == 'raise' then
-  local next = next_fence()
-  fence = next --@raise-new
-  drawn = tonumber(fence)
-end
-if handed or --[[@raise-written]]drawn or --[[@]]ARGV.how == 'detach' then
-  left = math.max(1, left) -- at the very end; Redis refuses to write a key for 0 ms
-  write_lock(holder_value(id, channel, ARGV.how == 'detach' and 'd' or 'c', fence, since, token, owner), left)
-  if handed then clear_handoff(flag) end --@confirm-clears
+if value then
+  tell_of_end() --@shorter-told
 else
-  move_end(left)
+  -- the lease is over; those who wait should not have to find that out by themselves
+  answer = {LOST, us, 0}
+  grant_next() --@renewal-grants
 end
-list_until(left) --@renewal-listed
-if ARGV.how == 'set' or ARGV.how == 'detach' then forget_later_end() end
-return {HELD, us, left--[[@raise-answered]], drawn--[[@]]}
+return answer

@@ -16,5 +16,5 @@ if value and flag ~= 's' then --@suspension-waits
 end
 write_lock(suspension, ms)
 list_until(ms) --@suspension-listed
-tell_of_suspension()
+tell_of_end()
 return 1

@@ -247,7 +247,8 @@ local function hand_off(id, channel, ttl, token, owner)
   tell_of_grant(channel, id, fence, since, lease, ARGV.name)
 end
 
-local function tell_of_suspension()
+-- those who wait know a later end of the lease
+local function tell_of_end()
   for _, keys in ipairs(queues) do
     tell_to_look(keys[1], keys[2], keys[3], 0)
   end
@@ -257,7 +258,7 @@ end
 local function suspends()
   if --[[@release-suspends]]not begin_suspension()--[[@or]]true--[[@]] then return false end
   if erased_flag then redis.call('HDEL', KEYS.waiters, '!') end -- a handoff that was given back
-  tell_of_suspension() --@suspension-told
+  tell_of_end() --@suspension-told
   return true
 end
 
