@@ -113,7 +113,8 @@ if sys.version_info < (3, 12):
     # another set() meanwhile: that of a generator which is collected, and holds a lock. Only C code notes when it runs,
     # as Python ignores what a signal handler raises in a callback of the collector: no Ctrl-C would come through. Each
     # run hands one dict to all callbacks, so it is this thread that has begun the latest run if it knows that dict
-    _begun: Any = _thread._local()  # not gevent's, which is no C code
+    _gevent = sys.modules.get("gevent.monkey")  # whose own _local is no C code
+    _begun: Any = (_gevent.get_original("_thread", "_local") if _gevent else _thread._local)()
     _latest: dict[str, object] = {}
     _phases: OrderedDict[str, None] = OrderedDict(start=None, stop=None)  # that which it has come to stands last
     gc.callbacks += [partial(setattr, _begun), _latest.__setitem__, cast("Any", _phases.move_to_end)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.helpers.processes import Worker
+from tests.helpers.processes import PRELUDE, ROOT, Worker
 from tests.helpers.state import holder as is_held
 from tests.helpers.state import queued
 from tests.inside import PREFIX
@@ -150,6 +152,17 @@ with lock:
 """)
     assert worker.expect("knows") == ["None", "False", "False"]
     assert worker.expect("refused") == worker.expect("still") == ["True"]
+
+
+def test_a_process_that_leaves_greenlets_behind_ends_in_silence() -> None:
+    code = """
+import gevent
+for _ in range(3):
+    gevent.spawn(gevent.sleep, 60)
+gevent.sleep(0)
+"""
+    ended = subprocess.run([sys.executable, "-c", PATCHED + PRELUDE + code], capture_output=True, cwd=ROOT, check=True)
+    assert (ended.stdout, ended.stderr) == (b"", b"")
 
 
 @pytest.mark.complete
