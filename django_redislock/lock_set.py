@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine, Mapping
+from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -90,6 +91,13 @@ class LockSet:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shown(self.names)}>"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy has acquired nothing."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        function, arguments, (attributes, slots), *rest = reduced
+        copies = {name: copy(lock) for name, lock in self._locks.items()}
+        return function, arguments, (attributes, {**slots, "_locks": copies}), *rest
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from django_redislock import (
     LockNotAcquired,
     LockNotOwned,
     LockPool,
+    LockSet,
     LockUnavailable,
     get_lock,
     lock_not_acquired,
@@ -185,14 +186,16 @@ def test_an_error_stays_whole_where_it_is_copied_or_sent(kind: type[LockError], 
     assert {fact: getattr(error, fact) for fact in FACTS[kind]} == FACTS[kind]
 
 
-@pytest.mark.parametrize("again", [lambda lock: pickle.loads(pickle.dumps(lock)), copy.deepcopy])
-def test_what_was_acquired_through_a_lock_is_not_acquired_through_its_copies(again: Callable[[Lock], Lock]) -> None:
+@pytest.mark.parametrize("again", [lambda lock: pickle.loads(pickle.dumps(lock)), copy.copy, copy.deepcopy])
+def test_what_was_acquired_through_a_lock_is_not_acquired_through_its_copies(again: Callable[[Any], Any]) -> None:
     lock = Lock(NAME, ttl=7, reentrant=True)
     with lock:
         other = again(lock)
         assert (other.name, other.ttl, other.lost, other.remaining()) == (NAME, 7, False, 0.0)
         assert other.acquire(blocking=False)
         other.release()
+    with LockSet("a", "b") as locks:
+        assert (again(locks).names, again(locks).remaining()) == (("a", "b"), 0.0)
     pool = LockPool("accounts")
     pool.extend(["alice"])
     with pool.acquire() as member:
