@@ -363,6 +363,8 @@ unset: Any = None
         (ValueError, "^A semaphore's name must not be empty", lambda: Semaphore("", limit=1)),
         (TypeError, "^Cannot detach the semaphore 'x': that takes a Lock", lambda: Semaphore("x", limit=1).detach()),
         (TypeError, "^Cannot detach", lambda: Semaphore("x", limit=1).adetach()),
+        (TypeError, "^Cannot adopt", lambda: Semaphore("x", limit=1).acquire(token="t" * 22)),
+        (TypeError, "^Cannot adopt", lambda: Semaphore("x", limit=1).aacquire(token="t" * 22)),
         (TypeError, "^Cannot claim", lambda: Semaphore("x", limit=1).claim()),
         (TypeError, "^Cannot claim", lambda: Semaphore("x", limit=1).aclaim()),
         (TypeError, "^Cannot suspend", lambda: Semaphore("x", limit=1).suspend(1)),
