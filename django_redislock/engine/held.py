@@ -120,7 +120,7 @@ if sys.version_info < (3, 12):
     gc.callbacks += [partial(setattr, _begun), _latest.__setitem__, cast("Any", _phases.move_to_end)]
 
     def _set(shown: tuple[_Map, _Map]) -> None:
-        runs = next(reversed(_phases)) == "start"
+        runs = list(_phases)[-1] == "start"  # in one step: another thread may begin to collect at any time
         # no branch: in the tests, only child processes are certain to come here from the collector
         if not runs or getattr(_begun, "start", None) is not _latest["start"]:  # pragma: no branch
             _shown.set(shown)

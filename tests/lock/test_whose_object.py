@@ -435,6 +435,31 @@ def test_what_a_signal_handler_raises_comes_through_while_garbage_is_collected()
     subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
 
 
+def test_it_does_not_matter_when_another_thread_begins_to_collect_garbage() -> None:
+    code = f"""if True:
+        import django, gc, sys, threading
+        django.setup()
+        from django_redislock import Lock
+
+        def collect():
+            while not over:
+                gc.collect(0)
+
+        over = []
+        sys.setswitchinterval(1e-6)
+        thread = threading.Thread(target=collect)
+        thread.start()
+        try:
+            with Lock("{NAME}", reentrant=True) as lock:
+                for _ in range(20_000):
+                    with lock:
+                        pass
+        finally:
+            over.append(True)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
+
+
 def test_a_signal_handler_that_raises_while_garbage_is_collected_leaves_the_holder_its_lock() -> None:
     """It may strike whatever Python code of ours is called then."""
     code = f"""if True:
