@@ -575,6 +575,15 @@ def unused_here(using: str | None = None) -> int:
     return len(idle(store._loops[loop])) if loop in store._loops else 0
 
 
+def seconds_to_keepalive() -> int:
+    """After how many seconds the system asks whether the peer of our only unused connection is there; 0: never."""
+    store, loop = get_store(), asyncio._get_running_loop()
+    (connection,) = idle(store.threads if loop is None else store._loops[loop])
+    sock = connection._sock if loop is None else connection._writer.transport.get_extra_info("socket")
+    asks = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    return int(asks and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE))
+
+
 def shown_alias(using: str | None = None) -> str:
     """How error reports show what is known of an alias."""
     return repr(get_store(using).config)

@@ -71,7 +71,12 @@ def forget_servers() -> None:
 
 
 DEFAULT_TIMEOUT = 5.0  # seconds, for connecting and for each answer, where the alias has no socket_timeout
-KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+# seconds, and how often: so that the system notices a dead peer, and no load balancer forgets an idle connection
+_PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+KEEPALIVE = {
+    "socket_keepalive": True,
+    "socket_keepalive_options": {getattr(socket, key): _PROBES[key] for key in _PROBES if hasattr(socket, key)},
+}
 
 # Keywords of the alias's own pool or client that our connections must not inherit: retries, decoding, and the plumbing
 # of redis-py's maintenance notifications, which needs RESP3.
@@ -148,12 +153,8 @@ class RedisConfig:
         return self.kind(**{**self.keywords, **more})
 
     def listening(self, timeout: float) -> Any:
-        """A connection to listen on, which notices a dead peer. Each read takes at most ``timeout`` seconds."""
-        more: dict[str, Any] = {"socket_timeout": timeout, "health_check_interval": 0}
-        if issubclass(self.kind, Connection) and not self.memory:
-            options = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
-            more |= {"socket_keepalive": True, "socket_keepalive_options": options}
-        return self.connection(**more)
+        """A connection to listen on. Each read takes at most ``timeout`` seconds."""
+        return self.connection(socket_timeout=timeout, health_check_interval=0)
 
 
 def lock_aliases() -> list[str]:
@@ -232,6 +233,8 @@ def _log_in_first(then: Callable[[Any], object], connection: Any) -> None:
 def _keywords_of(pool: Any) -> dict[str, Any]:
     """The keywords for connections that we make ourselves, bypassing this pool."""
     keywords = {key: value for key, value in pool.connection_kwargs.items() if not key.startswith(_LEFT_BEHIND)}
+    if issubclass(pool.connection_class, Connection):
+        keywords |= {key: value for key, value in KEEPALIVE.items() if keywords.get(key) is None}
     if keywords.get("socket_timeout") is None:
         keywords["socket_timeout"] = DEFAULT_TIMEOUT
     if not keywords.get("socket_connect_timeout"):

@@ -23,7 +23,15 @@ from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.operations import all_of_them
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, PASSWORD, alias, caches, connections
-from tests.inside import Wire, connection_class, limit, listening_connection_class, own_channel, shown_alias
+from tests.inside import (
+    Wire,
+    connection_class,
+    limit,
+    listening_connection_class,
+    own_channel,
+    seconds_to_keepalive,
+    shown_alias,
+)
 
 from .conftest import Eventually, Exercise
 
@@ -59,6 +67,20 @@ def test_threads_connect_by_the_function_of_the_alias(backend: str, exercise: Ex
     with caches(alias(backend, server.url, redis_connect_func=connect)):
         exercise()
     assert connected
+
+
+@pytest.mark.parametrize(
+    ("given", "idle"),
+    [({"socket_keepalive": None}, 15), ({"socket_keepalive": False}, 0)],
+    ids=["ours", "the alias's own"],
+)
+def test_the_system_looks_after_idle_connections_unless_the_alias_has_it_otherwise(
+    given: dict[str, Any], idle: int, me: Any, server: RedisServer
+) -> None:
+    """So that no load balancer forgets them without a word."""
+    with caches(alias(DJANGO_REDIS, server.url, **given)):
+        me(Wire(), "exchange", ("PING",))
+        assert me.read(seconds_to_keepalive) == idle
 
 
 @BOTH
