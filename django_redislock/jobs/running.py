@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..base.steps import run
 from ..engine import detach
 from ..exceptions import LockError
 from ..lock import Lock
-
-if TYPE_CHECKING:
-    from .job_lock import JobLock
 
 
 class Running:
@@ -21,8 +18,8 @@ class Running:
 
     __slots__ = ("id", "kept", "kind", "lock", "marked")
 
-    def __init__(self, kind: JobLock, id: str, lock: Lock) -> None:
-        self.kind, self.id, self.lock = kind, id, lock
+    def __init__(self, kind: Any, id: str, lock: Lock) -> None:
+        self.kind, self.id, self.lock = kind, id, lock  # its kind: a JobLock, which makes these
         self.kept = False  # the lock, for the next run
         self.marked = False  # as ended
 
