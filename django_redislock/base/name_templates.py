@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import string
 import sys
@@ -11,9 +10,10 @@ from typing import Any
 
 from .display import shown
 from .log import is_ours, warn
-from .names import MAX_NAME_BYTES, capped_name, exact, lock_digest, quote
+from .names import MAX_NAME_BYTES, capped_name, lock_digest, quote, text_of
 
 DIGEST = "digest"  # the format that stands for lock_digest()
+_CONVERSIONS: dict[str, Callable[[Any], str]] = {"a": ascii, "r": repr, "s": str}
 _FIELD = re.compile(r"[^\W\d]\w*(\.\w+|\[[^]]+\])*")
 
 
@@ -40,15 +40,11 @@ class _Formatter(string.Formatter):
     def __init__(self, finish: Callable[[str], str]) -> None:
         self._finish = finish
 
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        return value if conversion is None else text_of(value, _CONVERSIONS[conversion])
+
     def format_field(self, value: Any, format_spec: str) -> str:
-        kind = type(value)
-        plain = all(getattr(kind, way) is getattr(object, way) for way in ("__str__", "__repr__", "__format__"))
-        if plain or inspect.isroutine(value):
-            raise TypeError(
-                f"{shown(value)} has no text of its own, only its address, which differs from process to process. "
-                f"Use one of its attributes; for the result of a call, give a function instead of the template"
-            )
-        text = lock_digest(value) if format_spec == DIGEST else format(exact(value), format_spec)
+        text = lock_digest(value) if format_spec == DIGEST else text_of(value, lambda it: format(it, format_spec))
         return self._finish(text)
 
 
@@ -85,7 +81,7 @@ class Template:
             trouble = f"whose format contains another field: {{{field}:{spec}}}. A value must not choose the length"
         elif any(int(number) > MAX_NAME_BYTES for number in re.findall(r"\d+", spec)):
             trouble = f"whose format is too long: {{{field}:{spec}}}. At most {MAX_NAME_BYTES} characters are allowed"
-        elif conversion not in (None, "a", "r", "s"):
+        elif conversion not in (None, *_CONVERSIONS):
             trouble = f"with the unknown conversion {conversion!r}: {{{field}!{conversion}}}. Write !a, !r or !s"
         else:
             return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
@@ -24,6 +25,7 @@ _SPACES = [code for code in range(0x3001) if chr(code).isspace()]  # all that th
 _NO_PREFIX = re.compile(rf"[{{}}\s]|{_FORBIDDEN.pattern}")
 TOKEN = "[A-Za-z0-9_-]{22,128}"
 _TOKEN = re.compile(TOKEN)
+_ADDRESS = re.compile(" at 0x[0-9A-Fa-f]+>")
 
 # The member alice of the pool accounts is the lock "pool:accounts:alice"; whoever wants any of them asks for
 # "pool:accounts:", which names no lock.
@@ -56,6 +58,20 @@ def exact(value: Any) -> Any:
     ``str()`` and f-strings make another one of a member, which differs between versions of Python.
     """
     return str.__str__(value) if issubclass(type(value), str) else value
+
+
+def text_of(value: Any, make: Callable[[Any], str] = str) -> str:
+    """Return what ``make`` makes of ``value``. Raises TypeError where that would be another text in each process."""
+    value = exact(value)
+    if isinstance(value, (set, frozenset)):
+        raise TypeError(f"The order of {shown(value)} differs from process to process. Use a sorted list instead")
+    text = make(value)
+    if type(value) is not str and (inspect.isroutine(value) or _ADDRESS.search(text)):
+        raise TypeError(
+            f"{shown(value)} has no text of its own, only its address, which differs from process to process. Use one "
+            f"of its attributes; for the result of a call, call it, or give a function instead of the template"
+        )
+    return text
 
 
 @lru_cache(maxsize=1024)
@@ -136,7 +152,7 @@ def _quote(text: str, table: dict[int, str]) -> str:
 
 def quote(value: object) -> str:
     """Percent-quote what could imitate a name's structure: ``:``, ``%``, braces, whitespace, control characters."""
-    return _quote(str(exact(value)), _QUOTED)
+    return _quote(text_of(value), _QUOTED)
 
 
 def unquoted(text: str) -> str:
@@ -161,7 +177,7 @@ def lock_digest(value: object) -> str:
     In templates it is written ``{value:digest}``. It is keyed with Django's ``SECRET_KEY``, so it cannot be found by
     trying values; processes with different keys have different digests.
     """
-    text = str(exact(value)).encode(errors="surrogatepass")
+    text = text_of(value).encode(errors="surrogatepass")
     return salted_hmac("django_redislock.digest", text, algorithm="sha256").hexdigest()[:32]
 
 

@@ -239,12 +239,33 @@ def test_a_digest_stands_for_a_value_that_nobody_must_read(settings: Any) -> Non
     assert filled(template, session=session) != name
 
 
-@pytest.mark.parametrize("value", [Thing().name, Thing(), len])
-@pytest.mark.parametrize("field", ["value", "value:digest"])
-def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) -> None:
+NAMES: dict[str, Callable[[Any], object]] = {
+    "plain": lambda value: filled("a:{value}", value=value),
+    "digest": lambda value: filled("a:{value:digest}", value=value),
+    "converted": lambda value: filled("a:{value!s}", value=value),
+    "digest of converted": lambda value: filled("a:{value!r:digest}", value=value),
+    "lock_name": lambda value: lock_name("a", value),
+    "lock_digest": lock_digest,
+}
+
+
+@pytest.mark.parametrize("way", NAMES)
+@pytest.mark.parametrize(
+    "value",
+    [Thing().name, Thing(), len, [Thing()], (n for n in "a"), memoryview(b"a"), SimpleLazyObject(Thing)],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_whose_text_is_an_address_is_refused(value: object, way: str) -> None:
     """It would be another lock in each process."""
-    with pytest.raises(ValueError, match="no text of its own, only its address, which differs from process to process"):
-        filled(f"a:{{{field}}}", value=value)
+    with pytest.raises((TypeError, ValueError), match="no text of its own, only its address, which differs from proc"):
+        NAMES[way](value)
+
+
+@pytest.mark.parametrize("way", NAMES)
+@pytest.mark.parametrize("value", [{"a", "b"}, frozenset("ab")])
+def test_a_set_is_refused_whose_order_differs_from_process_to_process(value: object, way: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"differs from process to process\. Use a sorted list"):
+        NAMES[way](value)
 
 
 def messages(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, str]]:
