@@ -44,7 +44,10 @@ class _Formatter(string.Formatter):
         return value if conversion is None else text_of(value, _CONVERSIONS[conversion])
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        text = lock_digest(value) if format_spec == DIGEST else text_of(value, lambda it: format(it, format_spec))
+        if format_spec == DIGEST:
+            text = lock_digest(value)
+        else:
+            text = text_of(value, (lambda it: format(it, format_spec)) if format_spec else str)
         return self._finish(text)
 
 

@@ -6,9 +6,11 @@ import inspect
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from enum import Enum
 from fnmatch import translate
 from functools import lru_cache
 from hashlib import sha256
+from numbers import Number
 from typing import Any
 from urllib.parse import unquote
 
@@ -53,11 +55,14 @@ def check_name(name: str, noun: str = "lock") -> str:
 
 
 def exact(value: Any) -> Any:
-    """Return ``value``; in place of a str of a class of its own, a member of an enum say, the text that it equals.
+    """Return ``value``; in place of a str of a class of its own, or of a number in an enum, the one that it equals.
 
-    ``str()`` and f-strings make another one of a member, which differs between versions of Python.
+    ``str()`` and f-strings make another text of a member of an enum, which differs between versions of Python.
     """
-    return str.__str__(value) if issubclass(type(value), str) else value
+    kind = type(value)
+    if issubclass(kind, str):
+        return str.__str__(value)
+    return value.value if issubclass(kind, Enum) and issubclass(kind, Number) else value
 
 
 def text_of(value: Any, make: Callable[[Any], str] = str) -> str:

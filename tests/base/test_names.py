@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import date
 from enum import Enum
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -266,6 +267,36 @@ def test_a_value_whose_text_is_an_address_is_refused(value: object, way: str) ->
 def test_a_set_is_refused_whose_order_differs_from_process_to_process(value: object, way: str) -> None:
     with pytest.raises((TypeError, ValueError), match=r"differs from process to process\. Use a sorted list"):
         NAMES[way](value)
+
+
+class Half(float, Enum):
+    ONE = 0.5
+
+
+class Odd:
+    def __str__(self) -> str:
+        return "as str"
+
+    def __format__(self, spec: str) -> str:
+        return spec or "as formatted"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (HTTPStatus.OK, "200"),
+        (re.IGNORECASE, "2"),
+        (Half.ONE, "0.5"),
+        (enumerated("a"), "a"),
+        (Odd(), "as%20str"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_has_one_text_in_a_template_and_in_lock_name(value: object, text: str) -> None:
+    """A member of an enum: that of its value, whatever the version of Python."""
+    assert [filled(f"a:{{{field}}}", value=value) for field in ("value", "value!s")] == [f"a:{text}"] * 2
+    assert lock_name("a", value) == f"a:{text}"
+    assert filled("{value:digest}", value=value) == lock_digest(value)
 
 
 def messages(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, str]]:
