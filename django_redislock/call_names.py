@@ -116,13 +116,13 @@ def template_of(name: Names | None) -> str:
 
 
 def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names, defaults included, ``**kwargs`` flattened."""
+    """The arguments of a call by their names, defaults included; ``**kwargs`` flattened, below positional-only ones."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     values = dict(bound.arguments)
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            values.update(values.pop(parameter.name))
+            values = {**values.pop(parameter.name), **values}
     return values
 
 

@@ -78,6 +78,7 @@ def test_a_function_runs_under_the_lock_of_its_arguments(kind: Kind, client: red
     assert kind(report, 2026, 1, {"kind": "x:y", "other": 2}, name=template) == ["report:2026:x%3Ay"]
     for word in ("queue", "view", "self", "args", "name"):
         assert kind(lambda request, **options: lock_names(client), {word: "7"}, name=f"job:{{{word}}}") == ["job:7"]
+    assert kind(lambda request, pk, /, **fields: lock_names(client), 7, {"pk": 8}, name="job:{pk}") == ["job:7"]
     assert kind(lambda request, year: lock_names(client), 7, name=name) == ["GET-7"]
     assert kind(lambda request, year: lock_names(client), 7, given=(lambda request, year: f"x{year}",)) == ["x7"]
     assert lock_names(client) == []
