@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_RUN = ("__main__", "__mp_main__")  # modules that are run, the second in a child of multiprocessing
 
 
 @overload
@@ -135,4 +138,10 @@ def _name_of(function: Any) -> str:
     """A template without fields."""
     if not hasattr(function, "__qualname__"):
         raise TypeError(f'locked cannot make a name of {shown(function)}, which has none: write locked("...").')
-    return f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
+    module = function.__module__
+    if module in _RUN:  # under the name by which it is imported elsewhere; a script has none
+        module = getattr(getattr(sys.modules.get(module), "__spec__", None), "name", module)
+    if module in _RUN:
+        trouble = f"whose module is a script: all are called {module}"
+        raise TypeError(f'locked cannot make a name of {shown(function)}, {trouble}. Write locked("...").')
+    return f"{module}.{function.__qualname__}".replace("<", "").replace(">", "")
