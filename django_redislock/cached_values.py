@@ -11,6 +11,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from concurrent.futures import thread as futures_thread
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
 
@@ -60,8 +61,11 @@ class Computation:
         """Return whether this thread runs sync code for the event loop of the coroutine that computes."""
         if self._loop is None or asyncio._get_running_loop() is not None:
             return False
-        # all that shows asyncio.to_thread()
-        threads = getattr(getattr(self._loop, "_default_executor", None), "_threads", ())
+        try:
+            pool: Any = self._loop._default_executor  # type: ignore[attr-defined]  # all that shows asyncio.to_thread()
+            threads = getattr(pool, "_threads", ())
+        except AttributeError:  # pragma: no cover (uvloop does not show its pool: it may be any)
+            threads = futures_thread._threads_queues
         return served_loop() is self._loop or threading.current_thread() in threads
 
     def wait(self, deadline: Deadline) -> Steps[bool]:
