@@ -12,6 +12,7 @@ What they do not have, this does not have either:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import wraps
@@ -59,7 +60,8 @@ def locked_job(
 
 
 def arguments(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Those of the function, whose context is not known yet when the task is queued."""
+    """Those of the function that name its lock. Its context is not known yet when the task is queued."""
+    args, kwargs = json.loads(json.dumps([args, kwargs], sort_keys=True))  # PostgreSQL reorders the keys of a dict
     return (None, *args) if task.takes_context else tuple(args), kwargs
 
 

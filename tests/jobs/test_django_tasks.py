@@ -228,6 +228,16 @@ def test_the_name_is_made_of_what_the_worker_will_find(site: Any, rows: Any) -> 
     assert held() == []
 
 
+def test_a_database_that_reorders_the_keys_of_a_dict_makes_no_other_name(site: Any, rows: Any) -> None:
+    """As PostgreSQL does: the shorter first."""
+    first = site.report.enqueue({"year": 7, "of": 8})
+    rows.filter(pk=first.id).update(args_kwargs={"args": [{"of": 8, "year": 7}], "kwargs": {}})
+    assert site.report.enqueue({"of": 8, "year": 7}).id == first.id
+    work()
+    assert rows.get(pk=first.id).return_value == "report {'of': 8, 'year': 7}"
+    assert held() == []
+
+
 def test_coroutines_queue_too_and_coroutine_functions_are_tasks_too(site: Any, rows: Any) -> None:
     first = async_to_sync(site.awaited.aenqueue)(7)
     assert async_to_sync(site.awaited.aenqueue)(7).id == first.id
