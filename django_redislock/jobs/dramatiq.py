@@ -67,10 +67,8 @@ class LockedActor(Actor):  # type: ignore[type-arg]
         if isinstance(delay, timedelta):
             delay = round(delay.total_seconds() * 1000)
         message = self.message_with_options(args=args, kwargs=kwargs, **options)
-        found: Any = Message.decode(message.encode())  # its arguments as the worker will find them
         return lock.enqueue(
-            found.args,
-            found.kwargs,
+            *_as_delivered(message),
             message.message_id,
             lambda taken: self.broker.enqueue(message, delay=delay),
             lambda other: message.copy(message_id=other),
@@ -88,9 +86,16 @@ class LockedActor(Actor):  # type: ignore[type-arg]
         call = partial(super().__call__, *args, **kwargs)
         message: Any = CurrentMessage.get_current_message()
         if message is None or message.actor_name != self.actor_name or running_job(message.message_id) is not None:
-            with self._job_lock.make(args, kwargs):  # like a function, by itself even
+            called = self.message_with_options(args=args, kwargs=kwargs)
+            with self._job_lock.make(*_as_delivered(called)):  # like a function, by itself even
                 return call()
         return self._job_lock.run(_Delivery(self, message), args, kwargs, call)
+
+
+def _as_delivered(message: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as the worker will find them, and name the lock: a list in place of a tuple, say."""
+    found: Any = Message.decode(message.encode())
+    return found.args, found.kwargs
 
 
 class _Delivery:

@@ -363,6 +363,13 @@ def test_a_task_that_is_called_like_a_function_has_the_lock(site: Any) -> None:
     assert held() == []
 
 
+def test_such_a_call_and_an_equal_job_have_one_lock(site: Any) -> None:
+    site.report.delay((1, 2))  # of which JSON makes a list
+    assert held() == ["report:[1,%202]"]
+    with pytest.raises(LockNotAcquired):
+        site.report((1, 2))
+
+
 def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any) -> None:
     site.app.conf.task_always_eager = True
     assert site.report.delay(2024).get() == 2024

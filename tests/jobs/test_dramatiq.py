@@ -374,6 +374,13 @@ def test_a_call_acquires_the_lock_too_inside_of_the_same_message_even(stub: Stub
     assert held() == []
 
 
+def test_such_a_call_and_an_equal_message_have_one_lock(stub: Stub) -> None:
+    with Lock("report:[1,%202]"):
+        assert stub.actors.report.send((1, 2)) is None  # JSON makes a list of it
+        with pytest.raises(LockNotAcquired):
+            stub.actors.report((1, 2))
+
+
 def test_coroutine_functions_and_generic_actors_have_locks_too(stub: Stub) -> None:
     from dramatiq import GenericActor
 
