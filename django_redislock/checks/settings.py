@@ -138,7 +138,9 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
             f"Locks of the same name exclude each other only within one of these groups of cache aliases: {groups}. "
             f"Lock('x') is on {known.CACHE!r} (REDISLOCK['CACHE']), cache.lock('x') on the alias of that cache.",
             hint="Use Lock('x', using=alias) where it must exclude cache.lock('x'), or name the alias of that cache in "
-            "REDISLOCK['CACHE'].",
+            "REDISLOCK['CACHE']. And give all aliases of one Redis the same address: by a unix socket and by TCP, or "
+            "by a host name and by its IP, it counts as two, and a thread that holds a lock of one would wait for "
+            "itself at the other.",
             id="django_redislock.I002",
         )
 

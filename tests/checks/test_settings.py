@@ -195,8 +195,9 @@ def test_which_locks_exclude_each_other_and_whose_clear_flushes_them_is_said(cac
     (told,) = [message.msg for message in check() if message.id == "django_redislock.I001"]
     assert "'pages' share a Redis database with the cache 'pages'" in told
     caching(second={**pages, "VERSION": 2})
-    (told,) = [message.msg for message in check() if message.id == "django_redislock.I002"]
-    assert "groups of cache aliases: 'locks'; 'pages' and 'second'. Lock('x') is on 'locks' (REDISLOCK" in told
+    (info,) = [message for message in check() if message.id == "django_redislock.I002"]
+    assert "groups of cache aliases: 'locks'; 'pages' and 'second'. Lock('x') is on 'locks' (REDISLOCK" in info.msg
+    assert "give all aliases of one Redis the same address" in f"{info.hint}"
     setting(CACHE="pages")
     assert "I002" not in ids()
 
