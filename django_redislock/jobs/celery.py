@@ -107,7 +107,11 @@ class LockedTask(DjangoTask):
         """Run it under its lock."""
         request = self.request
         if request.called_directly or running_job(request.id) is not None:  # like a function, by itself even
-            with self._job_lock.make(*self._as_delivered(args, kwargs, {})):  # that of an equal job
+            try:
+                given, named = self._as_delivered(args, kwargs, {})  # for the lock of an equal job
+            except Exception:  # of any serializer: such a job cannot be queued
+                given, named = args, kwargs
+            with self._job_lock.make(given, named):
                 return super().__call__(*args, **kwargs)
         return self._job_lock.run(_Delivery(self), args, kwargs, lambda: self.run(*args, **kwargs))
 

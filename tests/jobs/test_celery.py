@@ -368,6 +368,8 @@ def test_such_a_call_and_an_equal_job_have_one_lock(site: Any) -> None:
     assert held() == ["report:[1,%202]"]
     with pytest.raises(LockNotAcquired):
         site.report((1, 2))
+    year = 1 + 2j
+    assert site.report(year) == year  # no JSON, so no equal job
 
 
 def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any) -> None:

@@ -379,6 +379,7 @@ def test_such_a_call_and_an_equal_message_have_one_lock(stub: Stub) -> None:
         assert stub.actors.report.send((1, 2)) is None  # JSON makes a list of it
         with pytest.raises(LockNotAcquired):
             stub.actors.report((1, 2))
+    stub.actors.report(1 + 2j)  # no JSON, so no equal message
 
 
 def test_coroutine_functions_and_generic_actors_have_locks_too(stub: Stub) -> None:
