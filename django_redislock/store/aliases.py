@@ -31,6 +31,7 @@ from ..base.display import shown
 from ..base.log import log_event
 from ..base.names import check_prefix
 from ..base.processes import PerProcess
+from ..base.times import seconds
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from .sentinels import Sentinels
@@ -77,6 +78,8 @@ KEEPALIVE = {
     "socket_keepalive": True,
     "socket_keepalive_options": {getattr(socket, key): _PROBES[key] for key in _PROBES if hasattr(socket, key)},
 }
+
+_SECONDS = {"socket_timeout": 0.001, "socket_connect_timeout": 0.001, "health_check_interval": 0.0}  # at least
 
 # Keywords of the alias's own pool or client that our connections must not inherit: retries, decoding, and the plumbing
 # of redis-py's maintenance notifications, which needs RESP3.
@@ -237,8 +240,13 @@ def _keywords_of(pool: Any) -> dict[str, Any]:
         keywords |= {key: value for key, value in KEEPALIVE.items() if keywords.get(key) is None}
     if keywords.get("socket_timeout") is None:
         keywords["socket_timeout"] = DEFAULT_TIMEOUT
-    if not keywords.get("socket_connect_timeout"):
+    if keywords.get("socket_connect_timeout") is None:
         keywords["socket_connect_timeout"] = keywords["socket_timeout"]
+    for key, least in _SECONDS.items():
+        if keywords.get(key) is not None:
+            keywords[key] = seconds(keywords[key], key, least=least)
+    if not isinstance(keywords.get("password") or "", (str, bytes, int)):
+        raise TypeError(f"password must be text or bytes, not of type {type(keywords['password']).__name__}.")
     if keywords.get("password") and not (keywords.get("username") or keywords.get("credential_provider")):
         keywords["username"] = "default"  # as with RESP3: then a server without a password does not mind one
     return {**keywords, "protocol": 2}
