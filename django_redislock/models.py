@@ -38,7 +38,7 @@ class HeldLock(models.Model):
 
     info: LockInfo | None = None
     alias: str = ""
-    release_url: str = ""  # of a semaphore, where the admin's user may force-release it
+    release_url: str = ""  # of a semaphore, up to the permit, where the admin's user may force-release it
     objects: ClassVar[NoRows] = NoRows()
 
     class Meta:

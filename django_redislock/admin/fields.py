@@ -100,7 +100,7 @@ def _release_link(lock: HeldLock, fence: int) -> str:
     """To force-release one permit of a semaphore; empty for users who may not."""
     if not lock.release_url or not fence:  # somebody else has written it
         return ""
-    return format_html('<a href="{}?permit={}">{}</a>', lock.release_url, fence, gettext("Force-release…"))
+    return format_html('<a href="{}permit={}">{}</a>', lock.release_url, fence, gettext("Force-release…"))
 
 
 def _table(titles: Sequence[Any], lines: Sequence[Sequence[Any]], count: int) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
+from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
@@ -115,7 +116,9 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         lock = HeldLock.of(info)
         if info.limit is not None and self.has_delete_permission(request, lock):
             page = f"admin:{self.opts.app_label}_{self.opts.model_name}_delete"
-            lock.release_url = reverse(page, args=[quote(lock.key)], current_app=self.admin_site.name)
+            url = reverse(page, args=[quote(lock.key)], current_app=self.admin_site.name)
+            filters = self.get_preserved_filters(request)
+            lock.release_url = f"{url}?{filters}&" if filters else f"{url}?"
         return lock
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -149,7 +152,9 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
             return shown
         page = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
         page = page if self.has_view_permission(request) else "index"
-        return HttpResponseRedirect(reverse(f"admin:{page}", current_app=self.admin_site.name))
+        there = reverse(f"admin:{page}", current_app=self.admin_site.name)
+        filters: dict[str, Any] = {"opts": self.opts, "preserved_filters": self.get_preserved_filters(request)}
+        return HttpResponseRedirect(add_preserved_filters(filters, there))
 
     def tell_unavailable(self, request: HttpRequest, error: LockUnavailable) -> None:
         text = gettext("Could not read the locks from Redis: %(error)s") % {"error": error}

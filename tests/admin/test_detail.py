@@ -176,7 +176,7 @@ NO_PERMIT = ["Nobody shown there holds this permit any more."]
 
 def permit_links(page: str) -> list[str]:
     """The links to force-release one permit, as a browser follows them."""
-    return [unescape(link) for link in re.findall(r'<a href="([^"]*\?permit=[^"]*)"', page)]
+    return [unescape(link) for link in re.findall(r'<a href="([^"]*[?;]permit=[^"]*)"', page)]
 
 
 @pytest.fixture
@@ -250,6 +250,19 @@ def test_the_confirmation_releases_nothing_nor_speaks_of_deleting(admin: Any, cl
     # a site's own
     monkeypatch.setattr(LockAdmin, "delete_selected_confirmation_template", "admin/base_site.html")
     assert select(admin, "a").templates[0].name == "admin/base_site.html"
+
+
+def test_the_list_is_as_it_was_filtered_before(admin: Client, client: redis.Redis) -> None:
+    put(client, "a")
+    put(client, "b")
+    there = re.findall(r'href="([^"]*heldlock/a/[^"]*)"', admin.get(f"{LIST}?q=a&o=2").content.decode())[0]
+    link = re.findall(r'href="([^"]*/delete/[^"]*)"', admin.get(unescape(there)).content.decode())[0]
+    assert admin.post(unescape(link), YES)["Location"] == f"{LIST}?q=a&o=2"
+    assert Semaphore("export", limit=3).acquire()
+    filtered = f"{url('change', 'semaphore:export')}?_changelist_filters=q%3De"
+    (link,) = permit_links(admin.get(filtered).content.decode())
+    response = admin.post(link, YES, follow=True)
+    assert (response.redirect_chain, told(response)) == ([(f"{LIST}?q=e", 302)], ONE_PERMIT)
 
 
 def test_holder_site_and_history_learn_who_did_it(admin: Any, eventually: Any, heard: Any, client: Any) -> None:
