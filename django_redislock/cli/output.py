@@ -55,6 +55,8 @@ class Output:
         _write(self.out if self.out.isatty() else self._err, question, ending="")
         try:
             return input()
+        except UnicodeDecodeError:  # something, but no text
+            return ""
         except RuntimeError as error:  # one of the streams is closed
             raise EOFError from error
 

@@ -7,6 +7,7 @@ import os
 import pwd
 import re
 import socket
+import sys
 from typing import Any
 
 import pytest
@@ -155,6 +156,13 @@ def test_everything_is_left_alone_when_the_answer_is_not_yes(no: str | None, ans
     hold("a")
     answer(no)
     fails(1, "Give --noinput" if no is None else r"^Nothing was force-released\.$", "clear", "a")
+    assert held("a")
+
+
+def test_an_answer_that_cannot_be_decoded_is_not_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold("a")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), "utf-8"))
+    fails(1, r"^Nothing was force-released\.$", "clear", "a")
     assert held("a")
 
 
