@@ -108,13 +108,14 @@ class LockChangeList(ChangeList):
         self.show_admin_actions: bool = bool(locks)
 
 
-def record(user_pk: Any, locks: Iterable[LockInfo], by: str = "") -> None:
-    """The user has force-released these locks. ``by``: through what, if not the admin.
+def record(user_pk: Any, locks: Iterable[LockInfo], by: str = "") -> str:
+    """Enter that the user has force-released these locks; return the database. ``by``: through what, if not the admin.
 
     The history is that of the lock under the alias by which the admin lists it, whichever was given.
     """
     listed = {store.identity: alias for alias, store in reach_stores().items() if isinstance(store, LockStore)}
-    with transaction.atomic(using=router.db_for_write(LogEntry)):
+    database: str = router.db_for_write(LogEntry)
+    with transaction.atomic(using=database):
         for lock in locks:
             row = HeldLock.of(replace(lock, alias=listed.get(get_store(lock.alias).identity, lock.alias)))
             facts = {
@@ -124,6 +125,7 @@ def record(user_pk: Any, locks: Iterable[LockInfo], by: str = "") -> None:
             }
             text = gettext("Force-released. It was held by %(owner)s for %(duration)s, fence %(fence)d.") % facts
             LogEntry.objects.log_actions(user_pk, [row], DELETION, f"{text} ({by})" if by else text)
+    return database
 
 
 def find_user(name: str) -> Any:

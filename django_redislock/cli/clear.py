@@ -157,11 +157,18 @@ def _record(output: Output, locks: Sequence[LockInfo], by: str, user: str) -> No
     try:
         pk = history.find_user(user)
         if pk is not None:
-            history.record(pk, locks, by)
+            _commit(history.record(pk, locks, by))
             return
     except Exception as error:  # whatever the database or the site's own user model says
         trouble = error
     output.warn(f"Not recorded in the admin's history: {trouble}")
+
+
+def _commit(database: str) -> None:
+    """End the transaction that Django has begun by itself where autocommit is off."""
+    connection = connections[database]
+    if not (connection.in_atomic_block or connection.get_autocommit()):
+        connection.commit()
 
 
 def prune_fences(output: Output, *, older_than: timedelta, dry_run: bool, database: str, **options: Any) -> None:
@@ -173,9 +180,7 @@ def prune_fences(output: Output, *, older_than: timedelta, dry_run: bool, databa
         )
     try:
         deleted, left = prune(older_than, using=database, dry_run=dry_run)
-        connection = connections[database]
-        if not (connection.in_atomic_block or connection.get_autocommit()):
-            connection.commit()
+        _commit(database)
     except DatabaseError as error:
         hint = f". {remedy(database)}" if is_missing(error) else ""
         raise CommandError(f"Could not prune the fences of the database {database!r}: {error}{hint}") from error

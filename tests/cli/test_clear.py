@@ -15,6 +15,7 @@ import redis
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
 from django.core.management import call_command
+from django.db import connection, transaction
 
 from django_redislock import Lock, LockLost, force_release, lock_force_released
 from django_redislock.models import HeldLock
@@ -99,6 +100,20 @@ def test_the_history_is_that_of_the_lock_in_the_admin_whichever_alias_is_named(t
     hold("a", using="default")
     assert cleared("a", "--noinput", "--using=again") == "a"
     assert LogEntry.objects.get().object_id == HeldLock.named("a", "default").key
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_history_is_committed_where_autocommit_is_off() -> None:
+    User.objects.create_superuser(USER)
+    hold("a")
+    transaction.set_autocommit(False)
+    try:
+        connection.cursor().execute("BEGIN")  # as other databases than SQLite do at the first query
+        assert cleared("a", "--noinput") == "a"
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert LogEntry.objects.get().object_id == "a"
 
 
 @pytest.mark.parametrize("options", [[], ["--user", "jo"]])
