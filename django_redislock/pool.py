@@ -302,7 +302,7 @@ class LockPool:
 
     def _explained(self, refusal: LockNotAcquired) -> Steps[LockNotAcquired]:
         """Say that the pool has no members where none was held, so that no other refusal costs a round trip more."""
-        if refusal.busy_for != NONE_HELD or refusal.outcome == "full":
+        if refusal.busy_for != NONE_HELD or refusal.outcome == "full" or refusal.__cause__ is not None:
             return refusal
         try:
             members = yield from count_members(*self._location(), deadline=Deadline.after(0))

@@ -239,13 +239,16 @@ class Acquisition(Releasable):
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     yield from tell_acquired(lease, monotonic() - begun)
                 return None
+        trouble: LockUnavailable | None = None
         try:
             yield from (attempt.withdraw() if granted is None else self._give_up(lease))
-        except LockUnavailable:
+        except LockUnavailable as error:
+            trouble = error
             self.abandon()
         attempt.leave()
         self._mark_over()
         refusal = attempt.refusal(adopting=self.options.adopt, own=above.id if above is not None and own else None)
+        refusal.__cause__ = trouble
         yield from tell_refused(self.name, template, refusal)
         return refusal
 

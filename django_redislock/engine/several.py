@@ -99,7 +99,10 @@ class Several(Ending):
             else:
                 refusal, tried = (yield from one.go_on(deadline, begun, tried)), None
             if refusal is not None:
-                yield from self.fail(refusal)
+                if refusal.__cause__ is None:
+                    yield from self.fail(refusal)
+                else:  # Redis is away: what is held is not to be waited for as well
+                    self.abandon()
                 names = shown(tuple(one.name for one in self.acquisitions))
                 return refusal.in_words(f"{refusal} Of the set {names}, none was acquired.", monotonic() - begun)
         for lease in self.leases:

@@ -33,6 +33,7 @@ from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.cancelling import TTL, Closed, Closing, Interrupt, Interrupted, auntil_done_or, nothing_left
 from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import holder, leftovers, queued
+from tests.helpers.ways import DJANGO_REDIS, alias, caches, stopped
 from tests.inside import RELEASE, keys_of
 from tests.lock.conftest import Block, Eventually, Heard, receiving
 
@@ -314,6 +315,19 @@ def test_what_could_not_be_released_is_in_the_background(
         locks.release()
     assert caught.value.name == B
     eventually(lambda: free(client, A, B))
+
+
+def test_a_set_that_waits_in_vain_gives_up_in_time_where_redis_hangs(
+    crowd: Crowd, own: RedisServer, eventually: Eventually
+) -> None:
+    me, you, locks = crowd(), crowd(), LockSet(A, B, ttl=60)
+    with caches(alias(DJANGO_REDIS, own.url, socket_timeout=300)), own.client() as raw:
+        me(Lock(B, ttl=60), "acquire")
+        waiting = you.start(locks, "acquire", blocking_timeout=2)
+        eventually(lambda: raw.exists(f"redislock{{0}}:queue:{B}"))
+        with stopped(own):
+            assert waiting.result(60) is False
+        eventually(lambda: free(raw, A))
 
 
 def test_the_end_of_a_set_that_is_lost_waits_for_redis_once_not_for_each_lock(
