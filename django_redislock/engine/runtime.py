@@ -27,10 +27,10 @@ class Runtime:
         # children of multiprocessing and billiard end without calling what was registered with atexit, and those of
         # Celery's pool call only the receivers of its signal. None: not imported, or being imported by another thread
         finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
-        if finalize is not None:
+        if finalize is not None:  # pragma: no branch (the tests have imported it)
             finalize(None, _send_pending, exitpriority=0)
         shutdown = getattr(sys.modules.get("celery.signals"), "worker_process_shutdown", None)
-        if shutdown is not None:
+        if shutdown is not None:  # pragma: no branch (and this)
             shutdown.connect(_send_pending)
 
     def listener(self, partition: Partition) -> Listener:

@@ -117,10 +117,10 @@ def _explaining(lease: Lease, alias: str) -> Iterator[None]:
         bound, holder = "", "another transaction that writes is still open, or has written since this one began to read"
         if not busy:
             holder = "another transaction that has claimed it, of a holder that has lost the lock, is still open"
+            within = None if codes & CANCELLED else lease.terms.fence_timeout
+            bound = "" if within is None else f" within {within:g} s"
             if codes & CANCELLED:
                 holder = f"it has cancelled the statement, by its own limit of time or by hand; maybe {holder}"
-            elif lease.terms.fence_timeout is not None:
-                bound = f" within {lease.terms.fence_timeout:g} s"
         mine = [other for other in sorted(lease.claimed) if other != alias and has_claimed(lease.claimed, other)]
         itself = (
             f"; or it is this lock's own claim on {', '.join(map(repr, mine))}, if that is the same database: claim it "
