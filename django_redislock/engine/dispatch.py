@@ -28,7 +28,7 @@ from ..store.node import Node
 from ..store.retry import ask_replicas
 from ..store.scripts import wants_source, with_source
 from ..store.sentinels import believe, connect
-from ..store.wire import BLAMELESS, Command, change_timeout, exchange, hints_at_failover, is_stale, wording
+from ..store.wire import BLAMELESS, Command, Refused, change_timeout, exchange, hints_at_failover, is_stale, wording
 from .announcements import Notifier
 
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
@@ -235,8 +235,10 @@ class Dispatch:
             )
         # a node of a cluster that says so may be cut off from the others, and not know who has its slots now
         cut_off = isinstance(error, ClusterDownError) or hints_at_failover(error)
-        if cut_off or not isinstance(error, (ResponseError, *BLAMELESS)):
-            for store in {outgoing.task.partition.store for outgoing in batch}:
+        for store in {outgoing.task.partition.store for outgoing in batch}:
+            if isinstance(error, Refused):
+                store.look_elsewhere(node)
+            elif cut_off or not isinstance(error, (ResponseError, *BLAMELESS)):
                 store.look_around(node)
 
 

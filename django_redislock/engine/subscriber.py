@@ -19,7 +19,7 @@ from ..base.processes import make_thread, try_start
 from ..base.times import monotonic
 from ..store.lock_store import LockStore, Partition
 from ..store.node import Node
-from ..store.wire import BLAMELESS, PASSING, wording
+from ..store.wire import PASSING, wording
 from .announcements import Notifier
 from .listener import RECONNECTING, Listener
 from .receiver import Interrupted, Receiver
@@ -136,8 +136,7 @@ class Subscriber:
             try:
                 self._subscribe_at(node, listeners)
             except Exception as error:
-                if not isinstance(error, BLAMELESS):
-                    self.store.suspect(node)
+                self.store.blame(node, error)
                 self._failed(listeners, error)
 
     def _subscribe_at(self, node: Node, listeners: Sequence[Listener]) -> None:

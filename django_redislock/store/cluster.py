@@ -215,7 +215,9 @@ class Cluster(LockStore):
         Locks in other slots are not affected.
         """
         served = [(slot, nodes[0]) for slot, nodes in manager.slots_cache.items() if nodes]
-        self._owners = {slot: (node.host, int(node.port)) for slot, node in served}
+        known: dict[Address, Address] = {}  # one for all slots of a node, of which a cluster has thousands
+        named = [(slot, (node.host, int(node.port))) for slot, node in served]
+        self._owners = {slot: known.setdefault(address, address) for slot, address in named}
         some = next((self._owners[slot] for slot in self._slots.values() if slot in self._owners), None)
         if some is None:
             raise RedisClusterException("no node serves the slots of locks")
@@ -259,6 +261,9 @@ class Cluster(LockStore):
 
     def look_around(self, node: Node) -> None:
         self.suspect(node)
+        self._ask()
+
+    def look_elsewhere(self, node: Node | None) -> None:
         self._ask()
 
     def redirect(self, partition: Partition, error: ResponseError, node: Node) -> bool:

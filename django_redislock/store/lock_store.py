@@ -17,7 +17,7 @@ from .aliases import RedisConfig
 from .loop_connections import ENTERING, LoopConnections
 from .node import Node
 from .thread_connections import ThreadConnections
-from .wire import Command
+from .wire import BLAMELESS, Command, Refused
 
 # Fences from here on are not remembered, and so not written back once somebody has deleted them. Far from 9e15, where
 # next_fence() in Lua refuses to go on, so that nobody remembers what led there. Clocks come here in 2223
@@ -100,6 +100,20 @@ class LockStore:
     def look_around(self, node: Node) -> None:
         """After trouble with this node, find out in the background whether others have taken over its slots."""
         node.doubt()
+
+    def blame(self, node: Node | None, error: Exception) -> None:
+        """Draw the consequences of an error by which a node could not be asked."""
+        if isinstance(error, Refused):
+            self.look_elsewhere(node)
+        elif not isinstance(error, BLAMELESS):
+            self.suspect(node)
+
+    def look_elsewhere(self, node: Node | None) -> None:
+        """The node has hung up on a new connection. It may be dead, behind a proxy that takes connections for it, or
+        full: then those that there are go on.
+        """
+        if node is not None:
+            node.doubt()
 
     def redirect(self, partition: Partition, error: ResponseError, node: Node) -> bool:
         """Learn from an error of ``node`` which node has these locks now. Returns whether the error says so."""

@@ -20,7 +20,7 @@ from .loop_connections import ENTERING
 from .node import Node
 from .records import redis_type
 from .scripts import keys_of, wants_source, with_source
-from .wire import BLAMELESS, CONNECTION_ERRORS, NO_CLUSTER, PASSING, Command, hints_at_failover, wording
+from .wire import CONNECTION_ERRORS, NO_CLUSTER, PASSING, Command, hints_at_failover, wording
 
 ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a working replica needs, and no long wait for a user
 _DEMOTED = re.compile("UNBLOCKED|replica instances")  # what WAIT says where a master becomes a replica
@@ -165,8 +165,7 @@ def _send_until_answered(
             continue
         except CONNECTION_ERRORS as error:
             # its other connections are probably stale, too, or lead to a server that hangs and is being replaced
-            if not isinstance(error, BLAMELESS):
-                partition.store.suspect(partition.node_if_known)
+            partition.store.blame(partition.node_if_known, error)
             trouble: Exception = error
             repeated = True
         except ResponseError as error:

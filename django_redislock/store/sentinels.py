@@ -26,6 +26,12 @@ from ..base.steps import Call, Steps, arun, run
 from ..base.times import monotonic
 from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Refused
 
+CONFIRMED_WITHIN = 1.0  # seconds that sentinels get to confirm a late answer, whatever time its call has left
+
+
+class _Silent(MasterNotFoundError):
+    """No sentinel has answered."""
+
 
 @dataclass(eq=False, repr=False)
 class Turn:
@@ -47,6 +53,7 @@ class Sentinels:
     ways: list[Any]
     seconds: float = 0.0  # within which the master has to be found
     turn: Turn = field(default_factory=Turn)
+    named: Any = None  # the address that they have named for this connection
 
     is_master = True
     check_connection = False
@@ -57,16 +64,25 @@ class Sentinels:
 
     def get_master_address(self) -> Any:
         """Host and port."""
-        return run(self._master())
+        self.named = run(self._master())
+        return self.named
 
-    def confirm(self, connection: Any) -> Steps[None]:
-        """Raise ConnectionError if another server than that of this connection is the master by now."""
-        if (yield from self._master()) != (connection.host, connection.port):
-            raise ConnectionError(f"{connection.host}:{connection.port} was silent, and has been replaced")
+    def confirm(self) -> Steps[None]:
+        """Raise ConnectionError if another server than that of this connection is the master by now.
+
+        Where no sentinel answers, that one's own word counts.
+        """
+        try:
+            master = yield from self.within(CONFIRMED_WITHIN)._master()
+        except _Silent:
+            return
+        if master != self.named:
+            raise ConnectionError("{}:{} was silent, and has been replaced".format(*self.named))
 
     def _master(self) -> Steps[tuple[str, int]]:
         share = self.seconds / (len(self.ways) + 1)  # one share is for connecting to the master
         trouble, troubles = f"No sentinel knows the master {self.service_name!r}.", list[str]()
+        kind: type[MasterNotFoundError] = _Silent
         first = self.turn.last + self.turn.doubted
         for number in (each % len(self.ways) for each in range(first, first + len(self.ways))):
             try:
@@ -74,21 +90,22 @@ class Sentinels:
             except (*CONNECTION_ERRORS, ResponseError) as error:
                 troubles.append(str(error))
                 continue
-            state = parse_sentinel_masters(listed).get(self.service_name)
+            state, kind = parse_sentinel_masters(listed).get(self.service_name), MasterNotFoundError
             if state and address and self.manager.check_master_state(state, self.service_name):
                 self.turn.last, self.turn.doubted = number, False
                 host, port = map(str_if_bytes, address)
                 return getattr(self.manager, "_force_master_ip", None) or host, int(port)
             if state:
                 trouble = f"The sentinels find the master {self.service_name!r} down: {state['flags']}."
-        raise MasterNotFoundError(" ".join([trouble, *troubles]))
+        raise kind(" ".join([trouble, *troubles]))
 
 
 class LoopSentinels(Sentinels):
     """The same for the connections of an event loop."""
 
     async def get_master_address(self) -> Any:
-        return await arun(self._master())
+        self.named = await arun(self._master())
+        return self.named
 
 
 def connect(connection: Any) -> None:
@@ -112,7 +129,7 @@ def believe(connection: Any, sent: float) -> None:
     """
     sentinels = getattr(connection, "connection_pool", None)
     if isinstance(sentinels, Sentinels) and monotonic() - sent > NO_FAILOVER_WITHIN:
-        run(sentinels.confirm(connection))
+        run(sentinels.confirm())
 
 
 async def aconnect(connection: Any) -> None:
@@ -127,7 +144,7 @@ async def abelieve(connection: Any, sent: float) -> None:
     """See believe()."""
     sentinels = getattr(connection, "connection_pool", None)
     if isinstance(sentinels, Sentinels) and monotonic() - sent > NO_FAILOVER_WITHIN:
-        await arun(sentinels.confirm(connection))
+        await arun(sentinels.confirm())
 
 
 @contextmanager

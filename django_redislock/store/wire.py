@@ -60,7 +60,7 @@ class Refused(ConnectionError):
 
 
 # These say nothing against the node, nor against the connections to it that there are
-BLAMELESS = (NotAsked, Replaced, Refused, AuthenticationError)
+BLAMELESS = (NotAsked, Replaced, AuthenticationError)
 
 # The connections of which _ask() uses the parser: not those for sentinels, which look at each answer, nor a site's own
 _PLAIN = frozenset({Connection, SSLConnection, UnixDomainSocketConnection})

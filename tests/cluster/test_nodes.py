@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -12,6 +13,7 @@ from django_redislock import Lock, LockPool, LockUnavailable, Semaphore, force_r
 from rediscluster import HOST
 from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster, Node, redis_cluster
+from tests.helpers.proxy import proxy
 from tests.helpers.state import count
 from tests.helpers.ways import DJANGO_REDIS, alias, kill
 from tests.inside import Ears, HeldUpQuestion, ask_cluster, limit, nodes_known, suspect
@@ -41,6 +43,30 @@ def test_a_dead_master_costs_the_failover_and_no_lock(own_cluster: Cluster, queu
         own_cluster.kill(node)
     with pytest.raises(LockUnavailable, match="cannot be reached for locks"):
         list_locks()
+
+
+def test_a_replaced_master_whose_address_still_takes_connections_is_left(
+    own_cluster: Cluster, own_pools: None, settings: Any, eventually: Eventually
+) -> None:
+    """And hangs up: a proxy before it, say."""
+
+    def acquired() -> bool:
+        with suppress(LockUnavailable):
+            return Lock(another, ttl=60).acquire(blocking=False)
+        return False
+
+    first, second = own_cluster.masters()[:2]
+    name, another = names_on(own_cluster, first, 2)
+    with proxy(first.port) as link:
+        remap = {(HOST, first.port): (HOST, link.port)}
+        locks = alias(DJANGO_REDIS, second.url, address_remap=lambda address: remap.get(address, address))
+        settings.CACHES = {**settings.CACHES, "locks": locks}
+        lock = Lock(name, ttl=60)
+        lock.acquire()
+        link.cut()
+        own_cluster.failover(own_cluster.replicas_of(first)[0])
+        eventually(acquired)
+        lock.release()
 
 
 def test_a_node_that_hangs_delays_no_lease_on_another(own_cluster: Cluster, eventually: Eventually) -> None:

@@ -328,7 +328,7 @@ def test_silent_and_refusing_sentinels_cost_a_share_of_the_time_and_no_connectio
     eventually(lambda: not connections(three.clients[0]))
 
 
-@pytest.mark.parametrize("refuses", ["NOREPLICAS", "READONLY"])
+@pytest.mark.parametrize("refuses", ["NOREPLICAS", "READONLY", "connections"])
 def test_where_a_sentinel_names_a_replaced_master_the_next_one_is_asked(
     refuses: str, three: Sentinels, own: RedisServer, me: Any, retry_for: Callable[[float], None]
 ) -> None:
@@ -338,8 +338,10 @@ def test_where_a_sentinel_names_a_replaced_master_the_next_one_is_asked(
         behind.start()
         if refuses == "NOREPLICAS":
             replaced.config_set("min-replicas-to-write", 1)
-        else:
+        elif refuses == "READONLY":
             replaced.replicaof(HOST, "1")
+        else:
+            replaced.config_set("maxclients", 1)
         given["OPTIONS"]["SENTINELS"].insert(0, (HOST, behind.port))
         with caches(given):
             assert me(Lock(refuses, ttl=6), "acquire")
@@ -418,6 +420,24 @@ def test_what_a_replaced_master_answers_when_it_wakes_up_does_not_count(awaits: 
             sentinels.fail_over()
         assert acquiring.result(60)
         assert sentinels.clients[1].exists("redislock{0}:lock:b")
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("awaits", [False, True])
+def test_where_no_sentinel_answers_a_late_answer_counts(
+    awaits: bool, sentinels: Sentinels, eventually: Eventually
+) -> None:
+    given = sentinels.alias()
+    given["OPTIONS"]["SOCKET_TIMEOUT"] = 60
+    with caches(given), closing(Crowd(tasks=awaits)) as crowd:
+        me = crowd()
+        me(Lock("a"), "locked")  # it is connected
+        with stopped(sentinels.sentinels[0]):
+            with stopped(sentinels.servers[0]):
+                acquiring, since = me.start(Lock("b", ttl=60), "acquire"), monotonic()
+                eventually(lambda: monotonic() > since + 1)  # C7: no answer of a moment ago is doubted
+            assert acquiring.result(60)
+            assert me(Lock("c"), "acquire")
 
 
 @pytest.mark.complete
