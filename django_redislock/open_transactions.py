@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from django.conf import settings
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.transaction import Atomic
@@ -59,17 +59,20 @@ class Released(Protocol):
     def unclaimed(self) -> bool: ...
 
 
-def open_aliases(*, to_claim: bool = False) -> list[str]:
-    """The aliases on which this thread has a transaction open. Does not connect.
-
-    ``to_claim``: also those that have one as soon as they are connected, since their AUTOCOMMIT is off.
-    """
+def open_aliases() -> list[str]:
+    """The aliases on which this thread has a transaction open. Does not connect."""
     opened = connections.all(initialized_only=True)
-    aliases = [connection.alias for connection in opened if open_transaction(connection)]
-    if to_claim:
-        manual = [alias for alias, options in connections.settings.items() if not options["AUTOCOMMIT"]]
-        aliases += [alias for alias in manual if connections[alias].connection is None]
-    return aliases
+    return [connection.alias for connection in opened if open_transaction(connection)]
+
+
+def aliases_to_claim(fenced: bool | Sequence[str] | None) -> list[str]:
+    """Those, and what has a transaction as soon as it is connected: with AUTOCOMMIT off, the default, and ``fenced``.
+
+    Not any other, where maybe nobody would commit.
+    """
+    named = {DEFAULT_DB_ALIAS, *(fenced if isinstance(fenced, tuple) else ())}
+    manual = [alias for alias, given in connections.settings.items() if alias in named and not given["AUTOCOMMIT"]]
+    return open_aliases() + [alias for alias in manual if connections[alias].connection is None]
 
 
 def warn_unclaimed(name: str) -> None:

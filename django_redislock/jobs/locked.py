@@ -27,7 +27,7 @@ from ..call_names import (
 )
 from ..engine import around, make_acquisition
 from ..fencing.claim import begin
-from ..open_transactions import open_aliases, warn_of_release
+from ..open_transactions import aliases_to_claim, warn_of_release
 from ..options import SectionOptions, SetOptions, check_kind, mark_locked, read_options
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def locked(
 
             def claiming() -> Any:
                 """Call the function; where transactions are open, claim the locks before, if they are fenced."""
-                beside = open_aliases(to_claim=True)
+                beside = aliases_to_claim(checked.fenced)
                 with begin([], acquisition.leases, beside=beside, required=bool(checked.fenced)):
                     result = function(*args, **kwargs)
                     refuse_body(function, result, "locked")

@@ -30,7 +30,7 @@ from ..call_names import (
 from ..engine import Acquisition, Frame, Several, make_acquisition
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing.claim import begin, open_together
-from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
+from ..open_transactions import aliases_to_claim, open_aliases, warn_of_release, warn_unclaimed
 from ..options import (
     LimitedOptions,
     LockOptions,
@@ -294,7 +294,7 @@ class _LockedView:
         They, and those that are open already, claim the lock where it is fenced, and are rolled back when it is known
         to be lost at the end.
         """
-        beside, required = open_aliases(to_claim=True), bool(self.options.fenced)
+        beside, required = aliases_to_claim(self.options.fenced), bool(self.options.fenced)
         with begin(aliases[::-1], acquisition.leases, beside=beside, required=required):
             response = self.view(*args, **kwargs)
             if inspect.iscoroutine(response):

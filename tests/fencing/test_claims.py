@@ -538,15 +538,25 @@ def test_a_view_claims_where_it_is_told_to(fenced: Any, begun: bool, expected: A
         assert get(view) == expected
 
 
-def test_with_autocommit_off_who_is_the_first_to_connect_claims(account: Account, ledger: Account) -> None:
-    account.options["AUTOCOMMIT"] = False
+@pytest.mark.parametrize(("fenced", "expected"), [(True, ([NAME], [])), (["ledger"], ([], [NAME]))])
+def test_with_autocommit_off_who_is_the_first_to_connect_claims_on_default_or_where_it_is_told_to(
+    fenced: Any, expected: object, account: Account, ledger: Account
+) -> None:
+    account.options["AUTOCOMMIT"] = ledger.options["AUTOCOMMIT"] = False
     request = RequestFactory().get("/")
-    view = locked_view(NAME, fenced=True)(respond)
-    for use in (partial(view, request), locked(NAME, fenced=True)(lambda: None), lambda: claim_in_block(Lock(NAME))):
-        connections["default"].close()
+    view = locked_view(NAME, fenced=fenced)(respond)
+    for use in (partial(view, request), locked(NAME, fenced=fenced)(lambda: None)):
+        connections.close_all()
         use()
         request.close()
-        assert (claimed(), claimed("ledger")) == ([NAME], [])
+        assert (claimed(), claimed("ledger")) == expected
+
+
+def test_with_autocommit_off_a_claim_may_be_the_first_to_connect(account: Account) -> None:
+    account.options["AUTOCOMMIT"] = False
+    connections["default"].close()
+    claim_in_block(Lock(NAME))
+    assert claimed() == [NAME]
 
 
 def test_coroutine_functions_cannot_claim(account: Account) -> None:
