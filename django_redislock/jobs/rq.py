@@ -69,7 +69,7 @@ class LockedJob(Job):
     def _release_lock(self) -> None:
         lock = _lock_of(self)
         if lock is not None and lock.from_enqueue:
-            lock.release(tuple(self.args), self.kwargs, _run_of(self), _Delivery(self).again)
+            lock.release(*_given(self), _run_of(self), _Delivery(self).again)
 
 
 class LockedQueue(Queue):
@@ -98,13 +98,18 @@ class LockedQueue(Queue):
         if not lock.from_enqueue or job.instance is not None or job._dependency_ids:
             return send()
         return lock.enqueue(
-            tuple(job.args),
-            job.kwargs,
+            *_given(job),
             _run_of(job),
             lambda taken: send(),
             lambda other: self.fetch_job(other.rsplit("-", 2)[0]),
             wait=wait,
         )
+
+
+def _given(job: Job) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as a worker will see them, and name the lock: JSON makes a list of a tuple, say."""
+    _, _, args, kwargs = job.serializer.loads(job.data)
+    return tuple(args), kwargs
 
 
 def _run_of(job: Job) -> str:
@@ -130,6 +135,7 @@ class _Delivery:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._is_sync = job.worker_name == "sync"
+        self.given = _given(job) if self._is_sync else None  # what runs there has the arguments as they were
         self.id = _run_of(job)
         self.repeated = None if job.retries_left is None else job.return_value
 
@@ -186,6 +192,7 @@ def _execute(lock: JobLock, job: Any, args: Any, kwargs: Any, body: Callable[[],
             raise _Returned(result)
         return result
 
+    args, kwargs = job.given or (args, kwargs)
     try:
         return lock.run(job, args, kwargs, checked)
     except _Returned as end:

@@ -62,7 +62,8 @@ def work(site: Any) -> Work:
         for id in registry.get_job_ids() if scheduled else []:
             registry.remove(id)
             Queue(connection=queue.connection)._enqueue_job(queue.fetch_job(id))  # as RQ's scheduler does
-        worker = Worker([queue], connection=queue.connection, queue_class=type(queue), job_class=queue.job_class)
+        classes = {"queue_class": type(queue), "job_class": queue.job_class, "serializer": queue.serializer}
+        worker = Worker([queue], connection=queue.connection, **classes)
         worker.work(burst=True, logging_level="CRITICAL")
 
     return work
@@ -204,6 +205,19 @@ def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, queue: A
     getattr(queue.fetch_job(first.id), how)()
     assert held() == ["report:2024", "sync"]  # what was merged into it is run all the same
     assert queue.enqueue(site.sync).id != first.id
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_the_lock_is_named_by_what_the_serializer_makes_of_the_arguments(
+    is_async: bool, site: Any, queue: Any, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = type(queue)(connection=queue.connection, serializer="json", is_async=is_async)
+    monkeypatch.setattr(site, "queue", queue)
+    jobs = [queue.enqueue(site.report, (1, 2)) for _ in range(2)]  # JSON makes a list of a tuple
+    work()
+    assert (jobs[0].id == jobs[1].id, status(jobs[0]), held()) == (is_async, "finished", [])
+    queue.enqueue(site.report, (1, 2)).cancel()
+    assert held() == []
 
 
 def test_what_cannot_be_sent_leaves_no_lock(site: Any, queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
