@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -140,7 +140,8 @@ def _name_of(function: Any) -> str:
         raise TypeError(f'locked cannot make a name of {shown(function)}, which has none: write locked("...").')
     module = function.__module__
     if module in _RUN:  # under the name by which it is imported elsewhere; a script has none
-        module = getattr(getattr(sys.modules.get(module), "__spec__", None), "name", module)
+        spec = getattr(inspect.unwrap(function), "__globals__", {}).get("__spec__")
+        module = getattr(spec, "name", module)
     if module in _RUN:
         trouble = f"whose module is a script: all are called {module}"
         raise TypeError(f'locked cannot make a name of {shown(function)}, {trouble}. Write locked("...").')

@@ -38,14 +38,15 @@ def test_without_a_name_a_function_is_locked_by_its_place(decorator: Any, crowd:
     assert crowd()(Twins(decorator, here), "call", 7) == (7, [name])
 
 
+@pytest.mark.parametrize("alter_sys", [True, False])  # the latter: as a profiler runs it
 @pytest.mark.parametrize("run_name", ["__main__", "__mp_main__"])  # the latter: a child of multiprocessing
 def test_a_module_that_is_run_names_its_function_like_one_that_is_imported(
-    run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: redis.Redis
+    run_name: str, alter_sys: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: redis.Redis
 ) -> None:
     code = "@locked\ndef main():\n    return list_locks()[0].name\n\nname = main()\n"
     (tmp_path / "nightly.py").write_text(f"from django_redislock import list_locks, locked\n\n{code}")
     monkeypatch.syspath_prepend(tmp_path)
-    assert runpy.run_module("nightly", run_name=run_name, alter_sys=True)["name"] == "nightly.main"
+    assert runpy.run_module("nightly", run_name=run_name, alter_sys=alter_sys)["name"] == "nightly.main"
     assert runpy.run_module("nightly")["name"] == "nightly.main"
     with pytest.raises(TypeError, match=rf"whose module is a script: all are called {run_name}\. Write locked"):
         runpy.run_path(str(tmp_path / "nightly.py"), run_name=run_name)
