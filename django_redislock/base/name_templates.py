@@ -10,7 +10,7 @@ from typing import Any
 
 from .display import shown
 from .log import is_ours, warn
-from .names import MAX_NAME_BYTES, capped_name, lock_digest, quote, text_of
+from .names import MAX_NAME_BYTES, capped_name, exact, lock_digest, quote, text_of
 
 DIGEST = "digest"  # the format that stands for lock_digest()
 _CONVERSIONS: dict[str, Callable[[Any], str]] = {"a": ascii, "r": repr, "s": str}
@@ -35,20 +35,23 @@ def warn_of_fields(name: str) -> None:
 
 
 class _Formatter(string.Formatter):
-    """``str.format`` whose values go through ``finish`` after their format spec was applied."""
+    """``str.format``. In a name, values are quoted after their format spec was applied, and have text_of() alone."""
 
-    def __init__(self, finish: Callable[[str], str]) -> None:
-        self._finish = finish
+    def __init__(self, quoted: bool) -> None:
+        self._quoted = quoted
+
+    def _text(self, value: Any, make: Callable[[Any], str]) -> str:
+        return text_of(value, make) if self._quoted else make(exact(value))
 
     def convert_field(self, value: Any, conversion: str | None) -> Any:
-        return value if conversion is None else text_of(value, _CONVERSIONS[conversion])
+        return value if conversion is None else self._text(value, _CONVERSIONS[conversion])
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec == DIGEST:
             text = lock_digest(value)
         else:
-            text = text_of(value, (lambda it: format(it, format_spec)) if format_spec else str)
-        return self._finish(text)
+            text = self._text(value, (lambda it: format(it, format_spec)) if format_spec else str)
+        return quote(text) if self._quoted else text
 
 
 class Template:
@@ -93,7 +96,7 @@ class Template:
     def fill(self, values: Mapping[str, Any]) -> str:
         """The text. A field that ``values`` lacks raises ``ValueError``, which lists their names."""
         try:
-            text = _Formatter(quote if self.quoted else str).vformat(self.template, (), values)
+            text = _Formatter(self.quoted).vformat(self.template, (), values)
         except (KeyError, AttributeError, IndexError, TypeError, ValueError) as error:
             raise ValueError(
                 f"Cannot fill the {self.noun} {self.template!r}: {type(error).__name__}: {error}. "

@@ -220,10 +220,12 @@ def test_a_call_that_cannot_fill_it_is_an_error_that_names_the_values_there_are(
 
 def test_a_note_is_filled_as_it_is_written_and_a_token_is_no_template() -> None:
     @locked(NAME, note="{text} {kind} {user!s}")
-    def function(**values: Any) -> None:
-        assert get_lock(NAME).note == f"a:b % {Thing} jö"  # type: ignore[union-attr]
+    def function(text: Any, kind: Any, user: Any) -> None:
+        assert get_lock(NAME).note == f"{text} {kind} {user}"  # type: ignore[union-attr]
 
     function(text="a:b %", kind=Thing, user=SimpleLazyObject(lambda: "jö"))
+    for value in ({"a"}, len, Thing()):  # it need not be the same in all processes
+        function(text=[value], kind=value, user=value)
     wrong: Any = 7
     with pytest.raises(TypeError, match="A token must be a str, not 7"):
         locked("a", token=wrong)
@@ -253,7 +255,18 @@ NAMES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("way", NAMES)
 @pytest.mark.parametrize(
     "value",
-    [Thing().name, Thing(), len, [Thing()], (n for n in "a"), memoryview(b"a"), SimpleLazyObject(Thing)],
+    [
+        Thing().name,
+        Thing(),
+        len,
+        [Thing().name],
+        (Thing(), 7),
+        {"a": [Thing()]},
+        (n for n in "a"),
+        memoryview(b"a"),
+        SimpleLazyObject(Thing),
+        [SimpleLazyObject(Thing)],
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_value_whose_text_is_an_address_is_refused(value: object, way: str) -> None:
@@ -263,10 +276,16 @@ def test_a_value_whose_text_is_an_address_is_refused(value: object, way: str) ->
 
 
 @pytest.mark.parametrize("way", NAMES)
-@pytest.mark.parametrize("value", [{"a", "b"}, frozenset("ab")])
+@pytest.mark.parametrize("value", [{"a", "b"}, frozenset("ab"), [{"a", "b"}], {"a": frozenset("ab")}])
 def test_a_set_is_refused_whose_order_differs_from_process_to_process(value: object, way: str) -> None:
     with pytest.raises((TypeError, ValueError), match=r"differs from process to process\. Use a sorted list"):
         NAMES[way](value)
+
+
+@pytest.mark.parametrize("value", [ValueError("<File at 0x7f00>"), ["<b at 0xcafe>"], {"a": "<b at 0xcafe>"}])
+@pytest.mark.parametrize("way", NAMES)
+def test_what_a_user_writes_is_taken_for_no_address(value: object, way: str) -> None:
+    NAMES[way](value)
 
 
 class Half(float, Enum):
