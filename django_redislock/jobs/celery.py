@@ -108,10 +108,10 @@ class LockedTask(DjangoTask):
         request = self.request
         if request.called_directly or running_job(request.id) is not None:  # like a function, by itself even
             try:
-                given, named = self._as_delivered(args, kwargs, {})  # for the lock of an equal job
-            except Exception:  # of any serializer: such a job cannot be queued
-                given, named = args, kwargs
-            with self._job_lock.make(given, named):
+                lock = self._job_lock.make(*self._as_delivered(args, kwargs, {}))  # that of an equal job
+            except Exception:  # of any serializer, or for the name of what it makes: no equal job can be queued
+                lock = self._job_lock.make(args, kwargs)
+            with lock:
                 return super().__call__(*args, **kwargs)
         return self._job_lock.run(_Delivery(self), args, kwargs, lambda: self.run(*args, **kwargs))
 

@@ -87,10 +87,10 @@ class LockedActor(Actor):  # type: ignore[type-arg]
         message: Any = CurrentMessage.get_current_message()
         if message is None or message.actor_name != self.actor_name or running_job(message.message_id) is not None:
             try:  # like a function, by itself even, under the lock of an equal message
-                given, named = _as_delivered(self.message_with_options(args=args, kwargs=kwargs))
-            except Exception:  # of any encoder: such a message cannot be sent
-                given, named = args, kwargs
-            with self._job_lock.make(given, named):
+                lock = self._job_lock.make(*_as_delivered(self.message_with_options(args=args, kwargs=kwargs)))
+            except Exception:  # of any encoder, or for the name of what it makes: no equal message can be sent
+                lock = self._job_lock.make(args, kwargs)
+            with lock:
                 return call()
         return self._job_lock.run(_Delivery(self, message), args, kwargs, call)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -363,6 +363,14 @@ def test_a_task_that_is_called_like_a_function_has_the_lock(site: Any) -> None:
     assert held() == []
 
 
+class Order(NamedTuple):
+    pk: int
+
+
+def ship(order: Any) -> list[str]:
+    return held()
+
+
 def test_such_a_call_and_an_equal_job_have_one_lock(site: Any) -> None:
     site.report.delay((1, 2))  # of which JSON makes a list
     assert held() == ["report:[1,%202]"]
@@ -370,6 +378,8 @@ def test_such_a_call_and_an_equal_job_have_one_lock(site: Any) -> None:
         site.report((1, 2))
     year = 1 + 2j
     assert site.report(year) == year  # no JSON, so no equal job
+    shipping = site.queued(lock="order:{order.pk}")(ship)
+    assert shipping(Order(7)) == ["order:7", "report:[1,%202]"]  # of which JSON makes a list, without a pk
 
 
 def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any) -> None:

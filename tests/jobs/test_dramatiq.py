@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -374,12 +374,18 @@ def test_a_call_acquires_the_lock_too_inside_of_the_same_message_even(stub: Stub
     assert held() == []
 
 
+class Order(NamedTuple):
+    pk: int
+
+
 def test_such_a_call_and_an_equal_message_have_one_lock(stub: Stub) -> None:
     with Lock("report:[1,%202]"):
         assert stub.actors.report.send((1, 2)) is None  # JSON makes a list of it
         with pytest.raises(LockNotAcquired):
             stub.actors.report((1, 2))
     stub.actors.report(1 + 2j)  # no JSON, so no equal message
+    ship = stub.declare(lambda order: held(), lock="order:{order.pk}", actor_name="ship")
+    assert ship(Order(7)) == ["order:7"]  # of which JSON makes a list, without a pk
 
 
 def test_coroutine_functions_and_generic_actors_have_locks_too(stub: Stub) -> None:
