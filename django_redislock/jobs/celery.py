@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from datetime import datetime, timezone
 from inspect import getattr_static
 from typing import Any, cast
@@ -106,14 +107,17 @@ class LockedTask(DjangoTask):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it under its lock."""
         request = self.request
-        if request.called_directly or running_job(request.id) is not None:  # like a function, by itself even
-            try:
-                lock = self._job_lock.make(*self._as_delivered(args, kwargs, {}))  # that of an equal job
-            except Exception:  # of any serializer, or for the name of what it makes: no equal job can be queued
-                lock = self._job_lock.make(args, kwargs)
-            with lock:
+        is_called = request.called_directly or running_job(request.id) is not None  # like a function, by itself even
+        given = args, kwargs
+        if is_called or request.is_eager:  # for the lock of an equal job
+            with suppress(Exception):  # of any serializer, or for the name of what it makes: no equal job can be queued
+                delivered = self._as_delivered(args, kwargs, {})
+                self._job_lock.make(*delivered)
+                given = delivered
+        if is_called:
+            with self._job_lock.make(*given):
                 return super().__call__(*args, **kwargs)
-        return self._job_lock.run(_Delivery(self), args, kwargs, lambda: self.run(*args, **kwargs))
+        return self._job_lock.run(_Delivery(self), *given, lambda: self.run(*args, **kwargs))
 
 
 class _Delivery:

@@ -376,10 +376,11 @@ def test_such_a_call_and_an_equal_job_have_one_lock(site: Any) -> None:
     assert held() == ["report:[1,%202]"]
     with pytest.raises(LockNotAcquired):
         site.report((1, 2))
+    assert site.report.apply(((1, 2),)).result is None
     year = 1 + 2j
     assert site.report(year) == year  # no JSON, so no equal job
-    shipping = site.queued(lock="order:{order.pk}")(ship)
-    assert shipping(Order(7)) == ["order:7", "report:[1,%202]"]  # of which JSON makes a list, without a pk
+    shipping, order = site.queued(lock="order:{order.pk}")(ship), Order(7)  # JSON makes a list of it, without a pk
+    assert shipping(order) == shipping.apply((order,)).result == ["order:7", "report:[1,%202]"]
 
 
 def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any) -> None:
