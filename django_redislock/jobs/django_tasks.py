@@ -61,7 +61,8 @@ def locked_job(
 
 def arguments(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Those of the function that name its lock. Its context is not known yet when the task is queued."""
-    args, kwargs = json.loads(json.dumps([args, kwargs], sort_keys=True))  # PostgreSQL reorders the keys of a dict
+    as_found = json.loads(json.dumps([args, kwargs]))  # by the worker: all keys are texts
+    args, kwargs = json.loads(json.dumps(as_found, sort_keys=True))  # PostgreSQL reorders the keys of a dict
     return (None, *args) if task.takes_context else tuple(args), kwargs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import copy
 from typing import Any
 from uuid import UUID
@@ -36,7 +35,8 @@ class LockedDatabaseBackend(DatabaseBackend):
         if lock is None or not lock.from_enqueue:
             return super().enqueue(task, args, kwargs)
         id = UUID(str(self._get_id()))
-        given = arguments(task, *json.loads(json.dumps(normalize_json([args, kwargs]))))  # as the worker finds them
+        normal: Any = normalize_json([args, kwargs])
+        given = arguments(task, *normal)
         wait = 0.0 if task.run_after is None else max(0.0, (task.run_after - timezone.now()).total_seconds())
 
         def publish(taken: bool) -> Any:

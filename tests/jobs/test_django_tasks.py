@@ -238,6 +238,10 @@ def test_a_database_that_reorders_the_keys_of_a_dict_makes_no_other_name(site: A
     assert held() == []
 
 
+def test_a_dict_may_have_keys_of_several_types(site: Any) -> None:
+    assert site.report.enqueue({1: 2, "a": 3}).return_value == "report {1: 2, 'a': 3}"
+
+
 def test_coroutines_queue_too_and_coroutine_functions_are_tasks_too(site: Any, rows: Any) -> None:
     first = async_to_sync(site.awaited.aenqueue)(7)
     assert async_to_sync(site.awaited.aenqueue)(7).id == first.id
