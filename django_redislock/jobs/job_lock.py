@@ -357,7 +357,7 @@ class JobLock:
 def _wait_for_release(lock: Lock) -> None:
     """Wait until Redis has heard that the lock was released, or it has ended: until then, others count on this run."""
     lease = lock._latest
-    end = monotonic() + (lock.ttl if lease is not None and lease.tried_release else 0.0)
+    end = monotonic() + (lease.left_with(0.0) if lease is not None and lease.tried_release else 0.0)
     while monotonic() < end:
         with suppress(LockUnavailable):
             if not lock.owned():

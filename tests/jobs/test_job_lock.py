@@ -313,7 +313,7 @@ def test_redis_is_away_when_it_ends(
     busy: str, asked: list[Any], network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any]
 ) -> None:
     """What was done is done; the lock is released in the background. What was merged runs, as nobody knows of none."""
-    lock, job = make(busy=busy, ttl=1), Job()
+    lock, job = make(busy=busy, ttl=600, auto_renew=False), Job()
     retry_for(0.1)
 
     def again() -> None:
@@ -321,6 +321,8 @@ def test_redis_is_away_when_it_ends(
 
     def body() -> str:
         job.again = again  # type: ignore[method-assign]
+        with Lock(NAME, reentrant=True) as itself:
+            itself.extend(1, replace_ttl=True)  # for as long, what was merged waits for the release
         network.cut()
         return "ran"
 
