@@ -180,16 +180,14 @@ class JobLock:
         after ``most``.
         """
         lock = self.make(args, kwargs, id, poll=True, blocking=False, blocking_timeout=0)  # nobody has to be told here
-        ttl, token = min(wait + self.queued_ttl, most), ""
+        ttl = min(wait + self.queued_ttl, most)
         try:
-            refusal = self._take(lock, ttl)
-            if refusal is not None:
-                _, holder = run(read_holder(get_partition(self._using, lock.name), lock.name))
-                token = "" if holder is None else holder.token
+            refusal, token = self._take(lock, ttl)
             if refusal is not None and self.busy == "merge" and token != lock.token:
                 self._asked(lock).incr(ttl=ASKED)
-                if not lock.locked():  # the other has ended before it could see that
-                    refusal = self._take(lock, ttl)
+                token = self._holder(lock)  # maybe another one
+                if token is None:  # the other has ended before it could see that
+                    refusal, token = self._take(lock, ttl)
         except LockUnavailable:
             if not _once_more.get():
                 raise
@@ -202,7 +200,7 @@ class JobLock:
             return publish(False)
         if self.busy == "raise":
             raise refusal
-        return find(token.removeprefix("job-")) if token.startswith("job-") else None  # else none has it
+        return find(token.removeprefix("job-")) if token and token.startswith("job-") else None  # else none has it
 
     @contextmanager
     def publishing(self, lock: Lock) -> Iterator[None]:
@@ -213,13 +211,19 @@ class JobLock:
             run(release_detached(lock._latest))
             raise
 
-    def _take(self, lock: Lock, ttl: float) -> LockNotAcquired | None:
+    def _take(self, lock: Lock, ttl: float) -> tuple[LockNotAcquired | None, str | None]:
+        """Take the lock; or return the refusal, and the holder."""
         try:
             with lock:
                 lock.detach(ttl=ttl)
         except LockNotAcquired as refusal:
-            return refusal
-        return None
+            return refusal, self._holder(lock)
+        return None, None
+
+    def _holder(self, lock: Lock) -> str | None:
+        """The token of who has the lock, empty where nobody knows it; None where nobody has it."""
+        is_held, holder = run(read_holder(get_partition(self._using, lock.name), lock.name))
+        return holder.token if holder is not None else "" if is_held else None
 
     def release(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str, again: Callable[[], object]) -> None:
         """Release the lock of a job that has ended without running to its end, unless somebody alive uses it.

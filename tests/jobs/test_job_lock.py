@@ -224,6 +224,19 @@ def test_what_ends_while_it_is_asked_for_again_is_asked_for_no_more(
     assert (job.asked, held()) == ([], [])
 
 
+def test_who_is_merged_gets_the_job_that_has_the_lock_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, first, second = make(busy="merge"), Job(), Job("other-other-other-other")
+
+    def change() -> None:
+        lock.release((7,), {}, first.id, first.again)
+        assert lock.queue((7,), {}, second.id) is True
+
+    assert lock.queue((7,), {}, first.id) is True
+    lock.asks(monkeypatch, change)
+    assert lock.queue((7,), {}, "third-third-third-third") == second.id
+    assert first.asked == []
+
+
 def test_a_job_that_has_lost_its_lock_has_not_ended_well_and_may_be_tried_again(client: redis.Redis) -> None:
     def body() -> None:
         client.flushall()
