@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import unquote
 
 from django.utils.crypto import salted_hmac
-from django.utils.functional import LazyObject, empty
 
 from .display import Secret, shown
 
@@ -28,6 +27,7 @@ _SPACES = [code for code in range(0x3001) if chr(code).isspace()]  # all that th
 _NO_PREFIX = re.compile(rf"[{{}}\s]|{_FORBIDDEN.pattern}")
 TOKEN = "[A-Za-z0-9_-]{22,128}"
 _TOKEN = re.compile(TOKEN)
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]{6,}\b")
 
 # The member alice of the pool accounts is the lock "pool:accounts:alice"; whoever wants any of them asks for
 # "pool:accounts:", which names no lock.
@@ -69,26 +69,28 @@ def text_of(value: Any, make: Callable[[Any], str] = str) -> str:
     """Return what ``make`` makes of ``value``. Raises TypeError where that would be another text in each process."""
     value = exact(value)
     text = make(value)
-    _refuse_changing(value, text.lower())
+    _refuse_changing(value, text, set())
     return text
 
 
-def _refuse_changing(value: Any, text: str) -> None:
-    """Raise TypeError where ``value`` makes ``text`` differ. Only its own address is looked for: users write others."""
-    if isinstance(value, LazyObject):
-        value = value._wrapped  # ``empty``, in a list
+def _refuse_changing(value: Any, text: str | None, seen: set[int]) -> None:
+    """Raise TypeError where ``value`` makes the ``text`` of a name differ; None: its ``repr()`` is part of that.
+
+    Texts themselves are not looked at, nor those in lists: users write what they like.
+    """
+    if value is None or isinstance(value, (str, bytes, int, float)) or id(value) in seen:
+        return
+    seen.add(id(value))
     if isinstance(value, (set, frozenset)):
         raise TypeError(f"The order of {shown(value)} differs from process to process. Use a sorted list instead")
-    if isinstance(value, str):
-        return
-    if inspect.isroutine(value) or value is empty or f"{id(value):x}" in text:
+    if isinstance(value, (list, tuple, dict)):
+        for each in (*value, *value.values()) if isinstance(value, dict) else value:
+            _refuse_changing(each, None, seen)
+    elif inspect.isroutine(value) or _ADDRESS.search(repr(value) if text is None else text):
         raise TypeError(
             f"{shown(value)} has no text of its own, only its address, which differs from process to process. Use one "
             f"of its attributes; for the result of a call, call it, or give a function instead of the template"
         )
-    if isinstance(value, (list, tuple, dict)):
-        for each in value.items() if isinstance(value, dict) else value:
-            _refuse_changing(each, text)
 
 
 @lru_cache(maxsize=1024)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,9 @@ class LockedQueue(Queue):
 
 def _given(job: Job) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments as a worker will see them, and name the lock: JSON makes a list of a tuple, say."""
-    _, _, args, kwargs = job.serializer.loads(job.data)
+    args, kwargs = job.args, job.kwargs
+    with suppress(Exception):  # what only a worker can load has been named by what was given
+        _, _, args, kwargs = job.serializer.loads(job.data)
     return tuple(args), kwargs
 
 

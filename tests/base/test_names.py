@@ -6,10 +6,12 @@ import itertools
 import json
 import logging
 import re
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import date
 from enum import Enum
+from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -266,6 +268,9 @@ NAMES: dict[str, Callable[[Any], object]] = {
         memoryview(b"a"),
         SimpleLazyObject(Thing),
         [SimpleLazyObject(Thing)],
+        partial(print, Thing()),
+        [deque([Thing()])],
+        {"a": ValueError(Thing())},
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -220,6 +220,24 @@ def test_the_lock_is_named_by_what_the_serializer_makes_of_the_arguments(
     assert held() == []
 
 
+class OfAWorker:
+    """What only a worker can load: it opens a file there, say."""
+
+    def __str__(self) -> str:
+        return "7"
+
+    def __setstate__(self, state: Any) -> None:
+        raise FileNotFoundError
+
+    def __getstate__(self) -> Any:
+        return 7
+
+
+def test_who_queues_a_job_need_not_be_able_to_load_its_arguments(site: Any, queue: Any) -> None:
+    queue.enqueue(site.report, OfAWorker())
+    assert held() == ["report:7"]
+
+
 def test_what_cannot_be_sent_leaves_no_lock(site: Any, queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "push_job_id", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
