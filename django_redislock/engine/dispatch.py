@@ -237,7 +237,7 @@ class Dispatch:
         cut_off = isinstance(error, ClusterDownError) or hints_at_failover(error)
         for store in {outgoing.task.partition.store for outgoing in batch}:
             if isinstance(error, Refused):
-                store.look_elsewhere(node)
+                store.look_elsewhere()
             elif cut_off or not isinstance(error, (ResponseError, *BLAMELESS)):
                 store.look_around(node)
 

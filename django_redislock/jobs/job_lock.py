@@ -268,7 +268,7 @@ class JobLock:
         if is_free:
             try:
                 return self._run(job, lock, body)
-            except _NotRun as end:
+            except _NotRun as end:  # pragma: no cover (somebody else has taken it in between)
                 error = end.error
         if isinstance(error, LockNotAcquired):
             log_event(INFO, "job-busy", name=lock.name, job=job.id, busy=self.busy, error=error)

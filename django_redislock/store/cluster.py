@@ -263,7 +263,7 @@ class Cluster(LockStore):
         self.suspect(node)
         self._ask()
 
-    def look_elsewhere(self, node: Node | None) -> None:
+    def look_elsewhere(self) -> None:
         self._ask()
 
     def redirect(self, partition: Partition, error: ResponseError, node: Node) -> bool:

@@ -104,16 +104,15 @@ class LockStore:
     def blame(self, node: Node | None, error: Exception) -> None:
         """Draw the consequences of an error by which a node could not be asked."""
         if isinstance(error, Refused):
-            self.look_elsewhere(node)
+            self.look_elsewhere()
         elif not isinstance(error, BLAMELESS):
             self.suspect(node)
 
-    def look_elsewhere(self, node: Node | None) -> None:
-        """The node has hung up on a new connection. It may be dead, behind a proxy that takes connections for it, or
+    def look_elsewhere(self) -> None:
+        """A node has hung up on a new connection. It may be dead, behind a proxy that takes connections for it, or
         full: then those that there are go on.
         """
-        if node is not None:
-            node.doubt()
+        self._node_by_tag[0].doubt()
 
     def redirect(self, partition: Partition, error: ResponseError, node: Node) -> bool:
         """Learn from an error of ``node`` which node has these locks now. Returns whether the error says so."""
