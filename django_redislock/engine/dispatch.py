@@ -150,10 +150,10 @@ class Dispatch:
     def _connection(self, node: Node, timeout: float) -> Any:
         """The spare one, or a new one where there is none, or the server has closed it."""
         spare = self._spare.pop(node, None)
-        if spare is not None and not is_stale(spare):
-            change_timeout(spare, timeout)
-            return spare
         if spare is not None:
+            if not is_stale(spare):
+                change_timeout(spare, timeout)
+                return spare
             spare.disconnect()
         return node.config.connection(timeout)
 

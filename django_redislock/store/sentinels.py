@@ -30,7 +30,7 @@ CONFIRMED_WITHIN = 1.0  # seconds that sentinels get to confirm a late answer, w
 
 
 class _Silent(MasterNotFoundError):
-    """No sentinel has answered."""
+    """No sentinel has answered, or all with errors."""
 
 
 @dataclass(eq=False, repr=False)
@@ -127,8 +127,7 @@ def believe(connection: Any, sent: float) -> None:
     A master that sentinels have named may have been replaced meanwhile, if it was silent for half a second. What they
     have said themselves may have waited as well, for a process that was stopped, and the old master have come back.
     """
-    sentinels = getattr(connection, "connection_pool", None)
-    if isinstance(sentinels, Sentinels) and monotonic() - sent > NO_FAILOVER_WITHIN:
+    if (sentinels := _to_be_asked(connection, sent)) is not None:
         run(sentinels.confirm())
 
 
@@ -142,9 +141,14 @@ async def aconnect(connection: Any) -> None:
 
 async def abelieve(connection: Any, sent: float) -> None:
     """See believe()."""
-    sentinels = getattr(connection, "connection_pool", None)
-    if isinstance(sentinels, Sentinels) and monotonic() - sent > NO_FAILOVER_WITHIN:
+    if (sentinels := _to_be_asked(connection, sent)) is not None:
         await arun(sentinels.confirm())
+
+
+def _to_be_asked(connection: Any, sent: float) -> Sentinels | None:
+    """The sentinels that have named this master, if it has not answered at once."""
+    sentinels = getattr(connection, "connection_pool", None)
+    return sentinels if isinstance(sentinels, Sentinels) and monotonic() - sent > NO_FAILOVER_WITHIN else None
 
 
 @contextmanager
