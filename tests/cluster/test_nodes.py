@@ -161,7 +161,7 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
     own_pools: None, crowd: Any, queue: Queue, eventually: Eventually
 ) -> None:
     options: dict[str, Any] = {"masters": 2, "replicas": 0, "cluster_require_full_coverage": "no"}
-    with redis_cluster(**options) as cluster, use(cluster, TTL=60, RETRY_FOR=0.2):
+    with redis_cluster(**options) as cluster, use(cluster, TTL=600, RETRY_FOR=0.2):
         first, second = cluster.masters()
         (name, neighbour), (elsewhere,) = names_on(cluster, first, 2), names_on(cluster, second)
         me, held = crowd(), Lock(name)

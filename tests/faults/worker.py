@@ -264,7 +264,7 @@ MUTANTS = {
     "the last in the queue is the first": Mutant({"order"}, {"order"}),
     "whoever asks skips the queue": Mutant({"asker-queues"}, {"order"}, sections=500),
     # by R5, somebody looks when the lease would have ended: with the TTL of the others, too early to be sure
-    "release passes nothing on": Mutant({"release-grants"}, {"left_free"}, ttl=3.0, sections=1000),
+    "release passes nothing on": Mutant({"release-grants"}, {"left_free"}, ttl=3.0, sections=5000),
     "a handoff is told and not granted": Mutant({"grant-written"}, {"overlap"}),
     "a handoff is granted and not told": Mutant({"grant-told"}, {"left_free"}),
     "whoever asks is told that it holds the lock": Mutant({"already-mine"}, {"overlap"}),
