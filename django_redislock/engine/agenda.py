@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ..base.times import monotonic
-from ..store.calls import WITHDRAWAL, LockRequest, Renewed, release_command
+from ..store.calls import LockRequest, Renewed
 from ..store.lock_store import Partition
 from ..store.old_key import OldKey
+from ..store.wire import Command
 from .dispatch import Outgoing
 from .lease import Lease
 
@@ -18,40 +20,17 @@ CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long se
 MANY = 1000  # entries, above which stale ones are dropped
 
 
-class PendingRelease(NamedTuple):
-    """A release, or a withdrawal from a queue, that still has to be sent."""
+class Pending(NamedTuple):
+    """A release, or a withdrawal from a queue, that still has to be sent; or the same for the key of old code."""
 
-    request: LockRequest
-    unknown: bool  # an acquire of this attempt may still arrive
+    partition: Partition
+    command: Callable[[], Command]
     until: float
-    how: str  # WITHDRAWAL: the attempt was given up, and there may be nothing to release
-
-    @property
-    def partition(self) -> Partition:
-        return self.request.partition
-
-    @property
-    def matters(self) -> bool:
-        """Whether to log a failure: a withdrawal concerns nothing that was held, and its caller has had an error."""
-        return self.how != WITHDRAWAL
+    matters: bool  # whether to log a failure
+    request: LockRequest | None = None  # whose answer says whether there is more to release
 
     def outgoing(self) -> Outgoing:
-        return Outgoing(self, release_command(self.request, unknown=self.unknown, how=self.how), 0.0)
-
-
-class PendingFree(NamedTuple):
-    """The same for the key of old code."""
-
-    old: OldKey
-    until: float
-    matters: bool = False  # a failure to release the lock is logged
-
-    @property
-    def partition(self) -> Partition:
-        return self.old.partition
-
-    def outgoing(self) -> Outgoing:
-        return Outgoing(self, self.old.command("free"), 0.0)
+        return Outgoing(self, self.command(), 0.0)
 
 
 class Following(NamedTuple):
@@ -71,7 +50,7 @@ class Following(NamedTuple):
         return self.lease.ttl
 
 
-Task = Lease | PendingRelease | PendingFree
+Task = Lease | Pending
 
 
 class Agenda:

@@ -20,12 +20,13 @@ from typing import Any
 from ..base.pace import LAST_RETRY
 from ..base.processes import make_thread, start
 from ..base.times import monotonic
-from ..store.calls import HELD, HOLDER, WITHDRAWAL, LockRequest, Renewed, left_to_release, renew_command, renewed
+from ..store import calls
+from ..store.calls import LockRequest, Renewed
 from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.stores import all_stores
 from . import agenda
-from .agenda import Agenda, Following, PendingFree, PendingRelease, Task, call_for, first_check, next_check
+from .agenda import Agenda, Following, Pending, Task, call_for, first_check, next_check
 from .announcements import Notifier, reason_of, tell_lost
 from .dispatch import Dispatch, Outgoing
 from .lease import LIMITED, OLD_KEY, OVER, Lease
@@ -54,7 +55,7 @@ class Watchdog:
         self._leases: dict[str, Lease] = {}
         self._agenda = Agenda()
         self._used = False  # something was watched or planned since the thread went to sleep
-        self._pending: set[PendingRelease | PendingFree] = set()
+        self._pending: set[Pending] = set()
         self.interruptions: Interruptions = Interruptions()
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
@@ -130,7 +131,7 @@ class Watchdog:
         """All that this process holds."""
         return [*self._fresh.values(), *self._leases.values()]
 
-    def abandon(self, request: LockRequest, *, unknown: bool, how: str = HOLDER, lasts: float = 0.0) -> None:
+    def abandon(self, request: LockRequest, *, unknown: bool, how: str = calls.HOLDER, lasts: float = 0.0) -> None:
         """Release or withdraw in the background, as often as it takes. Failures to release are logged.
 
         ``lasts``: seconds after which the lease has ended by itself.
@@ -138,13 +139,15 @@ class Watchdog:
         with self._mutex:
             now = monotonic()
             until = now + max(lasts, REMEMBER_FOR)
-            if request.old is not None:
-                self._send_later(now, PendingFree(request.old, until))
-            self._send_later(now, PendingRelease(request, unknown, until, how))
-
-    def _send_later(self, due: float, pending: PendingRelease | PendingFree) -> None:
-        self._pending.add(pending)
-        self._plan(due, pending)
+            tasks, old = list[Pending](), request.old
+            if old is not None:
+                tasks.append(Pending(old.partition, partial(old.command, "free"), until, False))
+            command = partial(calls.release_command, request, unknown=unknown, how=how)
+            # a withdrawal concerns nothing that was held, and its caller has had an error
+            tasks.append(Pending(request.partition, command, until, how != calls.WITHDRAWAL, request))
+            for task in tasks:
+                self._pending.add(task)
+                self._plan(now, task)
 
     def wake_up(self) -> None:
         """Be there to abandon what is interrupted from now on."""
@@ -315,7 +318,7 @@ class Watchdog:
                 self._plan(next_check(lease), lease)
             return None
         lease.asked_fence = lease.fence
-        command = renew_command(lease.request, how, lease.ttl, lease.fence)
+        command = calls.renew_command(lease.request, how, lease.ttl, lease.fence)
         with self._mutex:  # until the answer comes, only wake up for the end of the lease
             due = lease.ends
             self._plan(due, lease)
@@ -327,8 +330,8 @@ class Watchdog:
     def _answered(self, outgoing: Outgoing, answer: Any, node: Node, sent: float) -> None:
         task = outgoing.task
         if isinstance(task, Lease):
-            found, old = renewed(node, answer, sent), task.request.old
-            if old is None or not old.held or found.state != HELD:
+            found, old = calls.renewed(node, answer, sent), task.request.old
+            if old is None or not old.held or found.state != calls.HELD:
                 self._note(task, outgoing, found)
             else:  # only then does it count
                 command = old.command("keep", answer[2] / 1000)
@@ -341,11 +344,8 @@ class Watchdog:
                 self.lose(task.lease, OLD_KEY)
             return
         self._pending.discard(task)
-        if isinstance(task, PendingFree):
-            return
-        rest = left_to_release(task.request, answer)
-        if rest is not None:
-            self.abandon(rest, unknown=False, how=WITHDRAWAL)
+        if task.request is not None and (rest := calls.left_to_release(task.request, answer)) is not None:
+            self.abandon(rest, unknown=False, how=calls.WITHDRAWAL)
 
     def _again(self, batch: list[Outgoing], delay: float) -> None:
         with self._mutex:
@@ -360,7 +360,7 @@ class Watchdog:
                     self._pending.discard(task)
 
     def _note(self, lease: Lease, outgoing: Outgoing, answer: Renewed) -> None:
-        if answer.state == HELD:
+        if answer.state == calls.HELD:
             with self._mutex:
                 # not when it was released, or extended by its holder, while the answer was on its way
                 if lease.watched and lease.due == outgoing.due:
