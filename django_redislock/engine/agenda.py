@@ -97,20 +97,14 @@ def _is_stale(entry: tuple[float, int, Task]) -> bool:
     return isinstance(task, Lease) and not (task.watched and task.due == due)
 
 
-def first_check(lease: Lease) -> float:
-    """When to look at a lease that was just granted."""
-    now = monotonic()
-    return now + min(CONFIRM_AFTER, max(0.0, lease.ends - now) / 3)
-
-
 def next_check(lease: Lease) -> float:
-    """When to look at a lease that was renewed, or did not need to be.
+    """When to look at a lease that was just granted, or was renewed, or did not need to be.
 
     So a loss that no message reports is noticed within a third of the TTL, as long as Redis answers.
     """
-    if not lease.seen:
-        return first_check(lease)
     now = monotonic()
+    if not lease.seen:
+        return now + min(CONFIRM_AFTER, max(0.0, lease.ends - now) / 3)
     # early enough for several tries, even if the holder has set an end that is near
     soonest = now + min(lease.ttl / 20, (lease.ends - now) / 3)
     due = lease.known + lease.ttl / 3  # whatever the end: it may be lost

@@ -26,7 +26,7 @@ from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.stores import all_stores
 from . import agenda
-from .agenda import Agenda, Following, Pending, Task, call_for, first_check, next_check
+from .agenda import Agenda, Following, Pending, Task, call_for, next_check
 from .announcements import Notifier, reason_of, tell_lost
 from .dispatch import Dispatch, Outgoing
 from .lease import LIMITED, OLD_KEY, OVER, Lease
@@ -81,7 +81,7 @@ class Watchdog:
         if due > lease.ends - 2 * agenda.CONFIRM_AFTER:
             with self._mutex:
                 self._leases[lease.id] = lease
-                self._plan(first_check(lease), lease)
+                self._plan_next(lease)
             return
         lease.due = due
         self._fresh[lease.id] = lease
@@ -315,7 +315,7 @@ class Watchdog:
         how = call_for(lease, first=first, urgent=urgent)
         if not how:
             with self._mutex:
-                self._plan(next_check(lease), lease)
+                self._plan_next(lease)
             return None
         lease.asked_fence = lease.fence
         command = calls.renew_command(lease.request, how, lease.ttl, lease.fence)
