@@ -7,6 +7,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..base.names import split_member
@@ -24,20 +25,38 @@ class Grant(NamedTuple):
     name: str  # of the lock; for a waiter for a pool, of the member
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class Group:
+    """The waiters for one name in this process's threads, or in one event loop, oldest first.
+
+    The oldest looks for all when ``due`` (monotonic). Each loop looks for itself: another one may hang or have ended.
+    """
+
+    name: str
+    loop: Loop | None
+    # OrderedDict: a dict is slow to find its first entry after many before it were deleted
+    waiters: OrderedDict[str, Waiter] = field(default_factory=OrderedDict)
+    oldest: Waiter | None = None  # the first of them; waiters read it without the mutex
+    due: float = math.inf  # until one of them has looked
+    recheck_from: float = 0.0  # monotonic; see Listener.recheck()
+    seen: bytes | None = None  # the value of the lock, as of the last look
+
+
+NO_GROUP = Group("", None)
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class Waiter:
     """A waiter. The thread that reads messages tells it something; it is parked where it waits."""
 
-    __slots__ = ("due", "grant", "group", "id", "look", "loop", "name", "registered")
-
-    def __init__(self, id: str, name: str, loop: Loop | None) -> None:
-        self.id: str = id
-        self.name: str = name  # of the lock that it wants
-        self.loop: Loop | None = loop
-        self.group: Group = NO_GROUP  # its own once it is registered
-        self.registered: bool = False
-        self.grant: Grant | None = None
-        self.look: bool = False  # it has to ask Redis
-        self.due: float = 0.0  # when it looks by itself, where messages do not arrive
+    id: str
+    name: str  # of the lock that it wants
+    loop: Loop | None
+    group: Group = NO_GROUP  # its own once it is registered
+    registered: bool = False
+    grant: Grant | None = None
+    look: bool = False  # it has to ask Redis
+    due: float = 0.0  # when it looks by itself, where messages do not arrive
 
     def tell(self, grant: Grant | None = None) -> None:
         """The lock was handed over to it, or (None) it has to look."""
@@ -122,18 +141,16 @@ def make_waiter(
     return ThreadWaiter(id, name) if loop is None else TaskWaiter(id, name, loop, on_dead_loop)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Park:
     """A step: wait until the waiter is told something, for at most ``seconds`` (None: without end).
 
     A thread that waits may read the messages of ``receiver`` meanwhile.
     """
 
-    __slots__ = ("receiver", "seconds", "waiter")
-
-    def __init__(self, waiter: Waiter, seconds: float | None, receiver: Any = None) -> None:
-        self.waiter: Waiter = waiter
-        self.seconds: float | None = seconds
-        self.receiver: Any = receiver
+    waiter: Waiter
+    seconds: float | None
+    receiver: Any = None
 
     def run(self) -> None:
         waiter, seconds = self.waiter, self.seconds
@@ -147,28 +164,6 @@ class Park:
     async def arun(self) -> None:
         assert isinstance(self.waiter, TaskWaiter)
         await self.waiter.apark(self.seconds)
-
-
-class Group:
-    """The waiters for one name in this process's threads, or in one event loop, oldest first.
-
-    The oldest looks for all when ``due`` (monotonic). Each loop looks for itself: another one may hang or have ended.
-    """
-
-    __slots__ = ("due", "loop", "name", "oldest", "recheck_from", "seen", "waiters")
-
-    def __init__(self, name: str, loop: Loop | None) -> None:
-        self.name: str = name
-        self.loop: Loop | None = loop
-        # OrderedDict: a dict is slow to find its first entry after many before it were deleted
-        self.waiters: OrderedDict[str, Waiter] = OrderedDict()
-        self.oldest: Waiter | None = None  # the first of them; waiters read it without the mutex
-        self.due: float = math.inf  # until one of them has looked
-        self.recheck_from: float = 0.0  # monotonic; see Listener.recheck()
-        self.seen: bytes | None = None  # the value of the lock, as of the last look
-
-
-NO_GROUP = Group("", None)
 
 
 class Waiters:
