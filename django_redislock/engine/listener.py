@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..base.names import TOKEN, can_be_asked_for
@@ -51,9 +52,9 @@ class Listener:
         # since when (monotonic) no waiter's question has been answered; 0: the last one was
         self._silent_since: float = 0.0
         self._told_of: float = 0.0  # the silence, by its beginning, of which all waiters were told
-        self._want = want
+        self._subscribe = partial(want, self)
         self._watchdog = watchdog
-        partition.on_other_node = self.on_other_node
+        partition.on_other_node = self._subscribe  # C3: another node runs the scripts now
         partition.store.when_closed(self.close)
         partition.store.on_loop_end.append(self.bury)
 
@@ -138,7 +139,7 @@ class Listener:
     def start(self) -> None:
         """Subscribe, unless that is done or under way. Returns at once; later, ``ready`` is set and waiters look."""
         if self.receiver is None:
-            self._want(self)
+            self._subscribe()
 
     def subscribed(self, receiver: Any, *, polled: bool) -> None:
         """Messages arrive by ``receiver``; None: they do not arrive."""
@@ -158,14 +159,10 @@ class Listener:
         for waiter in self.waiters.of():
             waiter.wake()  # from now on, it looks by another clock
 
-    def on_other_node(self) -> None:
-        """C3: another node runs the scripts now. Subscribe there, and look again."""
-        self._want(self)
-
     def on_unsubscribed(self) -> None:
         """C3: the node has ended the subscription by itself, as it no longer has the slot."""
         self.unsubscribed()
-        self.on_other_node()
+        self._subscribe()
 
     def reconnect(self) -> None:
         """Cut the connection: wakes should arrive on it, and do not."""
