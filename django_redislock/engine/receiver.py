@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from redis.connection import Connection
@@ -168,9 +169,11 @@ class Receiver:
 
     def _lone(self) -> ThreadWaiter | None:
         """The only waiter for messages on this connection, if there is one and it can read them."""
-        waiters = [each.waiters for each in self.listeners if each.waiters.count]
-        lone = waiters[0].only() if len(waiters) == 1 and not self._memory else None
-        return lone if isinstance(lone, ThreadWaiter) else None
+        try:
+            (lone,) = chain.from_iterable(each.waiters.registered for each in self.listeners)
+        except (ValueError, RuntimeError):  # the latter where another thread changes it
+            return None
+        return lone if isinstance(lone, ThreadWaiter) and not self._memory else None
 
     def _read_ourselves(self) -> None:
         with self._mutex:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -181,8 +181,8 @@ class Waiters:
         self._mutex = threading.RLock()
 
     @property
-    def count(self) -> int:
-        return len(self._by_id)
+    def registered(self) -> Collection[Waiter]:
+        return self._by_id.values()
 
     def get(self, id: str) -> Waiter | None:
         return self._by_id.get(id) or self._expected.get(id)
@@ -236,14 +236,6 @@ class Waiters:
         names = (name,) if split is None else (name, split[0])
         with self._mutex:
             return [group for group in self._groups.values() if group.name in names]
-
-    def only(self) -> Waiter | None:
-        """The only waiter; None: there is none, or there are several."""
-        try:
-            (one,) = self._by_id.values()
-        except (ValueError, RuntimeError):  # the latter where another thread changes it
-            return None
-        return one
 
     def of(self, name: str | None = None) -> list[Waiter]:
         """The waiters for ``name``, and those expected to wait for it; None: all of them."""
