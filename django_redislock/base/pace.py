@@ -33,16 +33,12 @@ class Pace:
         self._failures = 0
 
     def next(self) -> float:
-        """Seconds until the next try."""
+        """Seconds until the next try, within the bounds for a waiter in a queue."""
         self._failures = min(self._failures + 1, MOST_FAILURES)
         delay: Any = self._backoff.compute(self._failures)
         if not isinstance(delay, (int, float)) or delay != delay:
             raise ValueError(f"The delays of backoff must be seconds (int or float), not {shown(delay)}.")
-        return delay
-
-    def next_delay(self) -> float:
-        """Like next(), within the bounds for a waiter in a queue."""
-        return min(max(self.next(), SHORTEST), LONGEST)
+        return min(max(delay, SHORTEST), LONGEST)
 
 
 def alive_for(delay: float) -> float:

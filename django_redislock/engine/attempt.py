@@ -252,7 +252,7 @@ def _poll(attempt: Attempt) -> Steps[Granted | None]:
     """Look, and look again after a while."""
     pace = Pace(attempt.terms.backoff)
     while True:
-        delay = pace.next_delay()
+        delay = pace.next()
         last = not attempt.deadline.waits or attempt.deadline.passed
         last = last or attempt.terms.attempts <= attempt.tries + 1
         reply, granted = yield from attempt.look(calls.NOT_AT_ALL if last else calls.polled(alive_for(delay)))
@@ -283,7 +283,7 @@ def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
         wait, delay = calls.QUEUED if queued else calls.NOT_AT_ALL, 0.0
         if queued and listener.polled and tried is None:
             pace = pace or Pace(attempt.terms.backoff)
-            delay = pace.next_delay()
+            delay = pace.next()
             wait = calls.polled(alive_for(delay))
         reply, granted = yield from attempt.look(wait, tried)
         # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
