@@ -156,19 +156,18 @@ class Subscriber:
                     self._stand(listener, receiver, found[listener])
             if not counted:
                 receiver.end()  # nobody is subscribed by it
-                self._joining = None
                 return
             receiver.start()
+            with self._mutex:
+                closed = self.store.closed
+                self._receivers[node] = receiver
         except BaseException:
-            self._joining = None
             receiver.end()
             for each in joining:
                 each.unsubscribed()
             raise
-        with self._mutex:
-            closed = self.store.closed
-            self._receivers[node] = receiver
-        self._joining = None
+        finally:
+            self._joining = None
         if old is not None:
             self._replace(old, receiver, others, found)
         trouble = receiver.trouble
