@@ -23,7 +23,7 @@ from .base.display import refuse_arguments, takes_by_name
 from .base.log import log_event
 from .base.names import fit_name, quote
 from .base.processes import PerProcess
-from .base.steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
+from .base.steps import DRIVING_LOOP, Call, CallOut, Steps, arun, run_blocking
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
 from .engine import Acquisition, Frame, caller, holds
@@ -70,7 +70,7 @@ class Computation:
 
     def wait(self, deadline: Deadline) -> Steps[bool]:
         """Return whether it has ended in time. Also False if it never will, or may be waiting for this thread."""
-        waiter = make_waiter((yield DrivingLoop()))
+        waiter = make_waiter((yield DRIVING_LOOP))
         self.waiters.add(waiter)
         try:
             # who ends it says so first, and wakes those who wait then

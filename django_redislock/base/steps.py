@@ -57,21 +57,6 @@ class Pause:
             alarm.cancel()
 
 
-class DrivingLoop:
-    """Sends back the event loop that drives the steps; None where a thread does.
-
-    That thread may run a loop as well: see :func:`refuse_event_loop`.
-    """
-
-    __slots__ = ()
-
-    def run(self) -> None:
-        return None
-
-    async def arun(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class Call:
     """A function, in :func:`arun` its ``twin`` (None: itself), a coroutine function; sends back what it returns."""
@@ -86,6 +71,15 @@ class Call:
 
     async def arun(self) -> Any:
         return await (self.twin or self.function)(*self.args, **self.kwargs)
+
+
+async def _running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+# sends back the event loop that drives the steps; None where a thread does, which may run a loop as well: see
+# refuse_event_loop()
+DRIVING_LOOP = Call(lambda: None, twin=_running_loop)
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..base.log import log_event
 from ..base.names import known_as
 from ..base.pace import LOG_EVERY, Outage, Pace, alive_for
-from ..base.steps import DrivingLoop, Pause, Steps
+from ..base.steps import DRIVING_LOOP, Pause, Steps
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..options import Terms
@@ -95,7 +95,7 @@ class Attempt:
         """Make wakes reach us."""
         waiter = self.waiter
         if waiter is None:
-            loop = yield DrivingLoop()
+            loop = yield DRIVING_LOOP
             self.waiter = waiter = make_waiter(loop, self.request.id, self.request.name, self.listener.bury)
         if not waiter.registered:
             self.listener.register(waiter)

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from ..base.display import shown
 from ..base.names import refuse_semaphore
-from ..base.steps import DrivingLoop, Step, Steps
+from ..base.steps import DRIVING_LOOP, Step, Steps
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from ..options import OnLost, Options
@@ -116,7 +116,7 @@ class Several(Ending):
         Returns how many it has got, and what has come of asking for the next one (None: nothing yet). What was granted
         behind that one is given back: whoever waits holds nothing that comes later.
         """
-        partition, loop = self.acquisitions[0].partition, (yield DrivingLoop())
+        partition, loop = self.acquisitions[0].partition, (yield DRIVING_LOOP)
         near = [*takewhile(lambda one: one.partition is partition, self.acquisitions)]
         commands: list[Command] = []
         for one in near if len(near) > 1 else ():
