@@ -56,16 +56,15 @@ class Alarm:
     Where the clock of the loop is frozen, so that its own alarms never go off, a thread waits for it.
     """
 
-    __slots__ = ("_callback", "_loop", "_timer")
+    __slots__ = ("_callback", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> None:
-        self._loop = loop
         self._callback: Callable[[], object] = callback
         self._timer: asyncio.TimerHandle | threading.Timer
         if not is_frozen():
-            self._timer = loop.call_later(max(seconds, 0.0), self._call)
+            self._timer = loop.call_later(max(seconds, 0.0), callback)
         else:
-            self._timer = threading.Timer(seconds, self._ring)
+            self._timer = threading.Timer(seconds, self._ring, [loop])
             self._timer.daemon = True
             self._timer.start()
 
@@ -73,12 +72,9 @@ class Alarm:
         self._timer.cancel()
         self._callback = lambda: None  # the thread may have rung already
 
-    def _ring(self) -> None:
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
         with suppress(RuntimeError):  # the loop was closed
-            self._loop.call_soon_threadsafe(self._call)
-
-    def _call(self) -> None:
-        self._callback()
+            loop.call_soon_threadsafe(lambda: self._callback())
 
 
 GRACE = 0.8  # seconds past a deadline in which an answer still counts
