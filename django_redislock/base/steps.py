@@ -46,9 +46,6 @@ class Pause:
         time.sleep(self.seconds)
 
     async def arun(self) -> None:
-        if self.seconds <= 0:
-            await asyncio.sleep(0)
-            return
         over = asyncio.Event()
         alarm = Alarm(asyncio.get_running_loop(), self.seconds, over.set)
         try:
