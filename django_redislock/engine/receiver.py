@@ -129,13 +129,6 @@ class Receiver:
         else:
             connection.disconnect()
 
-    def leave_parent(self) -> None:
-        """In a forked child: close the inherited socket, without a shutdown (redis-py compares the process id).
-
-        While it is open here, Redis counts the parent as alive even after its death.
-        """
-        self.connection.disconnect()
-
     # -- who reads --------------------------------------------------------------------------------------------------
 
     def lead(self, waiter: ThreadWaiter, seconds: float | None) -> None:

@@ -83,10 +83,13 @@ class Subscriber:
             receiver.retire()
 
     def leave_parent(self) -> None:
-        """In a forked child."""
+        """In a forked child: close the inherited sockets, without a shutdown (redis-py compares the process id).
+
+        While they are open here, Redis counts the parent as alive even after its death.
+        """
         for receiver in (self._joining, *self._receivers.values()):
             if receiver is not None:
-                receiver.leave_parent()
+                receiver.connection.disconnect()
 
     # -- its thread -------------------------------------------------------------------------------------------------
 
