@@ -45,13 +45,12 @@ class Receiver:
     ) -> None:
         self.node: Node = node
         self.listeners: tuple[Listener, ...] = tuple(listeners)
-        self.connection: Connection = node.config.listening(MESSAGE_WITHIN)
+        self.connection: Connection = node.config.connection(socket_timeout=MESSAGE_WITHIN, health_check_interval=0)
         self.trouble: Exception | None = None  # what has ended it, if anything
         self.since: float = 0.0  # monotonic
         self._channels = {listener.partition.channel.encode(): listener for listener in listeners}
         self._ended = ended
         self._retired = threading.Event()
-        self._sharded = listeners[0].partition.store.clustered
         self._memory = node.config.memory
         self._mutex = threading.RLock()
         self._own = ThreadWaiter("", "")  # our thread, which rests while another one reads
@@ -66,7 +65,7 @@ class Receiver:
         0 means that messages cannot be trusted to arrive (R3). Of the other listeners, only errors are returned.
         """
         connect(self.connection)
-        word = "SSUBSCRIBE" if self._sharded else "SUBSCRIBE"
+        word = "SSUBSCRIBE" if self.listeners[0].partition.store.clustered else "SUBSCRIBE"
         self.connection.send_packed_command([pack([(word, each.partition.channel) for each in self.listeners])])
         refused: dict[Listener, int | ResponseError] = {}
         for listener in self.listeners:

@@ -155,10 +155,6 @@ class RedisConfig:
             more |= {"connection_pool": self.sentinels.within(self.timeout if timeout is None else timeout)}
         return self.kind(**{**self.keywords, **more})
 
-    def listening(self, timeout: float) -> Any:
-        """A connection to listen on. Each read takes at most ``timeout`` seconds."""
-        return self.connection(socket_timeout=timeout, health_check_interval=0)
-
 
 def lock_aliases() -> list[str]:
     """The aliases that have locks: first that of the settings, then every alias whose cache has our ``lock()``."""
