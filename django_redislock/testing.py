@@ -6,7 +6,6 @@ trip or two.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import unittest
@@ -73,8 +72,7 @@ def own_locks() -> Iterator[None]:
     ``REDISLOCK["KEY_PREFIX"]`` is one that was never used before, for all threads of this process, also where the
     settings change meanwhile. Costs no round trip where nothing was locked.
     """
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    prefix = f"{conf().KEY_PREFIX}-test-{worker}-{secrets.token_hex(6)}"
+    prefix = f"{conf().KEY_PREFIX}-test-{secrets.token_hex(6)}"
     with pinned(KEY_PREFIX=prefix, ALSO_LOCK=None):
         _blocks.append((prefix, []))
         try:
