@@ -75,7 +75,7 @@ class Computation:
         try:
             # who ends it says so first, and wakes those who wait then
             while not self.ended and self.goes_on and not deadline.passed:
-                yield Park(waiter, min(deadline.left(), LOOK_EVERY))
+                yield Park(waiter, min(deadline.at, monotonic() + LOOK_EVERY))
                 if self._may_need_this_thread():
                     break
             return self.ended

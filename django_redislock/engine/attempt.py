@@ -5,7 +5,6 @@ It waits until it is woken, or (polling) for a while; then it looks again.
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from logging import WARNING
 from typing import NamedTuple
@@ -87,8 +86,8 @@ class Attempt:
     def listen_first(self) -> Steps[None]:
         """Subscribe before asking: to others with the same token, a process that does not listen is dead."""
         waiter, end = (yield from self.register()), monotonic() + LISTENING_WITHIN
-        while not self.listener.ready and (left := end - monotonic()) > 0:
-            yield Park(waiter, left)
+        while not self.listener.ready and monotonic() < end:
+            yield Park(waiter, end)
             waiter.look = False
 
     def register(self) -> Steps[Waiter]:
@@ -353,5 +352,4 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
         if now >= due:
             return None, now < due + LOOK_LATE
         attempt.tell_that_it_waits()
-        due = min(due, attempt.current_holder.tell_at)
-        yield Park(waiter, None if due == math.inf else due - now, listener.receiver)
+        yield Park(waiter, min(due, attempt.current_holder.tell_at), listener.receiver)

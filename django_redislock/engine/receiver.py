@@ -130,16 +130,16 @@ class Receiver:
 
     # -- who reads --------------------------------------------------------------------------------------------------
 
-    def lead(self, waiter: ThreadWaiter, seconds: float | None) -> None:
+    def lead(self, waiter: ThreadWaiter, until: float) -> None:
         """Read in the thread of ``waiter`` until it is told something, if it is the only one that waits.
 
-        It returns at once if another thread reads, and after ``seconds`` or LEADS_FOR; then our thread reads. A wake
-        that is not a message does not end it.
+        It returns at once if another thread reads, at ``until`` (monotonic), and after LEADS_FOR; then our thread
+        reads. A wake that is not a message does not end it.
         """
         if self.trouble is not None or self._lone() is not waiter or not self._take(waiter):
             return
         try:
-            end = monotonic() + (LEADS_FOR if seconds is None else min(seconds, LEADS_FOR))
+            end = min(until, monotonic() + LEADS_FOR)
             while not waiter.told and self.trouble is None and (left := end - monotonic()) > 0:
                 if begins(self.connection, left):
                     self._read()
@@ -203,11 +203,11 @@ class Receiver:
         own = self._own
         while True:
             with self._mutex:
-                rest = self.rests_until - monotonic()
-                if reads := rest <= 0 and self._take(own):
+                now, rests_until = monotonic(), self.rests_until
+                if reads := rests_until <= now and self._take(own):
                     self.rests_until = 0.0
             if not reads:
-                own.park(rest if rest > 0 else LEADS_FOR)
+                own.park(rests_until if rests_until > now else now + LEADS_FOR)
                 continue
             if self._retired.is_set() or self.trouble is not None:
                 break

@@ -90,9 +90,9 @@ class ThreadWaiter(Waiter):
         """Whether it was told something since it was parked."""
         return not self._gate.locked()
 
-    def park(self, seconds: float | None) -> None:
-        """Wait in this thread until told, for at most ``seconds`` (None: without end)."""
-        self._gate.acquire(timeout=-1 if seconds is None else min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+    def park(self, until: float) -> None:
+        """Wait in this thread until told, or until this time (monotonic; infinite: without end)."""
+        self._gate.acquire(timeout=min(max(until - monotonic(), 0.0), threading.TIMEOUT_MAX))
 
 
 class TaskWaiter(Waiter):
@@ -119,12 +119,12 @@ class TaskWaiter(Waiter):
         if self._parked is not None and not self._parked.done():
             self._parked.set_result(None)
 
-    async def apark(self, seconds: float | None) -> None:
+    async def apark(self, until: float) -> None:
         """See park()."""
         # if we are told after this check, _unpark still runs after we have parked, since it runs in this loop
         if not self._told:
             self._parked = self.loop.create_future()
-            alarm = None if seconds is None else Alarm(self.loop, seconds, self._unpark)
+            alarm = None if until == math.inf else Alarm(self.loop, until - monotonic(), self._unpark)
             try:
                 await self._parked
             finally:
@@ -143,27 +143,24 @@ def make_waiter(
 
 @dataclass(slots=True, eq=False, repr=False)
 class Park:
-    """A step: wait until the waiter is told something, for at most ``seconds`` (None: without end).
+    """A step: wait until the waiter is told something, or until this time (monotonic; infinite: without end).
 
     A thread that waits may read the messages of ``receiver`` meanwhile.
     """
 
     waiter: Waiter
-    seconds: float | None
+    until: float
     receiver: Any = None
 
     def run(self) -> None:
-        waiter, seconds = self.waiter, self.seconds
-        assert isinstance(waiter, ThreadWaiter)
+        assert isinstance(self.waiter, ThreadWaiter)
         if self.receiver is not None:
-            begun = monotonic()
-            self.receiver.lead(waiter, seconds)
-            seconds = None if seconds is None else begun + seconds - monotonic()
-        waiter.park(seconds)
+            self.receiver.lead(self.waiter, self.until)
+        self.waiter.park(self.until)
 
     async def arun(self) -> None:
         assert isinstance(self.waiter, TaskWaiter)
-        await self.waiter.apark(self.seconds)
+        await self.waiter.apark(self.until)
 
 
 class Waiters:
