@@ -255,12 +255,9 @@ def redis_away(using: str | None = None) -> Iterator[None]:
         stack.enter_context(patch.object(store.threads, "exchange", _refuse))
         stack.enter_context(patch.object(store, "aexchange", _arefuse))
         for node in list(store.nodes):
-            # renewals use a connection again only for the same timeout: the next ones need a new one
-            keywords = {**node.config.keywords, "socket_timeout": 0.0}
-            nowhere = replace(node.config, kind=_Nowhere, keywords=keywords)
             # not by patch.object(), which would leave other threads no config for a moment at the end
             stack.callback(setattr, node, "config", node.config)
-            node.config = nowhere
+            node.config = replace(node.config, kind=_Nowhere)
         for partition in list(store.partitions.values()):
             runtime().listener(partition).reconnect()
         yield

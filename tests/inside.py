@@ -782,6 +782,11 @@ def break_sender(patch: pytest.MonkeyPatch) -> Callable[[], bool]:
     return lambda: bool(dying) and not dying[0].is_alive()  # pytest has met its error by then
 
 
+def keeps_connection_to_renew() -> bool:
+    """Whether a connection is kept for the next renewals."""
+    return bool(runtime().watchdog._dispatch._spare)
+
+
 def drawing(lock: Lock) -> Callable[[], int]:
     """What draws a new fence for a lock that this thread holds, from any thread, as a claim does."""
     lease = lease_of(lock)

@@ -151,7 +151,7 @@ class Dispatch:
         """The spare one, or a new one where there is none, or the server has closed it."""
         spare = self._spare.pop(node, None)
         if spare is not None:
-            if not is_stale(spare):
+            if isinstance(spare, node.config.kind) and not is_stale(spare):  # redis_away() has a class of its own
                 change_timeout(spare, timeout)
                 return spare
             spare.disconnect()

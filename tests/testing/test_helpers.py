@@ -51,7 +51,7 @@ from tests.helpers.databases import Account, with_fences
 from tests.helpers.docs import blocks, page
 from tests.helpers.state import NAME, count
 from tests.helpers.ways import DJANGO
-from tests.inside import command, leases, settings, waiting
+from tests.inside import command, keeps_connection_to_renew, leases, settings, waiting
 
 Others = Callable[[], Other]
 
@@ -322,12 +322,13 @@ def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(crowd: Crowd
 
 
 @pytest.mark.complete
-def test_a_held_lock_is_not_renewed_and_lost_in_the_end(crowd: Crowd, eventually: Any) -> None:
+def test_a_held_lock_is_not_renewed_and_lost_in_the_end(crowd: Crowd, where: str, eventually: Any) -> None:
     me, lock = crowd(), Lock(NAME, ttl=4)
     me(lock, "acquire")
     ends = get_lock(NAME).expires  # type: ignore[union-attr]
     # it has been renewed before, over a connection that is kept
     eventually(lambda: get_lock(NAME).expires > ends)  # type: ignore[union-attr]
+    eventually(lambda: where == "memory" or keeps_connection_to_renew())
     with redis_away():
         eventually(lambda: me.read(lambda: lock.lost))
     with pytest.raises(LockLost, match="its lease ended before it could be renewed"):
