@@ -1,13 +1,7 @@
 """Django's tasks, and those of the package django-tasks: of each kind, one at a time is queued or runs.
 
-What they do not have, this does not have either:
-
-* Retries: a task that fails releases its lock. One that has to come again (``busy="retry"``, or Redis is away) is a
-  new task with a new id; the first one ends with the result None. If the backend cannot defer tasks, it fails.
-* Redelivery: the row of a killed worker stays "running" for ever, and its lock ends after its TTL. If somebody makes
-  a row "ready" again, its task goes on with its lock, or acquires it like a new one.
-* Ids that are known before a task is queued: only ``LockedDatabaseBackend``, in ``django_tasks_db``, can acquire a lock
-  then. With any other backend, ``lock_from="enqueue"`` means ``"start"``.
+Their ids are not known before they are queued, except by ``LockedDatabaseBackend`` in ``django_tasks_db``: it alone can
+acquire a lock then. What else they do not have is in docs/jobs-django.rst.
 """
 
 from __future__ import annotations

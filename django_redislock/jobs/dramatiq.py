@@ -1,12 +1,4 @@
-"""Dramatiq: actors of which one message at a time is queued or runs.
-
-What the queue does not do for us:
-
-* Members of a group or a pipeline do not go through the actor when they are sent: they acquire the lock at the start.
-* A message that finds its lock busy then counts as done, with the result None, so that a group or a pipeline goes on.
-  With ``busy="raise"`` it has failed, and is retried: ``throws=LockNotAcquired`` prevents that.
-* A queue that is flushed, and a message that the broker drops, tell nobody: their locks end with ``queued_ttl``.
-"""
+"""Dramatiq: actors of which one message at a time is queued or runs. What it does not do: docs/jobs-dramatiq.rst."""
 
 from __future__ import annotations
 

@@ -1,14 +1,4 @@
-"""Huey: tasks of which one at a time is queued or runs.
-
-What Huey does not do, this does not do either:
-
-* Huey delivers no task twice. A task whose consumer was killed is gone; its lock ends after its TTL, or, if it had not
-  begun, with ``queued_ttl``.
-* A task on which others depend (in a pipeline or a chord) is sent all the same if the lock is busy, and does nothing
-  if that is still so when it starts: its result is None.
-* With ``immediate=True``, all tasks acquire the lock when they start; one that would come again later raises.
-* A revoked task gives its lock back at once, but with ``revoke_by_id()`` or ``revoke_all()`` only when its turn comes.
-"""
+"""Huey: tasks of which one at a time is queued or runs. What Huey does not do is in docs/jobs-huey.rst."""
 
 from __future__ import annotations
 

@@ -1,16 +1,4 @@
-"""RQ: jobs of which one at a time is queued or runs.
-
-What RQ does not do, this does not do either:
-
-* Only a job with a ``Retry`` is delivered again when its worker was killed. Others fail, and their lock ends after its
-  TTL.
-* A job that comes again later (``busy="retry"``, or a copy of one that still runs) waits in RQ's scheduler: one of the
-  workers needs ``--with-scheduler``. RQ's own count of retries is left alone, but it counts each try as failed.
-* ``enqueue_many()``, groups, dependents (``depends_on``), repeats (``repeat=``), jobs that are methods, and whatever is
-  sent through a pipeline or another class of queue acquire the lock when they start.
-* Nobody is told that ``Queue.empty()`` has dropped a job, or that its ``ttl`` is over: its lock ends with
-  ``queued_ttl``.
-"""
+"""RQ: jobs of which one at a time is queued or runs. What RQ does not do is in docs/jobs-rq.rst."""
 
 from __future__ import annotations
 
