@@ -68,7 +68,6 @@ class LockedTask(DjangoTask):
         cls._job_lock = JobLock(function, signature, cls.lock, what=what, **options)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
-        """See Celery's Task.apply_async(), and LockedTask."""
         send, lock, headers = super().apply_async, self._job_lock, dict(options.pop("headers", None) or {})
         running = None if task_id is None else running_job(task_id)
         sent_before = HEADER in headers and running is None  # by later()

@@ -52,7 +52,6 @@ class LockedActor(Actor):  # type: ignore[type-arg]
         delay: timedelta | int | None = None,
         **options: Any,
     ) -> Any:
-        """See Dramatiq's Actor.send_with_options(), and LockedActor."""
         lock, send = self._job_lock, super().send_with_options
         if not lock.from_enqueue:
             return send(args=args, kwargs=kwargs, delay=delay, **options)

@@ -50,11 +50,9 @@ class LockedHuey(Huey):
     """
 
     def get_task_wrapper_class(self) -> Any:
-        """See Huey."""
         return _Wrapper
 
     def enqueue(self, task: Any) -> Any:
-        """See Huey's enqueue(), and LockedHuey."""
         lock = lock_of(task)
         if lock is None or not lock.from_enqueue or self.immediate:
             return super().enqueue(task)
@@ -76,7 +74,6 @@ class LockedHuey(Huey):
             return send(task)  # it is nowhere else by now; when it starts, it acquires the lock
 
     def execute(self, task: Any, timestamp: Any = None) -> Any:
-        """See Huey."""
         now = timestamp or self._get_timestamp()
         delivery = _Delivery(self, task)
         before = _current.set(delivery)
@@ -88,7 +85,6 @@ class LockedHuey(Huey):
                 self._release_lock(task)
 
     def revoke(self, task: Any, *args: Any, **kwargs: Any) -> Any:
-        """See Huey."""
         super().revoke(task, *args, **kwargs)
         self._release_lock(task)
 

@@ -44,13 +44,11 @@ class LockedJob(Job):
     """A job whose lock is released when it is cancelled or deleted while it waits."""
 
     def cancel(self, *args: Any, **kwargs: Any) -> Any:
-        """See RQ's Job.cancel()."""
         result = super().cancel(*args, **kwargs)
         self._release_lock()
         return result
 
     def delete(self, *args: Any, **kwargs: Any) -> Any:
-        """See RQ's Job.delete()."""
         if self.get_status(refresh=False) != JobStatus.FINISHED:  # then it may have a lock that stays on purpose
             self._release_lock()
         return super().delete(*args, **kwargs)
@@ -70,11 +68,9 @@ class LockedQueue(Queue):
     job_class = LockedJob
 
     def enqueue_job(self, job: Job, pipeline: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """See RQ's Queue.enqueue_job(), and LockedQueue."""
         return self._send(job, pipeline, 0.0, partial(super().enqueue_job, job, pipeline, *args, **kwargs))
 
     def schedule_job(self, job: Job, datetime: Any, pipeline: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """See RQ's Queue.schedule_job(), and LockedQueue."""
         wait = max(0.0, datetime.timestamp() - time.time())
         return self._send(job, pipeline, wait, partial(super().schedule_job, job, datetime, pipeline, *args, **kwargs))
 
