@@ -116,14 +116,14 @@ class LockedTask(DjangoTask):
         if is_called:
             with self._job_lock.make(*given):
                 return super().__call__(*args, **kwargs)
-        return self._job_lock.run(_Delivery(self), *given, lambda: self.run(*args, **kwargs))
+        return self._job_lock.run(_Delivery(self, request), *given, lambda: self.run(*args, **kwargs))
 
 
 class _Delivery:
-    """A task that a worker runs: see Job."""
+    """A task that a worker runs, or will not run to its end: see Job."""
 
-    def __init__(self, task: LockedTask) -> None:
-        self._task, self._request = task, task.request
+    def __init__(self, task: LockedTask, request: Any) -> None:
+        self._task, self._request = task, request
         self.id: str = self._request.id
 
     def later(self, pause: float, refusal: LockError, *, is_copy: bool) -> Any:
@@ -137,7 +137,14 @@ class _Delivery:
         raise Retry(exc=refusal, when=pause)
 
     def again(self) -> None:
-        _send_again(self._task, self._request)
+        """To the queue of this one, as Celery sends a retry."""
+        request = self._request
+        info, (hard, soft) = request.delivery_info or {}, request.timelimit or (None, None)
+        exchange, key = info.get("exchange"), info.get("routing_key")
+        way = {"exchange": exchange, "routing_key": key} if exchange else {"queue": key}
+        options = {**way, "priority": info.get("priority"), "time_limit": hard, "soft_time_limit": soft}
+        given = {name: one for name, one in options.items() if one is not None}
+        self._task.apply_async(request.args, request.kwargs, **given)
 
     def repeated(self) -> Any:
         raise Ignore  # the result is there already
@@ -160,19 +167,9 @@ def _seconds_to(moment: datetime | str | float) -> float:
     return max(0.0, float(when))
 
 
-def _send_again(task: LockedTask, request: Any) -> None:
-    """Send a new task with the arguments of this one and to its queue, as Celery sends a retry."""
-    info, (hard, soft) = request.delivery_info or {}, request.timelimit or (None, None)
-    exchange, key = info.get("exchange"), info.get("routing_key")
-    way = {"exchange": exchange, "routing_key": key} if exchange else {"queue": key}
-    options = {**way, "priority": info.get("priority"), "time_limit": hard, "soft_time_limit": soft}
-    task.apply_async(request.args, request.kwargs, **{name: one for name, one in options.items() if one is not None})
-
-
 def _release(task: Any, request: Any) -> None:
     if isinstance(task, LockedTask):
-        args, kwargs = tuple(request.args or ()), request.kwargs or {}
-        task._job_lock.release(args, kwargs, request.id, lambda: _send_again(task, request))
+        task._job_lock.release(_Delivery(task, request), tuple(request.args or ()), request.kwargs or {})
 
 
 @signals.task_revoked.connect(weak=False)

@@ -69,8 +69,7 @@ class LockedActor(Actor):  # type: ignore[type-arg]
     def release_lock(self, message: Any) -> None:
         """Release the lock of a message that will not run to its end."""
         if self._job_lock.from_enqueue:
-            again = _Delivery(self, message).again
-            self._job_lock.release(message.args, message.kwargs, message.message_id, again)
+            self._job_lock.release(_Delivery(self, message), message.args, message.kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it under its lock."""

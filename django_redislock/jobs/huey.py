@@ -91,7 +91,7 @@ class LockedHuey(Huey):
     def _release_lock(self, task: Any) -> None:
         lock = lock_of(task)
         if lock is not None and lock.from_enqueue:
-            lock.release(*_call_of(task), task.id, _Delivery(self, task).again)
+            lock.release(_Delivery(self, task), *_call_of(task))
 
     def _seconds_to(self, eta: Any) -> float:
         return 0.0 if eta is None else max(0.0, (eta - self._get_timestamp()).total_seconds())

@@ -225,15 +225,12 @@ class JobLock:
         is_held, holder = run(read_holder(get_partition(self._using, lock.name), lock.name))
         return holder.token if holder is not None else "" if is_held else None
 
-    def release(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str, again: Callable[[], object]) -> None:
-        """Release the lock of a job that has ended without running to its end, unless somebody alive uses it.
-
-        ``again`` is called if another run was asked for meanwhile, of busy="merge".
-        """
+    def release(self, job: Job, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Release the lock of a job that has ended without running to its end, unless somebody alive uses it."""
         if self._limit is not None:
             return  # permits do not wait in queues
         # it does not wait for whoever uses the lock, but for Redis, as long as RETRY_FOR says
-        lock = self.make(args, kwargs, id, adopt=True, blocking=True, blocking_timeout=None)
+        lock = self.make(args, kwargs, job.id, adopt=True, blocking=True, blocking_timeout=None)
         try:
             if not lock.acquire():
                 return
@@ -243,7 +240,7 @@ class JobLock:
             return
         except LockError:
             pass  # it is gone already
-        self._run_once_more(lock, again)
+        self._run_once_more(lock, job)
 
     # -- when it runs -------------------------------------------------------------------------------------------------
 
@@ -289,7 +286,7 @@ class JobLock:
                     return self._run_inside(job, running, body)
             finally:
                 if running is not None and not running.kept:
-                    self._run_once_more(lock, job.again)
+                    self._run_once_more(lock, job)
         except BaseException as error:
             if running is None and isinstance(error, (LockNotAcquired, LockUnavailable)):
                 raise _NotRun(error) from error
@@ -337,8 +334,8 @@ class JobLock:
         log_event(INFO, "job-repeated", name=lock.name, job=job.id)
         return job.repeated()
 
-    def _run_once_more(self, lock: Lock, again: Callable[[], object]) -> None:
-        """Call ``again`` if another run was asked for, which only one is told; or if nobody can tell."""
+    def _run_once_more(self, lock: Lock, job: Job) -> None:
+        """Queue another run if one was asked for, which only one is told; or if nobody can tell."""
         if self.busy != "merge":
             return
         _wait_for_release(lock)
@@ -347,7 +344,7 @@ class JobLock:
                 return
         before = _once_more.set(True)
         try:
-            again()
+            job.again()
         finally:
             _once_more.reset(before)
 

@@ -56,7 +56,7 @@ class LockedJob(Job):
     def _release_lock(self) -> None:
         lock = _lock_of(self)
         if lock is not None and lock.from_enqueue:
-            lock.release(*_given(self), _run_of(self), _Delivery(self).again)
+            lock.release(_Delivery(self), *_given(self))
 
 
 class LockedQueue(Queue):

@@ -228,7 +228,7 @@ def test_who_is_merged_gets_the_job_that_has_the_lock_by_then(monkeypatch: pytes
     lock, first, second = make(busy="merge"), Job(), Job("other-other-other-other")
 
     def change() -> None:
-        lock.release((7,), {}, first.id, first.again)
+        lock.release(first, (7,), {})
         assert lock.queue((7,), {}, second.id) is True
 
     assert lock.queue((7,), {}, first.id) is True
@@ -423,7 +423,7 @@ def test_redis_is_away_when_what_waits_is_given_back(
         network.cut()
     else:
         network.lose_answer(NAME, times=3)
-    lock.release((7,), {}, job.id, job.again)
+    lock.release(job, (7,), {})
     network.mend()
     assert (f"event=not-released name={NAME} error=" in caplog.text) is for_long
     assert held() == [NAME][: int(for_long)]
@@ -432,13 +432,13 @@ def test_redis_is_away_when_what_waits_is_given_back(
 def test_only_what_waits_is_given_back() -> None:
     lock, job = make(), Job()
     assert lock.queue((7,), {}, job.id) is True
-    lock.release((7,), {}, job.id, job.again)
+    lock.release(job, (7,), {})
     assert held() == []
-    lock.release((7,), {}, job.id, job.again)  # once more
+    lock.release(job, (7,), {})  # once more
 
     def body() -> list[str]:
-        lock.release((7,), {}, job.id, job.again)
-        in_thread(lambda: lock.release((7,), {}, job.id, job.again))
+        lock.release(job, (7,), {})
+        in_thread(lambda: lock.release(job, (7,), {}))
         return held()
 
     assert lock.run(job, (7,), {}, body) == [NAME]
@@ -450,7 +450,7 @@ def test_what_was_merged_into_a_job_that_never_runs_is_asked_for_once_more() -> 
     assert lock.queue((7,), {}, job.id) is True
     assert lock.queue((7,), {}, "other-other-other-other") == job.id
     for _ in range(2):
-        lock.release((7,), {}, job.id, job.again)
+        lock.release(job, (7,), {})
     assert (job.asked, held()) == (["again"], [])
 
 
@@ -478,7 +478,7 @@ def test_as_many_jobs_run_as_the_limit_says_and_a_permit_is_given_back_by_whoeve
 
     assert beside("1" * 20, lambda: beside("2" * 20, lambda: "ran")) == "ran"
     assert beside("3" * 20, lambda: beside("4" * 20, lambda: [beside("5" * 20, lambda: "ran")])) == [None]
-    lock.release((7,), {}, Job().id, Job().again)
+    lock.release(Job(), (7,), {})
     assert held() == []
 
 
