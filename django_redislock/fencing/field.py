@@ -116,8 +116,6 @@ class FencedQuerySet(models.QuerySet[M]):
         name = _field_of(self.model).name
         return self._write(lock, lambda rows: rows.update(**{name: lock.fence}, **values))
 
-    update.alters_data = True  # type: ignore[attr-defined]
-
     def delete(self) -> tuple[int, dict[str, int]]:
         """As Django's; under a lock, only where no younger holder has written, and all of the rows or none."""
         lock = self._lock
@@ -125,7 +123,6 @@ class FencedQuerySet(models.QuerySet[M]):
             return super().delete()
         return self._write(lock, lambda rows: rows.delete())
 
-    delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def _write(self, lock: Fenced, write: Callable[[Self], R]) -> R:
