@@ -1,8 +1,4 @@
-"""What a locked view reads of a request, and what it responds to those that cannot acquire the lock.
-
-It reads the method, who is shown as the owner, and whether the user is checked before the view is locked (else
-strangers can lock, and are told what is busy).
-"""
+"""What a locked view reads of a request, and what it responds to those that cannot acquire the lock."""
 
 from __future__ import annotations
 
@@ -118,11 +114,6 @@ def check_on_conflict(given: OnConflict | None) -> None:
 MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
 
 
-def _try_again_in(template: str) -> int:
-    """Whole seconds: for how long such views usually hold the lock, at most VIEW_MAX_RETRY_AFTER."""
-    return min(max(1, ceil(usually_held_for(template))), conf().VIEW_MAX_RETRY_AFTER)
-
-
 def conflict(
     request: HttpRequest, acquisition: Acquisition, refusal: LockNotAcquired, on_conflict: OnConflict | None
 ) -> Steps[HttpResponseBase]:
@@ -140,21 +131,23 @@ def conflict(
             what = "on_conflict" if on_conflict else "REDISLOCK['VIEW_ON_CONFLICT']"
             raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
         return response
+    usually = min(usually_held_for(acquisition.options.template), settings.VIEW_MAX_RETRY_AFTER)
     suspended = refusal.outcome == "suspended"  # then its end is known
-    wait = max(1, ceil(refusal.busy_for or 0)) if suspended else _try_again_in(acquisition.options.template)
+    wait = max(1, ceil((refusal.busy_for or 0) if suspended else usually))
+    status = settings.VIEW_STATUS
     text = ngettext(
         "Somebody else is working on this. Please try again in %(wait)d second.",
         "Somebody else is working on this. Please try again in %(wait)d seconds.",
         wait,
-    ) % {"wait": wait}
-    status = settings.VIEW_STATUS
+    )
     if acquisition.options.limit is not None:
         status = TOO_MANY
         text = ngettext(
             "Too many of these requests are running. Please try again in %(wait)d second.",
             "Too many of these requests are running. Please try again in %(wait)d seconds.",
             wait,
-        ) % {"wait": wait}
+        )
+    text %= {"wait": wait}
     if refusal.outcome == "own":
         text = gettext("This request holds the lock itself. It could acquire it again with reentrant=True.")
     return (yield CallOut(partial(refuse, request, status, text, wait), twice=True))  # type: ignore[no-any-return]
