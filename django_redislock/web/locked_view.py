@@ -279,8 +279,7 @@ class _LockedView:
                 yield from _release(acquisition, purpose, aliases or [])
             return response
         except BaseException as error:
-            got_all = len(acquisition.leases) == len(acquisition.acquisitions)
-            if begun and got_all:  # whoever catches it may still commit
+            if begun:  # whoever catches it may still commit
                 LateRelease(acquisition, request, purpose, None, begun)
             else:
                 yield from acquisition.fail(error)
