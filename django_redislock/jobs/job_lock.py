@@ -250,7 +250,7 @@ class JobLock:
         try:
             return self._run(job, lock, body)
         except _NotRun as end:
-            error = end.error
+            error: Any = end.__cause__
         is_copy = is_free = False
         try:
             if isinstance(error, LockNotAcquired):
@@ -266,7 +266,7 @@ class JobLock:
             try:
                 return self._run(job, lock, body)
             except _NotRun as end:  # pragma: no cover (somebody else has taken it in between)
-                error = end.error
+                error = end.__cause__
         if isinstance(error, LockNotAcquired):
             log_event(INFO, "job-busy", name=lock.name, job=job.id, busy=self.busy, error=error)
             if self.busy in ("skip", "merge"):
@@ -289,7 +289,7 @@ class JobLock:
                     self._run_once_more(lock, job)
         except BaseException as error:
             if running is None and isinstance(error, (LockNotAcquired, LockUnavailable)):
-                raise _NotRun(error) from error
+                raise _NotRun from error
             if running is not None and running.marked:  # it has not ended well after all
                 with suppress(LockUnavailable):
                     self._ended(job.id).reset()
@@ -305,7 +305,7 @@ class JobLock:
             if self.busy == "merge":
                 self._asked(lock).reset()  # what was asked for until now, this run does
         except LockUnavailable as error:
-            raise _NotRun(error) from error
+            raise _NotRun from error
         before = current.set(running)
         try:
             result = body()
@@ -367,11 +367,7 @@ def _wait_for_release(lock: Lock) -> None:
 
 
 class _NotRun(Exception):
-    """The lock was not acquired, for this reason."""
-
-    def __init__(self, error: LockNotAcquired | LockUnavailable) -> None:
-        super().__init__(error)
-        self.error = error
+    """The lock was not acquired; its cause says why."""
 
 
 _BARE = re.compile("[A-Za-z0-9_-]{18,120}")
