@@ -6,7 +6,7 @@ import math
 from contextlib import suppress
 from datetime import datetime, timezone
 from inspect import getattr_static
-from typing import Any, cast
+from typing import Any
 
 from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
 from celery import Task, signals  # type: ignore[import-untyped]
@@ -98,13 +98,11 @@ class LockedTask(DjangoTask):
         if (dump := getattr(self, "_dump_pydantic_arguments", None)) is not None:
             args, kwargs = dump(args, kwargs)
         serializer = options.get("serializer") or self.serializer
-        dumps, loads = cast("Any", serialization.dumps), cast("Any", serialization.loads)
-        content_type, encoding, data = dumps((tuple(args or ()), kwargs or {}), serializer)
-        given, named = loads(data, content_type, encoding, accept=[content_type])
+        content_type, encoding, data = serialization.dumps((tuple(args or ()), kwargs or {}), serializer)
+        given, named = serialization.loads(data, content_type, encoding, accept=[content_type])
         return tuple(given), named
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it under its lock."""
         request = self.request
         is_called = request.called_directly or running_job(request.id) is not None  # like a function, by itself even
         given = args, kwargs

@@ -54,9 +54,7 @@ OPTIONS = frozenset(JobOptions.__annotations__)
 class Job(Protocol):
     """One run of a job, as its queue knows it."""
 
-    @property
-    def id(self) -> str:
-        """The same for every delivery and every retry."""
+    id: str  # the same for every delivery and every retry
 
     @property
     def repeated(self) -> Callable[[], Any] | None:
@@ -374,7 +372,6 @@ _BARE = re.compile("[A-Za-z0-9_-]{18,120}")
 
 
 def _token_of(id: str) -> str:
-    """The token of the lock of a job."""
     return f"job-{id}" if _BARE.fullmatch(id) else f"digest-{sha256(id.encode()).hexdigest()}"
 
 

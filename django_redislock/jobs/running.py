@@ -14,8 +14,6 @@ from ..lock import Lock
 
 
 class Running:
-    """A job that holds its lock in this context."""
-
     __slots__ = ("id", "kept", "kind", "lock", "marked")
 
     def __init__(self, kind: Any, id: str, lock: Lock) -> None:

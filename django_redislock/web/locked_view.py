@@ -121,9 +121,8 @@ def limited_view(
         @limited_view("export:{request.user.pk}", limit=2)
 
     It works like :func:`locked_view`, with a :class:`Semaphore` and its options: the name is made in the same way, the
-    permit is held until what the view wrote can be read, and errors are the same. A request beyond the limit gets 429
-    Too Many Requests with ``Retry-After``: the template ``429.html`` where the site has one, JSON for clients that
-    prefer it, else plain text; or what ``on_conflict(request, info)`` returns.
+    permit is held until what the view wrote can be read, and errors are the same. A request beyond the limit is
+    answered as there, with 429 Too Many Requests in place of 423 Locked, and the template ``429.html``.
     """
     given = given_name(first, name, "limited_view")
     if are_several(given):
