@@ -90,6 +90,15 @@ class SectionOptions(LockOptions, total=False):
     limit: int | None
 
 
+class JobOptions(SectionOptions, total=False):
+    """The options of a job: those of ``@locked``, and what only jobs have."""
+
+    lock_from: str
+    busy: str
+    at_least: Seconds
+    queued_ttl: Seconds
+
+
 def check_timeout(value: Seconds | None) -> float | None:
     return None if value is None else seconds(value, "blocking_timeout", least=0)
 

@@ -49,8 +49,7 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.engine.waiters import Park, TaskWaiter
 from django_redislock.engine.with_block import Finalizer
 from django_redislock.inspection.lists import list_everywhere, read_matching
-from django_redislock.jobs.job_lock import JobLock
-from django_redislock.jobs.running import Running, running_job
+from django_redislock.jobs.job_lock import JobLock, Running, running_job
 from django_redislock.options import Options
 from django_redislock.store import calls, calls_once
 from django_redislock.store import records as _keys

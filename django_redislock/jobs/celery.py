@@ -20,8 +20,7 @@ from kombu import serialization
 from ..base.display import did_you_mean
 from ..call_names import signature_of
 from ..exceptions import LockError
-from .job_lock import OPTIONS, JobLock
-from .running import running_job
+from .job_lock import OPTIONS, JobLock, running_job
 
 # among the headers of a message: whether the lock was acquired when it was sent
 HEADER = "redislock"

@@ -12,8 +12,7 @@ from dramatiq.middleware import CurrentMessage, MiddlewareError, Retries, SkipMe
 
 from ..call_names import signature_of
 from ..exceptions import LockError
-from .job_lock import OPTIONS, JobLock
-from .running import running_job
+from .job_lock import OPTIONS, JobLock, running_job
 
 SKIPPED = "redislock_skipped"  # among the options of a message: it did not run, and has no lock to give back
 

@@ -13,8 +13,9 @@ from huey.utils import normalize_time
 
 from ..call_names import Name
 from ..exceptions import LockError, LockUnavailable
+from ..options import JobOptions
 from .job_function import P, R, lock_function, lock_of
-from .job_lock import JobLock, JobOptions
+from .job_lock import JobLock
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing

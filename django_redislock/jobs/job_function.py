@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction
 
 from ..call_names import Name, check_function, given_name, wraps
-from .job_lock import Job, JobLock, JobOptions
-from .running import running_job
+from ..options import JobOptions
+from .job_lock import Job, JobLock, running_job
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing

@@ -23,32 +23,19 @@ from ..base.pace import note_held, usually_held_for
 from ..base.steps import run
 from ..base.times import Seconds, monotonic, seconds
 from ..call_names import CallTexts, Name, are_several, template_of
-from ..engine import log_unreleased, release_detached
+from ..engine import detach, log_unreleased, release_detached
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
 from ..lock import Lock
-from ..options import Options, SectionOptions, check_kind, cut_note, mark_locked, read_options
+from ..options import JobOptions, Options, SectionOptions, check_kind, cut_note, mark_locked, read_options
 from ..semaphore import Semaphore
 from ..store.calls import read_holder
 from ..store.stores import get_partition
 from ..values import Counter
-from .running import Running, current, leave
 
-QUEUED_TTL = 3600.0
+OPTIONS = frozenset(JobOptions.__annotations__)
 REMEMBERED = 3600.0  # seconds for which it is known that a job has ended, for copies of it that are still delivered
 ASKED = 86400.0  # seconds for which it is known that a job is to run once more, where its run takes that long
 LONGEST_PAUSE = 600.0  # seconds after which a job that met a busy lock comes again, at most
-
-
-class JobOptions(SectionOptions, total=False):
-    """The options of a job: those of an acquisition, and what only jobs have."""
-
-    lock_from: str
-    busy: str
-    at_least: Seconds
-    queued_ttl: Seconds
-
-
-OPTIONS = frozenset(JobOptions.__annotations__)
 
 
 class Job(Protocol):
@@ -117,7 +104,7 @@ class JobLock:
         lock_from: str = "start",
         busy: str = "skip",
         at_least: Seconds = 0,
-        queued_ttl: Seconds = QUEUED_TTL,
+        queued_ttl: Seconds = 3600.0,
         **options: Any,
     ) -> None:
         _check_choice("lock_from", lock_from, ("start", "enqueue"))
@@ -298,13 +285,13 @@ class JobLock:
         try:
             if self._has_ended(job):
                 if self.at_least:
-                    leave(lock, self.at_least)  # it has ended while this one waited
+                    _leave(lock, self.at_least)  # it has ended while this one waited
                 return self._repeat(job, lock)
             if self.busy == "merge":
                 self._asked(lock).reset()  # what was asked for until now, this run does
         except LockUnavailable as error:
             raise _NotRun from error
-        before = current.set(running)
+        before = _running.set(running)
         try:
             result = body()
         except BaseException as error:
@@ -313,7 +300,7 @@ class JobLock:
                 running.keep_for_next(wait)
             raise
         finally:
-            current.reset(before)
+            _running.reset(before)
             note_held(self._template, monotonic() - began)
         if not running.kept:
             lock._held("keep").keep(self.at_least)
@@ -351,6 +338,36 @@ class JobLock:
 
     def _asked(self, lock: Lock) -> Counter:
         return Counter(capped_name(f"job-again:{lock.name}"), using=self._using)
+
+
+class Running:
+    """A job that holds its lock in this context."""
+
+    def __init__(self, kind: JobLock, id: str, lock: Lock) -> None:
+        self.kind, self.id, self.lock = kind, id, lock
+        self.kept = False  # the lock, for the next run
+        self.marked = False  # as ended
+
+    def keep_for_next(self, wait: float = 0.0, most: float = math.inf) -> None:
+        """Leave the lock to the next run of the same job. See JobLock.enqueue()."""
+        if self.kind.from_enqueue and not self.kept:
+            with suppress(LockError):  # it is lost, or Redis away: then the next run acquires it like a new one
+                _leave(self.lock, min(wait + self.kind.queued_ttl, most))
+                self.kept = True
+
+
+_running: ContextVar[Running | None] = ContextVar("django_redislock.running_job", default=None)
+
+
+def running_job(id: str | None) -> Running | None:
+    """The job of this id, if it runs in this context."""
+    found = _running.get()
+    return found if found is not None and found.id == id else None
+
+
+def _leave(lock: Lock, seconds: float) -> None:
+    """Leave the lock to the next run. Nobody is told that it is held, so no replica has to acknowledge that."""
+    run(detach(lock._held("detach"), seconds, acknowledged=False))
 
 
 def _wait_for_release(lock: Lock) -> None:

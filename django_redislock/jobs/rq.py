@@ -16,8 +16,9 @@ from rq.utils import now
 
 from ..call_names import Name
 from ..exceptions import LockError
+from ..options import JobOptions
 from .job_function import P, R, lock_function, lock_of
-from .job_lock import JobLock, JobOptions
+from .job_lock import JobLock
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
