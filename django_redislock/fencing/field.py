@@ -142,20 +142,17 @@ class FencedQuerySet(models.QuerySet[M]):
             # the rows as they are now: a snapshot, or a subquery that has waited, would not show a younger fence
             rows = every.filter(pk__in=mine.values(key)).order_by("pk")
             found = dict(rows.select_for_update().values_list("pk", field.name))
-            self._refuse(lock, [each for each in found.values() if each > fence])
+            if younger := [each for each in found.values() if each > fence]:
+                lock._note_fence(max(younger))
+                reason = f"a younger holder has changed {len(younger)} of the rows"
+                raise LockLost(
+                    f"The lock {lock.name!r} was refused by {self.model._meta.label}: {reason}. None was changed.",
+                    lock.name,
+                    reason=reason,
+                    fence=fence,
+                )
             # not on SQLite, where no other rows can match by now, and the number of parameters is limited
             return write(mine.filter(**{f"{key}__in": list(found)}) if locks_rows else mine)
-
-    def _refuse(self, lock: Fenced, younger: list[int]) -> None:
-        if younger:
-            lock._note_fence(max(younger))
-            reason = f"a younger holder has changed {len(younger)} of the rows"
-            raise LockLost(
-                f"The lock {lock.name!r} was refused by {self.model._meta.label}: {reason}. None was changed.",
-                lock.name,
-                reason=reason,
-                fence=lock.fence,
-            )
 
     def _clone(self) -> Self:
         found = super()._clone()  # type: ignore[misc]
