@@ -132,9 +132,8 @@ class FencedQuerySet(models.QuerySet[M]):
         mine = self._chain().using(self.db)  # type: ignore[attr-defined]
         mine._lock = None
         with transaction.atomic(using=mine.db):
-            owner = field.model
-            key = owner._meta.pk.name
-            every = owner._base_manager.using(mine.db)
+            key = field.model._meta.pk.name
+            every = field.model._base_manager.using(mine.db)
             locks_rows = connections[mine.db].features.has_select_for_update
             if not locks_rows:
                 # SQLite: who writes, even no row at all, is the only writer until COMMIT, and must not have read before
