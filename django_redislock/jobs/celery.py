@@ -84,8 +84,7 @@ class LockedTask(DjangoTask):
         # it tries again; under another name it gives its lock back, and acquires that one
         if running is not None and running.lock.name == lock.make(given, named, id).name:
             running.keep_for_next(wait, most)
-            with lock.publishing(running.lock):
-                return publish(True)
+            return lock.publish_with(running.lock, publish)
         if self.typing and hasattr(self, "__header__"):
             self.__header__(*given, **named)  # wrong arguments are an error before anything is locked
         # parent_id: Celery sends it for a task that has ended, whose ``link`` this is

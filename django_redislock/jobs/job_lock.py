@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from hashlib import sha256
 from inspect import Signature
@@ -178,8 +178,7 @@ class JobLock:
                 raise
             return publish(False)  # nobody would ask once more
         if refusal is None:
-            with self.publishing(lock):
-                return publish(True)
+            return self.publish_with(lock, publish)
         log_event(INFO, "job-busy", name=lock.name, job=id, busy=self.busy, error=refusal)
         if self.busy == "retry" or awaited or token == lock.token:
             return publish(False)
@@ -187,11 +186,10 @@ class JobLock:
             raise refusal
         return find(token.removeprefix("job-")) if token and token.startswith("job-") else None  # else none has it
 
-    @contextmanager
-    def publishing(self, lock: Lock) -> Iterator[None]:
-        """Give the lock back if the job cannot be queued, for which it was detached."""
+    def publish_with(self, lock: Lock, publish: Callable[[bool], Any]) -> Any:
+        """Queue the job for which the lock was detached; give the lock back if that cannot be done."""
         try:
-            yield
+            return publish(True)
         except BaseException:
             run(release_detached(lock._latest))
             raise

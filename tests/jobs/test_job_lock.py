@@ -404,8 +404,7 @@ def test_a_job_that_could_not_leave_its_lock_to_a_next_run_which_cannot_be_queue
     lock, job = make(), Job()
 
     def body() -> None:
-        with lock.publishing(lock.running(job.id).lock):
-            raise ZeroDivisionError
+        lock.publish_with(lock.running(job.id).lock, lambda taken: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         lock.run(job, (7,), {}, body)
