@@ -211,21 +211,15 @@ def _tell_of_limits(name: str, limit: int | None, before: int) -> None:
 
 
 def wait_for_lock(attempt: Attempt) -> Steps[Granted | None]:
-    """Get the lock, or None in the end."""
-    return (_outlast if attempt.terms.stands_by else _wait_in_line)(attempt)
-
-
-def _wait_in_line(attempt: Attempt) -> Steps[Granted | None]:
-    return (_await_wakes if attempt.terms.listens else _poll)(attempt)
-
-
-def _outlast(attempt: Attempt) -> Steps[Granted | None]:
-    """Get the lock, whatever happens to Redis meanwhile: it keeps its ticket, and so its place."""
+    """Get the lock, or None in the end. A leader outlasts outages of Redis: it keeps its ticket, and so its place."""
+    wait = _await_wakes if attempt.terms.listens else _poll
     outage: Outage | None = None
     while True:
         try:
-            return (yield from _wait_in_line(attempt))
+            return (yield from wait(attempt))
         except LockUnavailable as error:
+            if not attempt.terms.stands_by:
+                raise
             if outage is None or outage.is_stale(LOG_EVERY):
                 outage = Outage()
             if outage.log_is_due():
