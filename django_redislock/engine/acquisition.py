@@ -348,17 +348,6 @@ class Acquisition(Releasable):
         if through is not None:
             through.entered(self)
 
-    def abandon_cancelled(self, error: BaseException | None) -> None:
-        """Give back all that there may be: ``error``, if any, was raised in a coroutine that was to get the lock.
-
-        Raises LockLost where that is the cancellation which a loss has sent.
-        """
-        lease = self.lease
-        lost = lease is not None and lease.cancelled_by(error)
-        self.abandon()
-        if lost:
-            raise self.its_lease.lost_error() from None
-
     def abandon(self) -> None:
         """Give back all that there may be, in the background: this was interrupted, or Redis could not be told."""
         if self.here:

@@ -30,8 +30,13 @@ class Ending:
 
     __slots__ = ()
 
+    leases: Any  # those that are obtained
+
     @abstractmethod
     def end(self, error: BaseException | None) -> Steps[bool]: ...
+
+    @abstractmethod
+    def abandon(self) -> None: ...
 
     def exit(self, error: BaseException | None, **facts: Any) -> Steps[bool]:
         """See end(). Where Redis cannot be told, that is logged, with ``facts``: what was done under it is done."""
@@ -47,6 +52,20 @@ class Ending:
             yield from self.exit(None, **facts)
         except LockNotOwned:
             pass  # a loss, which was reported already; or this process was forked from the one that holds it
+
+    def fail(self, error: BaseException) -> Steps[None]:
+        """Give back what there is: ``error`` was raised, while it was held or before or after."""
+        yield from self.exit(error)
+
+    def abandon_cancelled(self, error: BaseException | None) -> None:
+        """Give back all that there may be: ``error``, if any, was raised in a coroutine that was to get the lock.
+
+        Raises LockLost where that is the cancellation which a loss has sent.
+        """
+        lost = [lease for lease in self.leases if lease.cancelled_by(error)]
+        self.abandon()
+        if lost:
+            raise lost[0].lost_error() from None
 
 
 class Releasable(Ending, Held):

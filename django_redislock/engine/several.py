@@ -198,20 +198,9 @@ class Several(Ending):
             yield from tell_released(one.its_lease)
         return [one for one in last_first if one not in released]
 
-    def fail(self, error: BaseException) -> Steps[None]:
-        """See Releasable.fail()."""
-        yield from self.exit(error)
-
     def abandon(self) -> None:
         for one in self.acquisitions:
             one.abandon()
-
-    def abandon_cancelled(self, error: BaseException) -> None:
-        """See Acquisition.abandon_cancelled()."""
-        lost = [lease for lease in self.leases if lease.cancelled_by(error)]
-        self.abandon()
-        if lost:
-            raise lost[0].lost_error() from None
 
     def abandon_after(self, block: object) -> None:
         for one in self.acquisitions:
