@@ -21,7 +21,7 @@ from .base.names import SEMAPHORE, check_name, check_token, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.times import Seconds, seconds, ttl_seconds
 from .conf import conf
-from .engine import Acquisition, Lease, WithBlock, caller, find, holds, twin
+from .engine import Acquisition, Enterable, Lease, WithBlock, caller, find, holds, twin
 from .exceptions import LockError, LockNotOwned
 from .fencing.claim import claim
 from .inspection.info import LockInfo, LockStatus, inspect, read_status, resume, suspend
@@ -32,7 +32,7 @@ from .store.lock_store import Partition
 from .store.stores import get_partition
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
+    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 
 _ACQUIRE = ("blocking", "blocking_timeout", "token")
@@ -69,7 +69,7 @@ async def _aleave_block(block: WithBlock, error: BaseException | None, kept: obj
         await arun(lock._end(own, error))
 
 
-class Lock:
+class Lock(Enterable):
     """A lock on ``name`` for all processes that share the Redis of a cache alias, strictly first come, first served.
 
     It belongs to the thread or task that acquires it, and an object speaks of its own acquisition there; one may be
@@ -225,47 +225,6 @@ class Lock:
             refuse_arguments("Lock.aacquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         acquisition = self._acquisition(token)
         return self._aobtain(acquisition, blocking, blocking_timeout)
-
-    async def _aobtain(self, acquisition: Acquisition, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
-        try:
-            deadline = acquisition.terms.deadline(blocking, check_timeout(blocking_timeout))
-            return await acquisition.aacquire(deadline) is None
-        except BaseException as error:
-            acquisition.abandon_cancelled(error)
-            raise
-
-    def __enter__(self) -> Self:
-        if _get_running_loop() is not None:
-            refuse_event_loop("Use async with instead.")
-        block = engine.block_of(self)
-        acquisition = self._acquisition(None)
-        try:
-            if block is not None:
-                block.enter(acquisition)
-            refusal = acquisition.acquire()
-            if refusal is not None:
-                raise refusal
-            return self
-        except BaseException:
-            acquisition.abandon()
-            raise
-
-    def __aenter__(self) -> Coroutine[Any, Any, Self]:
-        """See __enter__()."""
-        block = engine.block_of(self)
-        return self._aenter(self._acquisition(None), block)
-
-    async def _aenter(self, acquisition: Acquisition, block: WithBlock | None) -> Self:
-        try:
-            if block is not None:
-                block.enter(acquisition)
-            refusal = await acquisition.aacquire()
-            if refusal is not None:
-                raise refusal
-            return self
-        except BaseException as error:
-            acquisition.abandon_cancelled(error)
-            raise
 
     # -- releasing --------------------------------------------------------------------------------------------------
 
@@ -480,7 +439,7 @@ class Lock:
 
     # -- for sync and async alike -----------------------------------------------------------------------------------
 
-    def _acquisition(self, token: str | None) -> Acquisition:
+    def _acquisition(self, token: str | None = None) -> Acquisition:
         given = self._token if token is None else check_token(token)
         return Acquisition(self.name, self._options, through=self, token=given)
 

@@ -16,16 +16,16 @@ from . import engine
 from .base.display import refuse_arguments, shown, takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, refuse_semaphore
-from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
+from .base.steps import Steps, arun, refuse_event_loop, run_blocking
 from .base.times import Seconds
-from .engine import Acquisition, Several, WithBlock, in_order, twin
+from .engine import Acquisition, Enterable, Several, WithBlock, in_order, twin
 from .exceptions import LockError
 from .lock import Lock
 from .open_transactions import warn_of_release
 from .options import SetOptions, check_timeout, read_options
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
+    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 _ACQUIRE = ("blocking", "blocking_timeout")
 _Ending = Callable[[Several, "BaseException | None"], Steps[bool]]
@@ -41,7 +41,7 @@ async def _aleave_block(block: WithBlock, error: BaseException | None, kept: obj
     await arun(block.lock._end(engine.acquisition_of(block), Several.exit, error))
 
 
-class LockSet:
+class LockSet(Enterable):
     """The locks on all of these ``names``, or none of them; two sets never wait for each other in a circle.
 
         with LockSet("account:3", "account:7", blocking_timeout=5):
@@ -123,9 +123,9 @@ class LockSet:
             refuse_arguments("LockSet.acquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         if _get_running_loop() is not None:
             refuse_event_loop("Await aacquire() instead")
-        several = self._several()
+        several = self._acquisition()
         try:
-            return run(self._obtain(several, blocking, blocking_timeout))
+            return several.acquire(several.terms.deadline(blocking, check_timeout(blocking_timeout))) is None
         except BaseException:
             several.abandon()
             raise
@@ -142,39 +142,7 @@ class LockSet:
         """See acquire(). Cancelled at any moment, it leaves neither locks nor places in queues."""
         if wrong or unknown:
             refuse_arguments("LockSet.aacquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
-        return self._aobtain(self._several(), blocking, blocking_timeout)
-
-    async def _aobtain(self, several: Several, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
-        try:
-            return await arun(self._obtain(several, blocking, blocking_timeout))
-        except BaseException as error:
-            several.abandon_cancelled(error)
-            raise
-
-    def __enter__(self) -> Self:
-        if _get_running_loop() is not None:
-            refuse_event_loop("Use async with instead.")
-        block = engine.block_of(self)
-        several = self._several()
-        try:
-            run(self._begin(several, block))
-            return self
-        except BaseException:
-            several.abandon()
-            raise
-
-    def __aenter__(self) -> Coroutine[Any, Any, Self]:
-        """See __enter__()."""
-        block = engine.block_of(self)
-        return self._aenter(self._several(), block)
-
-    async def _aenter(self, several: Several, block: WithBlock | None) -> Self:
-        try:
-            await arun(self._begin(several, block))
-            return self
-        except BaseException as error:
-            several.abandon_cancelled(error)
-            raise
+        return self._aobtain(self._acquisition(), blocking, blocking_timeout)
 
     # -- releasing --------------------------------------------------------------------------------------------------
 
@@ -245,7 +213,7 @@ class LockSet:
 
     # -- for sync and async alike -----------------------------------------------------------------------------------
 
-    def _several(self) -> Several:
+    def _acquisition(self) -> Several:
         return Several.of(self._templates, self._options, through=self._locks)
 
     def _each(self) -> list[tuple[Lock, Acquisition | None]]:
@@ -254,17 +222,6 @@ class LockSet:
     def _own(self) -> Several:
         """What is held through this object here."""
         return Several(acquisition for _, acquisition in self._each() if acquisition is not None)
-
-    def _begin(self, several: Several, block: WithBlock | None) -> Steps[None]:
-        if block is not None:
-            block.enter(several)
-        refusal = yield from several.obtain()
-        if refusal is not None:
-            raise refusal
-
-    def _obtain(self, several: Several, blocking: bool | None, blocking_timeout: Seconds | None) -> Steps[bool]:
-        terms = several.acquisitions[0].terms
-        return (yield from several.obtain(terms.deadline(blocking, check_timeout(blocking_timeout)))) is None
 
     def _leave(self, several: Several, ending: _Ending, error: BaseException | None, instead: str) -> None:
         try:

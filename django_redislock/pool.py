@@ -61,7 +61,7 @@ class PoolMember(Lock):
 
     async def _aenter_member(self, block: engine.WithBlock | None, *, held: bool) -> Self:
         if not held:
-            await self._aenter(self._acquisition(None), block)
+            await self._aenter(self._acquisition(), block)
             self._entered = self._latest
         return self
 

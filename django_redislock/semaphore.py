@@ -85,10 +85,10 @@ class Semaphore(Lock):
         """A permit has none by which others could adopt or release it."""
         return None
 
-    def _acquisition(self, token: str | None) -> Acquisition:
+    def _acquisition(self, token: str | None = None) -> Acquisition:
         if token is not None:
             self._refuse("adopt")
-        return super()._acquisition(None)
+        return super()._acquisition()
 
     def _refuse(self, verb: str) -> NoReturn:
         raise TypeError(f"Cannot {verb} the semaphore {known_as(self.name)[1]!r}: that takes a Lock.")

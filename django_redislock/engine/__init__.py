@@ -9,10 +9,11 @@ from .lease import Lease
 from .owner import describe_owner
 from .release import log_unreleased, release_detached
 from .several import Several, around, in_order, make_acquisition
-from .with_block import ExitMethod, WithBlock, acquisition_of, block_of
+from .with_block import Enterable, ExitMethod, WithBlock, acquisition_of, block_of
 
 __all__ = [
     "Acquisition",
+    "Enterable",
     "ExitMethod",
     "Frame",
     "Lease",

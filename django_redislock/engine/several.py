@@ -16,10 +16,10 @@ from redis.exceptions import ResponseError
 
 from ..base.display import shown
 from ..base.names import refuse_semaphore
-from ..base.steps import DRIVING_LOOP, Step, Steps
+from ..base.steps import DRIVING_LOOP, Step, Steps, arun, run
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
-from ..options import OnLost, Options
+from ..options import OnLost, Options, Terms
 from ..store.calls import HOLDER, released_at_once
 from ..store.lock_store import Partition
 from ..store.loop_connections import ENTERING, LEAVING
@@ -84,13 +84,27 @@ class Several(Ending):
         for one in self.acquisitions:
             one.keep(seconds)
 
+    @property
+    def terms(self) -> Terms:
+        """Of all of them."""
+        terms: Terms = self.acquisitions[0].terms
+        return terms
+
+    def acquire(self, deadline: Deadline | None = None) -> LockNotAcquired | None:
+        """See obtain()."""
+        return run(self.obtain(deadline))
+
+    async def aacquire(self, deadline: Deadline | None = None) -> LockNotAcquired | None:
+        """See obtain()."""
+        return await arun(self.obtain(deadline))
+
     def obtain(self, deadline: Deadline | None = None) -> Steps[LockNotAcquired | None]:
         """Get all locks, one after the other; return the error where one was not acquired in time: none is held then.
 
         ``deadline``: for all of them. Raises as obtain() of one does, and LockLost where one was lost while this waited
         for the next: then it is for the caller to abandon it.
         """
-        begun, deadline = monotonic(), deadline or self.acquisitions[0].terms.deadline()
+        begun, deadline = monotonic(), deadline or self.terms.deadline()
         got, tried = yield from self._try_together(deadline, begun)
         for one in self.acquisitions[got:]:
             refusal: LockNotAcquired | None

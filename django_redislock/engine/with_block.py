@@ -10,14 +10,21 @@ from __future__ import annotations
 
 import threading
 import weakref
+from asyncio import _get_running_loop
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..base.steps import refuse_event_loop
+from ..base.times import Seconds
+from ..options import check_timeout
 from .held import Held, twin
 from .lease import Lease
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # Python 3.11 has it in typing
 
 
 class Finalizer(weakref.ref[Any]):
@@ -124,3 +131,52 @@ def block_of(lock: object) -> WithBlock | None:
     found, _last.block = getattr(_last, "block", None), None
     block: WithBlock | None = found and found()
     return block if block is not None and block.lock is lock else None
+
+
+class Enterable:
+    """What a ``with`` statement acquires: a Lock, or a LockSet."""
+
+    __slots__ = ()
+
+    _acquisition: Callable[..., Any]  # makes an Acquisition, or Several, for whoever calls it
+
+    def __enter__(self) -> Self:
+        if _get_running_loop() is not None:
+            refuse_event_loop("Use async with instead.")
+        block = block_of(self)
+        acquisition = self._acquisition()
+        try:
+            if block is not None:
+                block.enter(acquisition)
+            refusal = acquisition.acquire()
+            if refusal is not None:
+                raise refusal
+            return self
+        except BaseException:
+            acquisition.abandon()
+            raise
+
+    def __aenter__(self) -> Coroutine[Any, Any, Self]:
+        """See __enter__()."""
+        block = block_of(self)
+        return self._aenter(self._acquisition(), block)
+
+    async def _aenter(self, acquisition: Any, block: WithBlock | None) -> Self:
+        try:
+            if block is not None:
+                block.enter(acquisition)
+            refusal = await acquisition.aacquire()
+            if refusal is not None:
+                raise refusal
+            return self
+        except BaseException as error:
+            acquisition.abandon_cancelled(error)
+            raise
+
+    async def _aobtain(self, acquisition: Any, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
+        try:
+            deadline = acquisition.terms.deadline(blocking, check_timeout(blocking_timeout))
+            return await acquisition.aacquire(deadline) is None
+        except BaseException as error:
+            acquisition.abandon_cancelled(error)
+            raise
