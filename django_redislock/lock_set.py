@@ -18,7 +18,7 @@ from .base.name_templates import warn_of_fields
 from .base.names import check_name, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run_blocking
 from .base.times import Seconds
-from .engine import Acquisition, Enterable, Several, WithBlock, in_order, twin
+from .engine import Acquisition, Enterable, Several, WithBlock, twin
 from .exceptions import LockError
 from .lock import Lock
 from .open_transactions import warn_of_release
@@ -87,7 +87,7 @@ class LockSet(Enterable):
         self._templates = templates
         for name in templates:
             refuse_semaphore(name, in_set=True)
-        self._locks = {name: Lock(name, **options) for name in in_order(templates)}
+        self._locks = {name: Lock(name, **options) for name in sorted(templates)}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shown(self.names)}>"

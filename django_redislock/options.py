@@ -241,7 +241,6 @@ class Terms:
         )
         self.cancels: bool = options.on_lost == "cancel"
         self.on_lost: OnLost | None = None if self.cancels else options.on_lost
-        self.template: str = options.template
         self.stands_by: bool = options.stands_by
         # seconds before the end of a lease at which it counts as over
         self.spare: float = self.ttl / 3 if self.stands_by else 0.0

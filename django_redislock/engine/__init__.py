@@ -8,7 +8,7 @@ from .held import Runner, caller, find, hide, holds, twin, under
 from .lease import Lease
 from .owner import describe_owner
 from .release import log_unreleased, release_detached
-from .several import Several, around, in_order, make_acquisition
+from .several import Several, around, make_acquisition
 from .with_block import Enterable, ExitMethod, WithBlock, acquisition_of, block_of
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "find",
     "hide",
     "holds",
-    "in_order",
     "log_unreleased",
     "make_acquisition",
     "release_by_token",

@@ -73,10 +73,11 @@ class Acquisition(Releasable):
 
     ``name`` is that of a lock, of a semaphore (if the options have a limit), or of a pool, any member of which will do.
     ``through`` is the object by which users hold the lock, a Lock: while that lives, the lock is renewed; None, where
-    it ends with a function that runs. ``purpose`` is shown after the owner: a request path, for instance.
+    it ends with a function that runs. ``purpose`` is shown after the owner: a request path, for instance. ``template``
+    is the name as it was written, where the options do not say so.
     """
 
-    __slots__ = ("_generation", "_listener", "_request", "options", "purpose", "terms", "token")
+    __slots__ = ("_generation", "_listener", "_request", "options", "purpose", "template", "terms", "token")
 
     _request: LockRequest | None
     _generation: int  # of the subscription under which the first try was made
@@ -91,11 +92,13 @@ class Acquisition(Releasable):
         through: Any = None,
         token: str | None = None,
         purpose: str = "",
+        template: str = "",
     ) -> None:
         self.name = name = name if options.limit is None else capped_name(semaphore_name(name))
         self.options: Options = options
         self.token: str | None = token
         self.purpose: str = purpose
+        self.template: str = options.template or template or name
         self.terms = terms = terms_of(options, name)
         self._pid = pid = os.getpid()
         place: Any = terms.place
@@ -190,7 +193,7 @@ class Acquisition(Releasable):
             return True
         runner = self.caller
         for one in self._above if deadline.waits else ():
-            note_order(one, runner, self.partition.store, self.name, self.terms.template or self.name)
+            note_order(one, runner, self.partition.store, self.name, self.template)
         return False
 
     def stand_beside(self, others: Sequence[Held]) -> None:
@@ -205,7 +208,7 @@ class Acquisition(Releasable):
         if granted is None:
             return False
         fence, ends = granted
-        lease = Lease(self._request, self.terms, fence, ends, self.terms.template or self.name)
+        lease = Lease(self._request, self.terms, fence, ends, self.template)
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
         if self._waiter is not None:  # only now that the lease is watched; see go_on()
@@ -215,7 +218,7 @@ class Acquisition(Releasable):
 
     def go_on(self, deadline: Deadline, begun: float, tried: Tried | None) -> Steps[LockNotAcquired | None]:
         """Get the lock where the first try, if there was one, was not enough. See acquire()."""
-        canceller, template = self._make_canceller(), self.terms.template or self.name
+        canceller = self._make_canceller()
         above, own = self._held_above()
         if above is not None and (yield from self._enter_again(above, own, deadline)):
             return None
@@ -229,7 +232,7 @@ class Acquisition(Releasable):
         if granted is not None:
             request = attempt.request if old is None else attempt.request._replace(old=old)
             fence, ends, unconfirmed = granted
-            lease = Lease(request, self.terms, fence, ends, template, unconfirmed, attempt.unknown)
+            lease = Lease(request, self.terms, fence, ends, self.template, unconfirmed, attempt.unknown)
             lease.canceller = canceller
             self._enter(lease)
             self._runtime.watchdog.watch(lease)
@@ -249,7 +252,7 @@ class Acquisition(Releasable):
         self._mark_over()
         refusal = attempt.refusal(adopting=self.options.adopt, own=above.id if above is not None and own else None)
         refusal.__cause__ = trouble
-        yield from tell_refused(self.name, template, refusal)
+        yield from tell_refused(self.name, self.template, refusal)
         return refusal
 
     def _give_up(self, lease: Lease) -> Steps[None]:

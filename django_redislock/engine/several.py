@@ -65,10 +65,12 @@ class Several(Ending):
         """
         for name in templates:
             refuse_semaphore(name, in_set=True)
-        on_lost = _Once(options.on_lost) if callable(options.on_lost) else options.on_lost
+        if callable(options.on_lost):
+            options = copy(options)
+            options.on_lost, options.terms = _Once(options.on_lost), None
         made = cls(
-            Acquisition(name, _like(options, templates[name], on_lost), through=through.get(name), purpose=purpose)
-            for name in in_order(templates)
+            Acquisition(name, options, through=through.get(name), purpose=purpose, template=template)
+            for name, template in sorted(templates.items())  # strings: by their UTF-8 bytes
         )
         for one in made.acquisitions:
             one.stand_beside(made.acquisitions)
@@ -239,11 +241,6 @@ def _send(
     return [(sent, [answer], node) for answer in answers]
 
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Each of these names once, by their UTF-8 bytes: that is the order of their characters."""
-    return sorted({*names})
-
-
 def make_acquisition(
     templates: Mapping[str, str], options: Options, *, token: str | None = None, purpose: str = ""
 ) -> Acquisition | Several:
@@ -251,16 +248,7 @@ def make_acquisition(
     if len(templates) > 1:
         return Several.of(templates, options, purpose=purpose)
     ((name, template),) = templates.items()
-    return Acquisition(name, _like(options, template, options.on_lost), token=token, purpose=purpose)
-
-
-def _like(options: Options, template: str, on_lost: Any) -> Options:
-    template = options.template or template
-    if template == options.template and on_lost is options.on_lost:
-        return options
-    other = copy(options)
-    other.template, other.on_lost, other.terms = template, on_lost, None
-    return other
+    return Acquisition(name, options, token=token, purpose=purpose, template=template)
 
 
 def around(acquisition: Acquisition | Several, step: Step) -> Steps[Any]:

@@ -131,7 +131,7 @@ def conflict(
             what = "on_conflict" if on_conflict else "REDISLOCK['VIEW_ON_CONFLICT']"
             raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
         return response
-    usually = min(usually_held_for(acquisition.options.template), settings.VIEW_MAX_RETRY_AFTER)
+    usually = min(usually_held_for(acquisition.template), settings.VIEW_MAX_RETRY_AFTER)
     suspended = refusal.outcome == "suspended"  # then its end is known
     wait = max(1, ceil((refusal.busy_for or 0) if suspended else usually))
     status = settings.VIEW_STATUS
