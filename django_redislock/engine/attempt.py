@@ -5,6 +5,7 @@ It waits until it is woken, or (polling) for a while; then it looks again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from logging import WARNING
 from typing import NamedTuple
@@ -40,36 +41,27 @@ class Granted(NamedTuple):
     unconfirmed: bool  # nothing has shown yet that it has its whole lease
 
 
+@dataclass(eq=False, repr=False)
 class Attempt:
     """One try to get a lock. Its id was drawn for it alone and is never used again."""
 
-    def __init__(
-        self,
-        request: LockRequest,
-        listener: Listener,
-        terms: Terms,
-        deadline: Deadline,
-        begun: float,
-        *,
-        waiter: Waiter | None,
-        tried: Tried | None,
-        generation: int,
-    ) -> None:
-        self.request: LockRequest = request
-        self.wanted: LockRequest = request  # the same, or of a pool, whichever member was granted
-        self.listener: Listener = listener
-        self.deadline: Deadline = deadline
-        self.terms: Terms = terms
+    request: LockRequest
+    listener: Listener
+    terms: Terms
+    deadline: Deadline
+    begun: float  # monotonic
+    waiter: Waiter | None
+    tried: Tried | None  # the first look, if it was made before
+    generation: int  # of the subscription under which it was made
+    ticket: int | None = None
+    tries: int = 0
+
+    def __post_init__(self) -> None:
+        self.wanted: LockRequest = self.request  # the same, or of a pool, whichever member was granted
         # a handoff before it counts: for the replicas (C6), or as a leader needs a whole lease
-        self.confirms: bool = bool(request.replicas) or terms.stands_by
-        self.waiter: Waiter | None = waiter
-        self.tried: Tried | None = tried  # the first look, if it was made before
-        self.generation: int = generation  # of the subscription under which it was made
-        self.ticket: int | None = None
-        self.begun: float = begun  # monotonic
-        self.current_holder: CurrentHolder = CurrentHolder(self.begun + terms.slow_wait)
-        self.tries: int = 0
-        self.asked: bool = tried is not None  # there may be something of it in Redis
+        self.confirms: bool = bool(self.request.replicas) or self.terms.stands_by
+        self.current_holder: CurrentHolder = CurrentHolder(self.begun + self.terms.slow_wait)
+        self.asked: bool = self.tried is not None  # there may be something of it in Redis
         self.unknown: bool = self.asked  # a request is on its way, or may still arrive whose answer we never saw
 
     def adopt(self) -> Steps[Granted | None]:

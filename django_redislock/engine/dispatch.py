@@ -11,6 +11,7 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from logging import WARNING
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -53,14 +54,12 @@ class Unacknowledged(ResponseError):
     """A renewal that too few replicas have acknowledged. Nothing is wrong with the node for others."""
 
 
+@dataclass(slots=True, eq=False)
 class _Sender:
     """A thread at work, and what it sends next."""
 
-    __slots__ = ("batch", "timeout")
-
-    def __init__(self, timeout: float, batch: list[Outgoing]) -> None:
-        self.timeout = timeout
-        self.batch = batch
+    timeout: float
+    batch: list[Outgoing]
 
 
 class Dispatch:
