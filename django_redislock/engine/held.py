@@ -93,8 +93,6 @@ class Held:
 
     def abandon(self) -> None: ...
 
-    def abandon_after(self, block: object) -> None: ...
-
 
 References = tuple[weakref.ref[Held], ...]
 

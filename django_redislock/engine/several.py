@@ -31,15 +31,10 @@ from .lease import Lease
 from .release import Ending, Releasable, log_unreleased
 
 
-class _Once:
+def _once(function: OnLost) -> OnLost:
     """An ``on_lost`` that hears of the first loss among several."""
-
-    def __init__(self, function: OnLost) -> None:
-        self._function, self._mutex = function, threading.Lock()
-
-    def __call__(self, error: LockLost) -> None:
-        if self._mutex.acquire(blocking=False):
-            self._function(error)
+    first = threading.Lock()
+    return lambda error: first.acquire(blocking=False) and function(error)
 
 
 class Several(Ending):
@@ -67,7 +62,7 @@ class Several(Ending):
             refuse_semaphore(name, in_set=True)
         if callable(options.on_lost):
             options = copy(options)
-            options.on_lost, options.terms = _Once(options.on_lost), None
+            options.on_lost, options.terms = _once(options.on_lost), None
         made = cls(
             Acquisition(name, options, through=through.get(name), purpose=purpose, template=template)
             for name, template in sorted(templates.items())  # strings: by their UTF-8 bytes
@@ -201,7 +196,10 @@ class Several(Ending):
         """
         last_first, sent = self.acquisitions[::-1], list[tuple[Any, Command]]()
         partition = last_first[0].partition
-        near = [one for one in last_first if one.partition is partition and _only_ends(one, error)]
+        if isinstance(error, GeneratorExit):  # a coroutine that is being closed must not wait
+            return [*last_first]
+        near = [one for one in last_first if one.partition is partition and one.lease is not None]
+        near = [one for one in near if error is not None or not one.at_least]  # which may keep the lock
         for one in near if len(near) > 1 else ():
             command = one.prepare_release(HOLDER)
             if command is not None:
@@ -221,12 +219,6 @@ class Several(Ending):
     def abandon_after(self, block: object) -> None:
         for one in self.acquisitions:
             one.abandon_after(block)
-
-
-def _only_ends(one: Any, error: BaseException | None) -> bool:
-    """Return whether its end() would be a release now, if it is held."""
-    # a coroutine that is being closed must not wait; at_least may keep the lock
-    return one.lease is not None and not isinstance(error, GeneratorExit) and not (one.at_least and not error)
 
 
 def _send(
