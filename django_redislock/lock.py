@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from asyncio import _get_running_loop
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS
 
 from . import engine
@@ -21,7 +19,7 @@ from .base.names import SEMAPHORE, check_name, check_token, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.times import Seconds, seconds, ttl_seconds
 from .conf import conf
-from .engine import Acquisition, Enterable, Lease, WithBlock, caller, find, holds, twin
+from .engine import Acquisition, Enterable, Lease, caller, find, holds, twin
 from .exceptions import LockError, LockNotOwned
 from .fencing.claim import claim
 from .inspection.info import LockInfo, LockStatus, inspect, read_status, resume, suspend
@@ -36,37 +34,6 @@ if TYPE_CHECKING:
 
 
 _ACQUIRE = ("blocking", "blocking_timeout", "token")
-
-
-def _leave_block(
-    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-) -> None:
-    lock: Lock = block.lock
-    acquisition: Any = None
-    try:
-        if _get_running_loop() is not None:
-            refuse_event_loop("Use async with instead.")
-        acquisition = engine.acquisition_of(block)
-        if error is None and acquisition is not None and acquisition.at_least == 0.0 and acquisition.release_at_once():
-            warn_of_release(acquisition.lease)
-        else:
-            run(lock._end(acquisition, error))
-    except (LockError, SynchronousOnlyOperation):
-        raise
-    except BaseException:  # interrupted; what an ExitStack has entered, nobody else gives back
-        acquisition = acquisition or engine.acquisition_of(block)
-        if acquisition is not None:
-            acquisition.abandon()
-        raise
-
-
-async def _aleave_block(block: WithBlock, error: BaseException | None, kept: object) -> None:
-    lock: Lock = block.lock
-    own = engine.acquisition_of(block)
-    if error is None and own is not None and own.at_least == 0.0 and await own.arelease_at_once():
-        warn_of_release(own.its_lease)
-    else:
-        await arun(lock._end(own, error))
 
 
 class Lock(Enterable):
@@ -483,9 +450,6 @@ class Lock(Enterable):
                 raise self._not_owned("release")
         elif (yield from acquisition.exit(error)) and error is None:
             warn_of_release(acquisition.its_lease)
-
-    __exit__: engine.ExitMethod = engine.ExitMethod(_leave_block)
-    __aexit__: engine.ExitMethod = engine.ExitMethod(_aleave_block, awaited=True)
 
     def _detach(self, own: Acquisition | None, ttl: Seconds | None) -> Steps[str]:
         own = self._held("detach", own)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from asyncio import _get_running_loop
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from copy import copy
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS
 
-from . import engine
 from .base.display import refuse_arguments, shown, takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, refuse_semaphore
-from .base.steps import Steps, arun, refuse_event_loop, run_blocking
+from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.times import Seconds
-from .engine import Acquisition, Enterable, Several, WithBlock, twin
+from .engine import Acquisition, Enterable, Several, twin
 from .exceptions import LockError
 from .lock import Lock
 from .open_transactions import warn_of_release
@@ -28,17 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 _ACQUIRE = ("blocking", "blocking_timeout")
-_Ending = Callable[[Several, "BaseException | None"], Steps[bool]]
-
-
-def _leave_block(
-    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-) -> None:
-    block.lock._leave(engine.acquisition_of(block), Several.exit, error, "Use async with instead.")
-
-
-async def _aleave_block(block: WithBlock, error: BaseException | None, kept: object) -> None:
-    await arun(block.lock._end(engine.acquisition_of(block), Several.exit, error))
 
 
 class LockSet(Enterable):
@@ -153,15 +139,21 @@ class LockSet(Enterable):
         LockUnavailable when Redis could not be told: the other locks are released all the same, and what Redis could
         not be told is sent in the background.
         """
-        self._leave(self._own(), Several.end, None, "Await arelease() instead")
+        if _get_running_loop() is not None:
+            refuse_event_loop("Await arelease() instead")
+        several = self._own()
+        try:
+            run(self._end(several, None, releases=True))
+        except LockError:
+            raise
+        except BaseException:  # interrupted
+            several.abandon()
+            raise
 
     @twin
     def arelease(self) -> Coroutine[Any, Any, None]:
         """See release(). If cancelled, it completes in the background."""
-        return arun(self._end(self._own(), Several.end))
-
-    __exit__: engine.ExitMethod = engine.ExitMethod(_leave_block)
-    __aexit__: engine.ExitMethod = engine.ExitMethod(_aleave_block, awaited=True)
+        return arun(self._end(self._own(), None, releases=True))
 
     # -- while they are held ----------------------------------------------------------------------------------------
 
@@ -223,19 +215,10 @@ class LockSet(Enterable):
         """What is held through this object here."""
         return Several(acquisition for _, acquisition in self._each() if acquisition is not None)
 
-    def _leave(self, several: Several, ending: _Ending, error: BaseException | None, instead: str) -> None:
-        try:
-            run_blocking(self._end(several, ending, error), instead)
-        except (LockError, SynchronousOnlyOperation):
-            raise
-        except BaseException:  # interrupted
-            several.abandon()
-            raise
+    def _end(self, several: Several, error: BaseException | None, *, releases: bool = False) -> Steps[None]:
+        """A block has ended: with ``error``, or (None) normally.
 
-    def _end(self, several: Several, ending: _Ending, error: BaseException | None = None) -> Steps[None]:
-        """A block has ended: with ``error``, or (None) normally; or all are released.
-
-        ``ending``: Several.exit or, for a release, which raises also if Redis could not be told, Several.end.
+        ``releases``: all are released, which raises also if Redis could not be told.
         """
         if all(lease.closed for lease in several.leases):
             several = self._own()  # released inside the block, and perhaps acquired again
@@ -243,7 +226,7 @@ class LockSet(Enterable):
             if error is None:
                 raise next(iter(self._locks.values()))._not_owned("release")
             return
-        yield from ending(several, error)
+        yield from (several.end if releases else several.exit)(error)
         for lease in several.leases:
             if lease.closed and error is None:
                 warn_of_release(lease)

@@ -352,7 +352,7 @@ def let_go() -> None:
 
 
 def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    patch.setattr("django_redislock.lock._get_running_loop", Mock(side_effect=error))
+    patch.setattr("django_redislock.engine.with_block._get_running_loop", Mock(side_effect=error))
 
 
 def shown_here() -> int:

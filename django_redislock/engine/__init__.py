@@ -9,7 +9,7 @@ from .lease import Lease
 from .owner import describe_owner
 from .release import log_unreleased, release_detached
 from .several import Several, around, make_acquisition
-from .with_block import Enterable, ExitMethod, WithBlock, acquisition_of, block_of
+from .with_block import Enterable, ExitMethod, WithBlock, block_of
 
 __all__ = [
     "Acquisition",
@@ -20,7 +20,6 @@ __all__ = [
     "Runner",
     "Several",
     "WithBlock",
-    "acquisition_of",
     "around",
     "block_of",
     "caller",

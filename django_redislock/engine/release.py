@@ -168,7 +168,7 @@ class Releasable(Ending, Held):
         if lease.closed or lease.detaching or lease.canceller is not None or lease.pid != os.getpid():
             return None
         request = lease.request
-        if request.old is not None or not lease.is_last(self):
+        if request.old is not None or self.at_least or not lease.is_last(self):
             return None
         self._runtime.watchdog.unwatch(lease)
         return None if lease.lost_reason else calls.release_command(request, unknown=lease.unknown, how=how)

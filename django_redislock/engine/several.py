@@ -154,6 +154,14 @@ class Several(Ending):
             yield from tell_acquired(one.its_lease, monotonic() - begun)
         return got, tried[got] if got < len(tried) else None
 
+    def release_at_once(self) -> bool:
+        """See Releasable.release_at_once(): several have more to do at their end."""
+        return False
+
+    async def arelease_at_once(self) -> bool:
+        """See release_at_once()."""
+        return False
+
     def end(self, error: BaseException | None) -> Steps[bool]:
         """See Releasable.end(): of all, the last one first. What goes wrong with one does not keep the others."""
         lost: LockNotOwned | None = None
@@ -199,7 +207,6 @@ class Several(Ending):
         if isinstance(error, GeneratorExit):  # a coroutine that is being closed must not wait
             return [*last_first]
         near = [one for one in last_first if one.partition is partition and one.lease is not None]
-        near = [one for one in near if error is not None or not one.at_least]  # which may keep the lock
         for one in near if len(near) > 1 else ():
             command = one.prepare_release(HOLDER)
             if command is not None:

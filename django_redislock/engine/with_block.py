@@ -15,10 +15,15 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..base.steps import refuse_event_loop
+from django.core.exceptions import SynchronousOnlyOperation
+
+from ..base.steps import arun, refuse_event_loop, run
 from ..base.times import Seconds
+from ..exceptions import LockError
+from ..open_transactions import warn_of_release
 from ..options import check_timeout
 from .held import Held, twin
 from .lease import Lease
@@ -75,6 +80,11 @@ class WithBlock:
     _exit: Callable[[], object]
 
     @property
+    def acquired(self) -> Any:
+        """What was acquired for this block. An ExitStack enters the lock itself, so then it is the lock's own."""
+        return self.acquisition or self.lock._own()
+
+    @property
     def exit(self) -> object:
         """The object that the statement keeps for as long as the block runs.
 
@@ -118,11 +128,6 @@ class ExitMethod:
         return exit
 
 
-def acquisition_of(block: WithBlock) -> Any:
-    """What was acquired for this block. An ExitStack enters the lock itself, so then it is the lock's own."""
-    return block.acquisition or block.lock._own()
-
-
 _last: Any = threading.local()  # the block whose exit this thread has looked up last: it is the next one to be entered
 
 
@@ -133,8 +138,37 @@ def block_of(lock: object) -> WithBlock | None:
     return block if block is not None and block.lock is lock else None
 
 
+def _leave(
+    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    acquisition: Any = None
+    try:
+        if _get_running_loop() is not None:
+            refuse_event_loop("Use async with instead.")
+        acquisition = block.acquired
+        if error is None and acquisition is not None and acquisition.release_at_once():
+            warn_of_release(acquisition.lease)
+        else:
+            run(block.lock._end(acquisition, error))
+    except (LockError, SynchronousOnlyOperation):
+        raise
+    except BaseException:  # interrupted; what an ExitStack has entered, nobody else gives back
+        acquisition = acquisition or block.acquired
+        if acquisition is not None:
+            acquisition.abandon()
+        raise
+
+
+async def _aleave(block: WithBlock, error: BaseException | None, kept: object) -> None:
+    acquisition = block.acquired
+    if error is None and acquisition is not None and await acquisition.arelease_at_once():
+        warn_of_release(acquisition.lease)
+    else:
+        await arun(block.lock._end(acquisition, error))
+
+
 class Enterable:
-    """What a ``with`` statement acquires: a Lock, or a LockSet."""
+    """What a ``with`` statement acquires and releases: a Lock, or a LockSet."""
 
     __slots__ = ()
 
@@ -172,6 +206,9 @@ class Enterable:
         except BaseException as error:
             acquisition.abandon_cancelled(error)
             raise
+
+    __exit__: ExitMethod = ExitMethod(_leave)
+    __aexit__: ExitMethod = ExitMethod(_aleave, awaited=True)
 
     async def _aobtain(self, acquisition: Any, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
         try:
