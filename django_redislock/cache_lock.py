@@ -21,7 +21,9 @@ from .base.display import Secret, SecretBytes, refuse_arguments, shown, takes_by
 from .base.names import TOKEN_DIGEST, check_name, token_digest
 from .base.steps import run
 from .base.times import LONGEST, seconds, ttl_seconds
-from .engine import Acquisition, ExitMethod, WithBlock, block_of, release_by_token, renew, renew_by_token
+from .engine.acquisition import Acquisition
+from .engine.extension import release_by_token, renew, renew_by_token
+from .engine.with_block import ExitMethod, WithBlock, block_of
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from .open_transactions import warn_of_release
 from .options import ANY_NUMBER, Options, terms_of

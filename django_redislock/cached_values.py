@@ -26,8 +26,8 @@ from .base.processes import PerProcess
 from .base.steps import DRIVING_LOOP, Call, CallOut, Steps, arun, run_blocking
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
-from .engine import Acquisition, Frame, caller, holds
-from .engine.held import served_loop
+from .engine.acquisition import Acquisition, Frame
+from .engine.held import caller, holds, served_loop
 from .engine.waiters import Park, Waiter, make_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .options import ANY_NUMBER, Options, check_timeout

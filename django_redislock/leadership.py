@@ -7,11 +7,12 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import engine
 from .base.display import takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.steps import Steps, refuse_event_loop
-from .engine import Acquisition, WithBlock, twin
+from .engine.acquisition import Acquisition
+from .engine.held import twin
+from .engine.with_block import WithBlock, block_of
 from .lock import Lock
 from .options import LeaderOptions, read_options
 
@@ -94,7 +95,7 @@ class leader(Lock):  # noqa: N801 (reads as ``locked`` does)
         return self._begin()
 
     def _begin(self) -> Self:
-        self._block, self._latest, self._over = engine.block_of(self), None, False
+        self._block, self._latest, self._over = block_of(self), None, False
         return self
 
     def entered(self, acquisition: Acquisition) -> None:

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS
 
-from . import engine
 from .base.display import refuse_arguments, takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.names import SEMAPHORE, check_name, check_token, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.times import Seconds, seconds, ttl_seconds
 from .conf import conf
-from .engine import Acquisition, Enterable, Lease, caller, find, holds, twin
+from .engine.acquisition import Acquisition
+from .engine.extension import detach, release_by_token, renew, start_listening
+from .engine.held import caller, find, holds, twin
+from .engine.lease import Lease
+from .engine.with_block import Enterable
 from .exceptions import LockError, LockNotOwned
 from .fencing.claim import claim
 from .inspection.info import LockInfo, LockStatus, inspect, read_status, resume, suspend
@@ -321,7 +324,7 @@ class Lock(Enterable):
         own = self._own()
         if own is None:
             return None if self._token is None else str(self._token)
-        engine.start_listening(own.its_lease)
+        start_listening(own.its_lease)
         return str(own.its_lease.token)  # as plain text
 
     @property
@@ -425,14 +428,12 @@ class Lock(Enterable):
             pass  # it was never entered; or the watchdog has come here as well
 
     def _own(self) -> Acquisition | None:
-        """The acquisition of which this object speaks here; see engine.find()."""
+        """The acquisition of which this object speaks here; see find()."""
         found: Acquisition | None = find(self._acquisitions)
         return found
 
     def _release_by_token(self) -> Steps[None]:
-        if self._token is None or not (
-            yield from engine.release_by_token(self._partition(), self.name, self._token.__eq__)
-        ):
+        if self._token is None or not (yield from release_by_token(self._partition(), self.name, self._token.__eq__)):
             raise self._not_owned("release")
         warn_of_release(self.name)
 
@@ -454,13 +455,13 @@ class Lock(Enterable):
     def _detach(self, own: Acquisition | None, ttl: Seconds | None) -> Steps[str]:
         own = self._held("detach", own)
         left = own.its_lease.ttl if ttl is None else ttl_seconds(ttl, "ttl")
-        return (yield from engine.detach(own, left))
+        return (yield from detach(own, left))
 
     def _extend(self, own: Acquisition | None, additional: Seconds | None, replaces: bool) -> Steps[bool]:
         lease = self._held("extend", own).its_lease
         check = ttl_seconds if replaces else seconds
         left = lease.ttl if additional is None else check(additional, "additional")
-        yield from engine.renew(lease, "set" if replaces else "add", left)
+        yield from renew(lease, "set" if replaces else "add", left)
         return True
 
     def _locked(self) -> Steps[bool]:

@@ -15,7 +15,10 @@ from .base.name_templates import warn_of_fields
 from .base.names import check_name, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.times import Seconds
-from .engine import Acquisition, Enterable, Several, twin
+from .engine.acquisition import Acquisition
+from .engine.held import twin
+from .engine.several import Several
+from .engine.with_block import Enterable
 from .exceptions import LockError
 from .lock import Lock
 from .open_transactions import warn_of_release

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequen
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import engine
 from .base.display import shown, takes_by_name
 from .base.names import check_name, member_name, pool_name, quote, unquoted
 from .base.steps import Steps, arun, run_blocking
 from .base.times import Deadline, Seconds
-from .engine import Acquisition, Lease, Runner, caller, holds, twin
+from .engine.acquisition import Acquisition
+from .engine.held import Runner, caller, holds, twin
+from .engine.lease import Lease
+from .engine.with_block import WithBlock, block_of
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .inspection.info import LockStatus, resume, suspend
 from .inspection.lists import PoolInfo, count_states, inspect_pool, read_items, read_keys
@@ -56,16 +58,16 @@ class PoolMember(Lock):
         return self
 
     def __aenter__(self) -> Coroutine[Any, Any, Self]:
-        block = engine.block_of(self)
+        block = block_of(self)
         return self._aenter_member(block, held=self._go_on(block))
 
-    async def _aenter_member(self, block: engine.WithBlock | None, *, held: bool) -> Self:
+    async def _aenter_member(self, block: WithBlock | None, *, held: bool) -> Self:
         if not held:
             await self._aenter(self._acquisition(), block)
             self._entered = self._latest
         return self
 
-    def _go_on(self, block: engine.WithBlock | None) -> bool:
+    def _go_on(self, block: WithBlock | None) -> bool:
         """Return whether it is held already, so that the block only has to release it."""
         acquisition = self._own()
         if acquisition is None:
@@ -87,7 +89,7 @@ class PoolMember(Lock):
                 self.name,
             )
         self._entered = acquisition.its_lease
-        block = block or engine.block_of(self)
+        block = block or block_of(self)
         if block is not None:
             block.enter(acquisition)
         return True

@@ -9,7 +9,7 @@ from .base.name_templates import warn_of_fields
 from .base.names import check_name, known_as, semaphore_name
 from .base.steps import Steps
 from .base.times import Seconds
-from .engine import Acquisition
+from .engine.acquisition import Acquisition
 from .inspection.info import LockStatus
 from .lock import Lock
 from .options import LimitedOptions, SemaphoreOptions, check_limit, read_options

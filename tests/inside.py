@@ -38,11 +38,14 @@ from django_redislock.base.times import NEVER
 from django_redislock.cache_lock import CacheLock
 from django_redislock.cached_values import computations
 from django_redislock.conf import conf
-from django_redislock.engine import Frame, Lease, acquisition, draw_new_fence, held
+from django_redislock.engine import acquisition, held
 from django_redislock.engine import lease as _reasons
 from django_redislock.engine import release as engine_release
 from django_redislock.engine import runtime as runtime_module
+from django_redislock.engine.acquisition import Frame
 from django_redislock.engine.attempt import Attempt, _tell_of_limits
+from django_redislock.engine.extension import draw_new_fence
+from django_redislock.engine.lease import Lease
 from django_redislock.engine.owner import _describe_process
 from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime

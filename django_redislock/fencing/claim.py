@@ -18,7 +18,8 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from ..base.steps import run
-from ..engine import Lease, draw_new_fence
+from ..engine.extension import draw_new_fence
+from ..engine.lease import Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import has_claimed, open_transaction
 from ..store.lock_store import HIGHEST_KNOWN

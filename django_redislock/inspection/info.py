@@ -15,7 +15,8 @@ from ..base.names import SEMAPHORE, check_name
 from ..base.steps import Steps, arun, run_blocking
 from ..base.times import LONGEST, Seconds, seconds
 from ..conf import check_count
-from ..engine import caller, describe_owner
+from ..engine.held import caller
+from ..engine.owner import describe_owner
 from ..options import check_note
 from ..signals import lock_force_released, sending
 from ..store import calls

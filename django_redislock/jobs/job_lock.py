@@ -23,7 +23,8 @@ from ..base.pace import note_held, usually_held_for
 from ..base.steps import run
 from ..base.times import Seconds, monotonic, seconds
 from ..call_names import CallTexts, Name, are_several, template_of
-from ..engine import detach, log_unreleased, release_detached
+from ..engine.extension import detach
+from ..engine.release import log_unreleased, release_detached
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
 from ..lock import Lock
 from ..options import JobOptions, Options, SectionOptions, check_kind, cut_note, mark_locked, read_options

@@ -25,7 +25,7 @@ from ..call_names import (
     template_of,
     wraps,
 )
-from ..engine import around, make_acquisition
+from ..engine.several import around, make_acquisition
 from ..fencing.claim import begin
 from ..open_transactions import aliases_to_claim, warn_of_release
 from ..options import SectionOptions, SetOptions, check_kind, mark_locked, read_options

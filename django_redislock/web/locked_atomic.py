@@ -26,7 +26,7 @@ from ..call_names import (
     template_of,
     wraps,
 )
-from ..engine import ExitMethod, WithBlock, block_of
+from ..engine.with_block import ExitMethod, WithBlock, block_of
 from ..exceptions import LockLost
 from ..fencing.claim import begin
 from ..lock import Lock

@@ -27,7 +27,8 @@ from ..call_names import (
     template_of,
     wraps,
 )
-from ..engine import Acquisition, Frame, Several, make_acquisition
+from ..engine.acquisition import Acquisition, Frame
+from ..engine.several import Several, make_acquisition
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing.claim import begin, open_together
 from ..open_transactions import aliases_to_claim, open_aliases, warn_of_release, warn_unclaimed

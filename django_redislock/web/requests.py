@@ -23,7 +23,7 @@ from ..base.pace import usually_held_for
 from ..base.steps import CallOut, Steps
 from ..call_names import signature_of
 from ..conf import conf, import_function
-from ..engine import Acquisition
+from ..engine.acquisition import Acquisition
 from ..exceptions import LockNotAcquired, LockUnavailable
 from ..inspection.info import LockInfo, inspect
 

@@ -17,7 +17,9 @@ from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 from ..base.pace import note_held
 from ..base.steps import Steps, arun, run
 from ..base.times import monotonic
-from ..engine import Acquisition, Frame, Several, hide, under
+from ..engine.acquisition import Acquisition, Frame
+from ..engine.held import hide, under
+from ..engine.several import Several
 from ..open_transactions import in_atomic_block
 
 
