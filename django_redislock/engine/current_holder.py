@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
 
@@ -14,17 +15,15 @@ from ..store.records import parse_holder
 from .waiters import Waiter
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CurrentHolder:
     """What an attempt knows of whoever holds its lock. ``tell_at``: when to log that it waits (monotonic)."""
 
-    __slots__ = ("_old", "_value", "busy_for", "full", "tell_at")
-
-    def __init__(self, tell_at: float) -> None:
-        self.tell_at: float = tell_at
-        self._value: bytes | None = None  # of the lock, as of the last answer
-        self.busy_for: float | None = None  # seconds; None: nothing is known of the holder
-        self.full: bool = False  # the queue has as many waiters as it may have
-        self._old: str | None = None  # what holds a key of the lock, where that is not ours
+    tell_at: float
+    busy_for: float | None = None  # seconds; None: nothing is known of the holder
+    full: bool = False  # the queue has as many waiters as it may have
+    _value: bytes | None = None  # of the lock, as of the last answer
+    _old: str | None = None  # what holds a key of the lock, where that is not ours
 
     def note(self, value: bytes | None, left: float, waiter: Waiter | None) -> None:
         """Keep what Redis has said of the lock. ``left``: seconds of the lease."""

@@ -30,9 +30,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 from asgiref.sync import AsyncToSync, SyncToAsync
 
 from ..store.lock_store import Partition
-from .lease import Lease
+from .lease import Lease, Task
 
-Task = asyncio.Task[Any]
 Loop = asyncio.AbstractEventLoop
 Runner = Task | threading.Thread
 Key = tuple[str, str]  # the identity of a partition, and a name
