@@ -303,6 +303,14 @@ async def test_blocking_calls_in_a_coroutine_name_the_async_ones() -> None:
         pass
     with pytest.raises(SynchronousOnlyOperation, match=r"Await aacquire\(\) instead"):
         LockSet(A, B).acquire()
+    locks = LockSet(A, B)
+    await locks.aacquire()
+    with pytest.raises(SynchronousOnlyOperation, match=r"Await arelease\(\) instead"):
+        locks.release()
+    with pytest.raises(SynchronousOnlyOperation, match="Use async with instead"):
+        locks.__exit__(None, None, None)
+    assert await locks.aowned()
+    await locks.arelease()
 
 
 def test_what_could_not_be_released_is_in_the_background(
