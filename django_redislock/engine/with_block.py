@@ -1,4 +1,4 @@
-"""Sections interrupted at a moment when nobody could release their locks (R18): noticed here, and abandoned.
+"""What a ``with`` statement acquires and releases, also where it is interrupted when nobody could release it (R18).
 
 A signal handler may raise in the very first instruction of ``__exit__``. But the ``with`` statement looks ``__exit__``
 up before it calls ``__enter__``, and keeps what it got until its block has ended. So each look-up returns a new object,
