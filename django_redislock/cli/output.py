@@ -12,7 +12,7 @@ import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -94,21 +94,17 @@ LISTED = (
 
 def as_json(value: Any, *, queues: bool = False, indent: int | None = 2) -> str:
     """``queues``: of a lock, with those who wait for it, and for any member of its pool, the next one first."""
-    return json.dumps(_plain(value, (*LISTED.split(), *("queue", "pool_queue") * queues)), indent=indent)
+    listed = (*LISTED.split(), *("queue", "pool_queue") * queues)
 
-
-def _plain(value: Any, listed: Sequence[str]) -> Any:
-    """Times in ISO 8601, durations in seconds; None for what never ends. ``listed``: what is told of a lock."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(each, listed) for each in value]
-    if is_dataclass(value):
+    def plain(value: Any) -> Any:
+        """Times in ISO 8601, durations in seconds; None for what never ends."""
+        if isinstance(value, datetime):
+            return None if value.year == datetime.max.year else value.isoformat(timespec="microseconds")
         names = listed if isinstance(value, LockInfo) else [field.name for field in fields(value)]
-        value = {name: getattr(value, name) for name in names}
-    if isinstance(value, dict):
-        return {name: _plain(each, listed) for name, each in value.items()}
-    if isinstance(value, datetime):
-        return None if value.year == datetime.max.year else value.isoformat(timespec="microseconds")
-    return None if value == math.inf else value
+        facts = {name: getattr(value, name) for name in names}
+        return {name: None if fact == math.inf else fact for name, fact in facts.items()}
+
+    return json.dumps(value, indent=indent, default=plain)
 
 
 GAP = "  "
