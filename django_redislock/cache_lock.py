@@ -74,8 +74,9 @@ class CacheLock:
     """What ``cache.lock()`` returns. Meant to be used as redis-py's ``Lock`` is, by code that knows nothing of ours.
 
     ``timeout``
-        Seconds (int or float) after which the lock ends, whatever its holder does, short of :meth:`extend` and
-        :meth:`reacquire`. None (or 0): it stays until it is released; see below.
+        Seconds (int or float, at least 0.003) after which the lock ends, whatever its holder does, short of
+        :meth:`extend` and :meth:`reacquire`. None (or 0): it has the TTL of the settings and is renewed until it is
+        released, while its thread lives (``thread_local=False``: while this object lives), at most for ``MAX_HOLD``.
     ``sleep``
         Ignored; kept for compatibility. Waiters are woken.
     ``blocking``, ``blocking_timeout``
@@ -93,32 +94,9 @@ class CacheLock:
     LockNotOwned) when the lock has expired or was taken away. When Redis cannot be reached, the error is both a
     redis-py ConnectionError and our LockUnavailable, which is a LockError.
 
-    What differs from redis-py, on purpose:
-
-    * Without a ``timeout``, redis-py's lock stays for ever when its process dies. Ours has the TTL of the settings and
-      is renewed while its thread lives (``thread_local=False``: while this object lives), at most for ``MAX_HOLD``.
-    * A lock is no cache key: ``cache.has_key("x")``, ``ttl``, ``delete`` and ``keys`` do not see it. ``locked()``,
-      ``get_lock()`` and ``force_release()`` stand for them.
-    * ``name`` is the lock's name, not a Redis key with prefix and version.
-    * ``cache.client.lock()`` is this lock too. That of a redis-py client (``get_redis_connection().lock()``) stays
-      redis-py's, and excludes none of ours. ``lock_class`` and ``raise_on_release_error`` are arguments of that one
-      alone; the end of our ``with`` block always raises what ``release()`` raises.
-    * Waiters are woken, first come, first served; a ``blocking_timeout`` shorter than ``sleep`` is kept to.
-    * A thread that holds the lock without a ``timeout`` and waits for it again without end gets a LockError, not a
-      deadlock.
-    * In a thread that has not acquired it, ``release()`` of a thread-local lock raises LockError; redis-py's own raises
-      AttributeError there. A forked process holds nothing of its parent's.
-    * A release that could not be sent to Redis may be tried again; redis-py has forgotten the token by then.
-    * ``timeout`` must be at least 3 milliseconds (``additional_time`` one): ValueError, where redis-py sends a value
-      that Redis refuses, or that ends the lock at once. What is longer than ten years counts as ten. They are int,
-      float or timedelta, ``blocking_timeout`` is int or float: all else is a TypeError at once, a Decimal (which
-      redis-py takes in some places) and ``timeout=True`` (one second there) among them.
-    * A token is a str or bytes: TypeError for an int, a float or a memoryview. A str in ``local.token`` is its bytes,
-      for ``owned()`` too, which redis-py answers with False.
-    * A lock that outlives its ``timeout`` is reported as expired, and one that is released inside an open transaction
-      warns, like every lock of ours.
-
-    Like django-redis's, it blocks: in a coroutine, use ``async with Lock(...)``.
+    A wrong argument is a TypeError or ValueError at once. What differs from redis-py, on purpose, is listed on the page
+    "cache.lock(), unchanged" of the documentation. Like django-redis's, this lock blocks: in a coroutine, use
+    ``async with Lock(...)``.
     """
 
     def __init__(
