@@ -19,10 +19,10 @@ from ..base.log import unprinted
 from ..exceptions import LockUnavailable
 from ..fencing.claim import is_missing, prune
 from ..fencing.table import remedy
-from ..inspection.info import LockInfo, force_release
+from ..inspection.info import LockInfo, force_release, get_lock
 from ..inspection.lists import list_everywhere
 from ..store.lock_store import LockStore
-from .looking import find_held, find_stores, none_matches, not_held
+from .looking import find_stores, none_matches, not_held
 from .output import Output, locks_table
 
 
@@ -75,11 +75,13 @@ def _find(names: Sequence[str], stores: Sequence[LockStore]) -> tuple[list[LockI
     locks, foreign = list[LockInfo](), dict[str, LockUnavailable]()
     for name, store in product(names, stores):
         try:
-            locks += find_held([name], [store])
+            lock = get_lock(name, using=store.alias)
         except LockUnavailable as error:
             if "WRONGTYPE" not in str(error):
                 raise
             foreign[name] = error
+        else:
+            locks += [] if lock is None else [lock]
     return locks, foreign
 
 

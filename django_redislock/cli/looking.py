@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from shutil import get_terminal_size
@@ -13,7 +13,7 @@ from django.core.management.base import CommandError
 
 from ..base.display import printable
 from ..exceptions import LockUnavailable
-from ..inspection.info import LockInfo, get_lock
+from ..inspection.info import get_lock
 from ..inspection.lists import list_everywhere, list_pools
 from ..pool import LockPool
 from ..store.lock_store import LockStore
@@ -73,10 +73,11 @@ def _on_screen(text: str) -> str:
 
 def show_lock(output: Output, *, name: str, format: str, using: str | None, **options: Any) -> None:
     """Show one lock: its holder, and its queue in order. Exits 1 if it is free."""
-    locks = find_held([name], find_stores(output, using))
-    if not locks:
+    found = {store.alias: get_lock(name, using=store.alias) for store in find_stores(output, using)}
+    held = {alias: lock for alias, lock in found.items() if lock is not None}
+    if not held:
         raise CommandError("\n".join(not_held([name])))
-    lock = _the_only({lock.alias: lock for lock in locks})
+    lock = _the_only(held)
     output.say(as_json(lock, queues=True) if format == "json" else portrait(lock))
 
 
@@ -115,12 +116,6 @@ def warn_of_memory(output: Output, store: LockStore) -> None:
             f"The cache alias {store.alias!r} is not Redis: its locks live in the memory of each process, and this one "
             f"sees and guards only its own."
         )
-
-
-def find_held(names: Iterable[str], stores: Sequence[LockStore]) -> list[LockInfo]:
-    """The locks of these names that are held, wherever they are."""
-    found = [get_lock(name, using=store.alias) for name in names for store in stores]
-    return [lock for lock in found if lock is not None]
 
 
 def _the_only(found: Mapping[str, T]) -> T:
