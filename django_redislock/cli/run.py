@@ -25,7 +25,7 @@ from ..leadership import leader
 from ..lock import Lock
 from ..semaphore import Semaphore
 from ..store.stores import get_store
-from .looking import warn_of_memory
+from .locks import warn_of_memory
 from .output import Output
 
 CANNOT_RUN, NOT_FOUND = 126, 127  # as shells say it

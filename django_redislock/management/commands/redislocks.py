@@ -19,8 +19,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django_redislock import LockPool, LockUnavailable
 from django_redislock.base.names import check_name
 from django_redislock.base.times import seconds, ttl_seconds
-from django_redislock.cli.clear import clear, prune_fences, system_user
-from django_redislock.cli.looking import show_list, show_lock, show_pool
+from django_redislock.cli.locks import clear, prune_fences, show_list, show_lock, show_pool, system_user
 from django_redislock.cli.output import Output
 from django_redislock.cli.run import run_program
 from django_redislock.jobs.locked_command import BUSY, LOST, UNAVAILABLE, quiet_when_busy, status_kept
