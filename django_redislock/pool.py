@@ -44,9 +44,10 @@ class PoolMember(Lock):
         self._entered: Lease | None = None  # by a block, which will release it
 
     @classmethod
-    def of(cls, acquisition: Acquisition, options: LockOptions) -> Self:
+    def of(cls, acquisition: Acquisition) -> Self:
         """The member that was acquired."""
-        member = cls(acquisition.its_lease.name, **options)
+        member = cls(acquisition.its_lease.name)
+        member._options = acquisition.options
         acquisition.belongs_to(member)
         return member
 
@@ -267,7 +268,7 @@ class LockPool:
         acquisition = self._acquisition(wrong, options)
         try:
             # named first: what a signal handler raises as the call returns is met here as well
-            member = run_blocking(self._obtain(acquisition, options), "Await aacquire() instead")
+            member = run_blocking(self._obtain(acquisition), "Await aacquire() instead")
             return member  # noqa: RET504
         except BaseException:
             acquisition.abandon()
@@ -278,11 +279,11 @@ class LockPool:
     def aacquire(self, *wrong: NoReturn, **options: Unpack[AcquireOptions]) -> Coroutine[Any, Any, PoolMember]:
         """See acquire(): ``async with await pool.aacquire() as account``."""
         acquisition = self._acquisition(wrong, options)
-        return self._aobtain(acquisition, options)
+        return self._aobtain(acquisition)
 
-    async def _aobtain(self, acquisition: Acquisition, options: AcquireOptions) -> PoolMember:
+    async def _aobtain(self, acquisition: Acquisition) -> PoolMember:
         try:
-            return await arun(self._obtain(acquisition, options))
+            return await arun(self._obtain(acquisition))
         except BaseException as error:
             acquisition.abandon_cancelled(error)
             raise
@@ -294,12 +295,11 @@ class LockPool:
         checked = read_options({**given, "using": self.using}, "LockPool.acquire()")
         return Acquisition(pool_name(self.name), checked)
 
-    def _obtain(self, acquisition: Acquisition, options: AcquireOptions) -> Steps[PoolMember]:
+    def _obtain(self, acquisition: Acquisition) -> Steps[PoolMember]:
         refusal = yield from acquisition.obtain()
         if refusal is not None:
             raise (yield from self._explained(refusal))
-        kept: Any = {**options, "using": self.using}
-        return PoolMember.of(acquisition, kept)
+        return PoolMember.of(acquisition)
 
     def _explained(self, refusal: LockNotAcquired) -> Steps[LockNotAcquired]:
         """Say that the pool has no members where none was held, so that no other refusal costs a round trip more."""
