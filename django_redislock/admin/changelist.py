@@ -8,6 +8,7 @@ from functools import partial
 from math import ceil
 from typing import Any
 
+from django.contrib import messages
 from django.contrib.admin import ModelAdmin, SimpleListFilter
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -90,7 +91,8 @@ class LockChangeList(ChangeList):
         if self.get_filters_params().keys() - {AliasFilter.parameter_name}:
             raise IncorrectLookupParameters
         if len(self.query.split()) > MOST_WORDS:
-            self.model_admin.tell_too_many_words(request, MOST_WORDS)
+            text = gettext("Nothing was searched: give at most %(most)d words.") % {"most": MOST_WORDS}
+            self.model_admin.message_user(request, text, messages.ERROR)
             raise IncorrectLookupParameters
         try:
             locks = read_all(request)

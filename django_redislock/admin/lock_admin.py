@@ -160,10 +160,6 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         text = gettext("Could not read the locks from Redis: %(error)s") % {"error": error}
         self.message_user(request, text, messages.ERROR, extra_tags="redislock-down")
 
-    def tell_too_many_words(self, request: HttpRequest, most: int) -> None:
-        text = gettext("Nothing was searched: give at most %(most)d words.") % {"most": most}
-        self.message_user(request, text, messages.ERROR)
-
     # -- force-release -----------------------------------------------------------------------------------------------
 
     @admin.action(permissions=["delete"], description=_("Force-release selected locks"))
