@@ -158,9 +158,6 @@ class LockFields:
             sections.append((_("Queue for any member of the pool"), {"fields": ("pool_waiters", "pool_queue")}))
         return sections
 
-    def get_readonly_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
-        return [field for _, options in self.get_fieldsets(request, obj) for field in options["fields"]]
-
     def describe_permit(self, lock: HeldLock) -> str:
         return gettext("%(permit)s, fence %(fence)d") % {"permit": self.describe(lock), "fence": lock.fence}
 
