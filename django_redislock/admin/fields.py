@@ -21,9 +21,9 @@ from ..inspection.info import LockInfo, LockStatus, WaiterInfo, with_permits
 from ..models import HeldLock
 
 
-def _field(title: Any, show: Callable[[HeldLock], Any], ordering: str | None = None) -> Callable[..., Any]:
+def field(title: Any, show: Callable[[Any], Any], ordering: str | None = None) -> Callable[..., Any]:
     """A column or a field of this title. ``ordering``: the column of the model by which it is sorted."""
-    return admin.display(description=title, ordering=ordering)(lambda self, lock: show(lock))
+    return admin.display(description=title, ordering=ordering)(lambda self, row: show(row))
 
 
 def _lease_left(lock: HeldLock) -> str:
@@ -123,25 +123,25 @@ class LockFields:
     """The part of LockAdmin that says what is shown."""
 
     # the columns of the list
-    shown_name = _field(_("name"), _name, "key")
-    shown_alias = _field(_("cache alias"), lambda lock: printable(lock.alias))
-    shown_owner = _field(_("owner"), lambda lock: printable(lock.owner), "owner")
-    shown_held_for = _field(_("held for"), lambda lock: duration(lock.held_for, gettext), "held_for")
-    shown_lease_left = _field(_("lease left"), _lease_left, "lease_left")
+    shown_name = field(_("name"), _name, "key")
+    shown_alias = field(_("cache alias"), lambda lock: printable(lock.alias))
+    shown_owner = field(_("owner"), lambda lock: printable(lock.owner), "owner")
+    shown_held_for = field(_("held for"), lambda lock: duration(lock.held_for, gettext), "held_for")
+    shown_lease_left = field(_("lease left"), _lease_left, "lease_left")
     # as text: a fence is copied, so no language may put separators into it
-    shown_fence = _field(_("fence"), lambda lock: str(lock.fence), "fence")
-    shown_waiters = _field(_("waiters"), _waiters, "waiters")
+    shown_fence = field(_("fence"), lambda lock: str(lock.fence), "fence")
+    shown_waiters = field(_("waiters"), _waiters, "waiters")
 
     # on the page of a lock
-    state = _field(_("state"), _state)
-    note = _field(_("note"), lambda lock: _lines(_info(lock).note))
-    held_since = _field(_("held for"), _held_since)
-    expires = _field(_("lease left"), _expires)
-    token_hint = _field(_("token"), lambda lock: printable(_info(lock).token_hint))
-    holders = _field(_("oldest first"), _holders)
-    queue = _field(_("in order"), lambda lock: _queue(_info(lock).queue, _info(lock).waiters))
-    pool_waiters = _field(_("waiters"), lambda lock: _info(lock).pool_waiters)
-    pool_queue = _field(_("in order"), lambda lock: _queue(_info(lock).pool_queue, _info(lock).pool_waiters))
+    state = field(_("state"), _state)
+    note = field(_("note"), lambda lock: _lines(_info(lock).note))
+    held_since = field(_("held for"), _held_since)
+    expires = field(_("lease left"), _expires)
+    token_hint = field(_("token"), lambda lock: printable(_info(lock).token_hint))
+    holders = field(_("oldest first"), _holders)
+    queue = field(_("in order"), lambda lock: _queue(_info(lock).queue, _info(lock).waiters))
+    pool_waiters = field(_("waiters"), lambda lock: _info(lock).pool_waiters)
+    pool_queue = field(_("in order"), lambda lock: _queue(_info(lock).pool_queue, _info(lock).pool_waiters))
 
     def get_fieldsets(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
         if obj is None or obj.info is None:

@@ -34,7 +34,7 @@ from ..store.aliases import lock_aliases
 from ..store.reading import batches
 from ..store.stores import get_partition, get_store, reach_stores
 from .changelist import AliasFilter, LockChangeList, read_all, record, search
-from .fields import LockFields, more
+from .fields import LockFields, field, more
 
 if TYPE_CHECKING:
     LockModelAdmin = admin.ModelAdmin[HeldLock]
@@ -337,13 +337,8 @@ class FenceAdmin(_ReadOnly, FenceModelAdmin):
     search_fields: ClassVar[tuple[str, ...]] = ("name",)
     ordering: ClassVar[tuple[str, ...]] = ("-claimed",)
 
-    @admin.display(description=_("name"), ordering="name")
-    def shown_name(self, row: Fence) -> str:
-        return printable(row.name)
-
-    @admin.display(description=_("fence"), ordering="fence")
-    def shown_fence(self, row: Fence) -> str:
-        return str(row.fence)  # see LockFields
+    shown_name = field(_("name"), lambda row: printable(row.name), "name")
+    shown_fence = field(_("fence"), lambda row: str(row.fence), "fence")  # see LockFields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Fence]:
         rows: QuerySet[Fence] = super().get_queryset(request).exclude(key=MARK)
