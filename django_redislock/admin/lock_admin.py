@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
-from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.forms import Script
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.translation import gettext, ngettext
@@ -150,11 +149,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
                 self.tell_unavailable(request, error)
         if shown is not None:
             return shown
-        page = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
-        page = page if self.has_view_permission(request) else "index"
-        there = reverse(f"admin:{page}", current_app=self.admin_site.name)
-        filters: dict[str, Any] = {"opts": self.opts, "preserved_filters": self.get_preserved_filters(request)}
-        return HttpResponseRedirect(add_preserved_filters(filters, there))
+        return self.response_post_save_change(request, HeldLock())  # to the list, or the index of who may not see it
 
     def tell_unavailable(self, request: HttpRequest, error: LockUnavailable) -> None:
         text = gettext("Could not read the locks from Redis: %(error)s") % {"error": error}
