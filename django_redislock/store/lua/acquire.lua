@@ -12,15 +12,14 @@
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
 --            false, 1 = a handoff to this process ran out unheard, the limit before, if it was another}; the last three may
 --            be missing. States: calls.py
-local idle -- whether nobody has it and nobody waits, and no handoff of it has run out
+local there -- how many keys exist of a lock that is not idle; KEYS.gone counts for four, more than the others together
 --#include @acquire_fast
 --#include grant
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
 if not ARGV.ticket then ARGV.ticket, ARGV.token, ARGV.own, ARGV.most, ARGV.limit = '', '-', '', '', '' end
 
-set_limit(ARGV.limit)
-
-if idle == nil then idle = is_idle(KEYS.gone) end
+local value, idle = nil, there == 0 -- whether nobody has it and nobody waits, and no handoff of it has run out
+--#include @idle
 if idle --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
   local fence = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
   if fence % 8 == 0 then
@@ -34,7 +33,7 @@ end
 --#include enqueue
 --#include suspension
 --#include @lease
-local value, gone = read_lock(), redis.call('EXISTS', KEYS.gone) == 1
+value = value or read_lock()
 local ticket = tonumber(ARGV.ticket) or 0
 local id, channel, flag, fence, since, token, owner
 if value then id, channel, flag, fence, since, token, owner = parse_holder(value) end
@@ -48,7 +47,7 @@ if flag == 's' then
   end
 end
 if id --[[@already-mine]]== ARGV.id--[[@]] then return {ALREADY, us, tonumber(fence), lease_left()} end
-if gone then return {GIVEN_UP, us, 0, 0} end --@given-up
+if there > 3 then return {GIVEN_UP, us, 0, 0} end --@given-up
 impose_limit()
 
 -- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody

@@ -3,8 +3,7 @@
 --#piece acquire_fast_key
 -- Acquire where nobody has the lock and nobody waits.
 --#include clock
-idle = redis.call('EXISTS', --[[@idle-lock]]KEYS.lock, --[[@]]--[[@idle-queue]]KEYS.queue, --[[@]]--[[@idle-waiters]]KEYS.waiters, --[[@]]KEYS.gone) == 0
-local nobody = idle
+there = redis.call('EXISTS', --[[@idle-lock]]KEYS.lock, --[[@]]--[[@idle-queue]]KEYS.queue, --[[@]]--[[@idle-waiters]]KEYS.waiters, --[[@]]KEYS.gone, KEYS.gone, KEYS.gone, KEYS.gone)
 --#include acquire_fast
 
 --#piece first_lease_key

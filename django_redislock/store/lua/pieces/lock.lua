@@ -54,7 +54,6 @@ end
 -- Stubs for a lock that only one can hold: what each script needs. See one_permit
 --#include holder
 local limit_before -- never set: such a lock has no limit
-local function set_limit() end
 
 -- in the index of held locks
 local function list_until(ms) redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name) end
@@ -88,7 +87,7 @@ end
 -- others, next_fence() and grant() do the same. One in eight goes their way, and sweeps the index.
 local fence = clock[1] .. string.sub('00000', #clock[2]) .. clock[2]
 -- as texts of one length, numbers compare as they do themselves
-if nobody and us % 8 ~= 0 and --[[@fence-time]]--[[@fence-us]]#ARGV.known == #fence and ARGV.known < fence--[[@or]]false--[[@]]--[[@or]]false--[[@]] --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
+if there == 0 and us % 8 ~= 0 and --[[@fence-time]]--[[@fence-us]]#ARGV.known == #fence and ARGV.known < fence--[[@or]]false--[[@]]--[[@or]]false--[[@]] --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
   local before = redis.call('SET', KEYS.fence, fence, 'GET')
   if --[[@fence-grows]]not before or #before == #fence and before < fence--[[@or]]tonumber(before or 0)--[[@]] then
     local value = ARGV.id .. ' ' .. ARGV.channel .. ' c ' .. fence .. ' ' .. fence .. ' ' .. (ARGV.token or '-') .. ' ' .. ARGV.owner

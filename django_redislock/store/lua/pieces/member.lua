@@ -16,10 +16,12 @@ local function erase_lock(flag)
   if flag == 'p' then redis.call('HDEL', KEYS.line_waiters, '!' .. member) end
 end
 
--- whether nobody has the member or waits for this very one, and no handoff of it has run out
-local function is_idle(gone) return redis.call('EXISTS', KEYS.queue, KEYS.waiters, gone) == 0 and not read_lock() end
-
 local function nobody_waits() return false end -- somebody may want any member
+
+--#piece idle_member
+there = redis.call('EXISTS', KEYS.queue, KEYS.waiters, KEYS.gone, KEYS.gone, KEYS.gone, KEYS.gone)
+value = read_lock()
+idle = there == 0 and not value
 
 --#piece lease_member
 -- The lease and the queue of a lock that is a member of a pool.

@@ -9,7 +9,7 @@ local SPARE = 5000
 -- Acquire where nobody has a permit and nobody waits.
 --#include clock
 --#include spare
-local nobody = redis.call('EXISTS', KEYS.ends, KEYS.queue, KEYS.waiters, KEYS.gone) == 0
+there = redis.call('EXISTS', KEYS.ends, KEYS.queue, KEYS.waiters, KEYS.gone, KEYS.gone, KEYS.gone, KEYS.gone)
 --#include acquire_fast
 
 --#piece first_lease_permits
@@ -42,8 +42,6 @@ local erased_flag -- flag of the permit that this script has taken from its hold
 local whose = ARGV.id -- the holder of the permit that is meant: the caller, or whose lease ends first
 local limit, limit_before -- how many permits there are; what was said before, if it was something else
 local none_held, waits -- what this script has found out: whether it has met no holder; whether anybody waits
-
-local function set_limit(text) limit = tonumber(text) end
 
 -- 1 where nobody has said it, or it was evicted
 local function get_limit()
@@ -145,18 +143,6 @@ local function erase_lock(flag)
   end
 end
 
--- whether a permit is free, nobody waits for one, no handoff has run out, and all agree on how many there are
-local function is_idle(gone)
-  local held = redis.call('ZCARD', KEYS.ends)
-  none_held = held == 0
-  return --[[@idle-permits]]held < limit--[[@or]]true--[[@]]
-    and redis.call('EXISTS', KEYS.queue, KEYS.waiters, gone) == 0
-    and (
-      none_held
-      or not redis.call('ZSCORE', KEYS.ends, ARGV.id) and tonumber(redis.call('HGET', KEYS.permits, ':')) == limit
-    )
-end
-
 -- in the index of held locks, until the last lease ends
 local function list_until(ms) redis.call('ZADD', KEYS.index, 'GT', us + ms * 1000, ARGV.name) end
 
@@ -167,6 +153,18 @@ local function unlist()
   else
     redis.call('ZREM', KEYS.index, ARGV.name)
   end
+end
+
+--#piece idle_permits
+-- A permit may be free though others are held. All have to agree on how many there are
+limit = tonumber(ARGV.limit)
+local held = redis.call('ZCARD', KEYS.ends)
+none_held = held == 0
+if not none_held then
+  idle = there == 1
+    and --[[@idle-permits]]held < limit--[[@or]]true--[[@]]
+    and not redis.call('ZSCORE', KEYS.ends, ARGV.id)
+    and tonumber(redis.call('HGET', KEYS.permits, ':')) == limit
 end
 
 --#piece lease_permits
