@@ -36,7 +36,7 @@ end
 -- The lock is a semaphore: it has several permits, each with a holder and a lease of its own.
 --   permits   hash: id of a holder -> value of its permit; ':' -> how many there are, as whoever asked last has said
 --   ends      sorted set: id of a holder -> time at which its lease ends. Who is not in here holds nothing
---#include queue
+--#include several_handoffs
 --#include spare
 local erased_flag -- flag of the permit that this script has taken from its holder, if any
 local whose = ARGV.id -- the holder of the permit that is meant: the caller, or whose lease ends first
@@ -76,11 +76,7 @@ local function drop_ended()
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS.ends, '-inf', us, 'LIMIT', 0, 100)) do
     redis.call('ZREM', KEYS.ends, id)
     redis.call('HDEL', KEYS.permits, id)
-    local channel = redis.call('HGET', KEYS.waiters, handoff_field(id))
-    if channel then
-      add_suspect(KEYS.waiters, redis.call('HGET', KEYS.waiters, '?') or '', channel)
-      redis.call('HDEL', KEYS.waiters, handoff_field(id)) -- not before it: an empty hash would lose its expiry
-    end
+    note_lapsed(KEYS.waiters, handoff_field(id))
   end
 end
 

@@ -11,7 +11,7 @@
 --   took      hash: id -> the member that it was granted when it asked for any
 --   wanted    sorted set: member -> time up to which its own queue, of those who want no other, may exist
 -- `free` and `fresh` may list what is no member any more, or is held: that is found out when its turn comes.
---#include queue
+--#include several_handoffs
 --#include suspension
 --#include spare
 local erased_flag -- flag of the lock that this script has taken from its holder, if any
@@ -55,15 +55,6 @@ local function vacate(member, value)
   return suspension
 end
 
--- the handoff of a member ran out without a sign of life (see grant_in_order): of the pool, several may be under way
-local function note_lapsed(member)
-  local channel = redis.call('HGET', KEYS.line_waiters, '!' .. member)
-  if channel then
-    add_suspect(KEYS.line_waiters, redis.call('HGET', KEYS.line_waiters, '?') or '', channel)
-    redis.call('HDEL', KEYS.line_waiters, '!' .. member) -- not before it: an empty hash would lose its expiry
-  end
-end
-
 -- milliseconds of lease; -2: nobody holds it, -1: it never ends, so somebody else has written it
 local function member_left(member)
   local ends = redis.call('ZSCORE', KEYS.busy, member)
@@ -92,7 +83,7 @@ local function read_member(member)
     redis.call('ZADD', KEYS.busy, us, member)
     keep_pool(0)
   end
-  note_lapsed(member)
+  note_lapsed(KEYS.line_waiters, '!' .. member)
   return suspension
 end
 

@@ -125,7 +125,20 @@ local function enqueue(queue, waiters)
   return state, tonumber(ticket)
 end
 
--- clear_suspect() where several handoffs may be under way: at most 100, of those in the sorted set `granted`
+--#piece several_handoffs
+-- Where several handoffs may be under way: of a semaphore, or to the line of a pool.
+--#include queue
+
+-- that of this field ran out without a sign of life
+local function note_lapsed(waiters, field)
+  local channel = redis.call('HGET', waiters, field)
+  if channel then
+    add_suspect(waiters, redis.call('HGET', waiters, '?') or '', channel)
+    redis.call('HDEL', waiters, field) -- not before it: an empty hash would lose its expiry
+  end
+end
+
+-- as clear_suspect(): at most 100, of those in the sorted set `granted`
 local function clear_handoffs(waiters, granted)
   local fields = {}
   for i, id in ipairs(redis.call('ZRANGE', granted, 0, 99)) do fields[i] = '!' .. id end
