@@ -6,13 +6,14 @@
 --            suspension included; s = a suspension alone
 -- returns  {value of the lock, or of the suspension that was planned, or false; 1 = dead waiters remain: call again}
 --#include @grant_next
---#include @plan
+--#include suspension
 local value = read_lock()
 local id, channel, flag, fence
 if value then id, channel, flag, fence = parse_holder(value) end
 if ARGV.id ~= '' and id ~= ARGV.id then return {false, grant_next()} end
 if id and ARGV.highest ~= '' and tonumber(fence) > tonumber(ARGV.highest) then return {false, 0} end --@force-fence
-local planned = cancel_suspension()
+local planned = parse_planned(redis.call('HGET', plans, plan))
+redis.call('HDEL', plans, plan)
 if ARGV.what == 's' and value and flag ~= 's' then return {planned or false, 0} end --@resume-holder
 erase_lock(flag)
 unlist()

@@ -8,10 +8,11 @@
 --            those who want any. Holders: {the limit, how many they are, 1 if `id` is one of them, else 0, value, lease
 --            left in ms, ...}, at most 100 of them
 --#include @waiting
---#include @look
+--#include suspension
+local value, holders = read_lock() or begin_suspension(), nil
+--#include @holders
 local most = tonumber(ARGV.most)
-local value, holders = look()
-local planned, planned_left = read_planned()
+local planned, planned_left = parse_planned(redis.call('HGET', plans, plan))
 local answer = {value or false, lease_left(), us, planned or false, planned_left or false, holders or false}
 local absent = {}
 for _, keys in ipairs(queues) do

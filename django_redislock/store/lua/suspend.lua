@@ -4,14 +4,14 @@
 --            ms: from now; owner: who suspends it, for people; a note may follow behind a line feed
 -- returns  1 = begun, 0 = planned: somebody holds the lock
 --#include hand_off
---#include @plan
 local value, ms = read_lock(), tonumber(ARGV.ms)
 local fence, since = next_fence()
 local suspension = holder_value('-', '-', 's', fence, since, '-', ARGV.owner)
-cancel_suspension()
+redis.call('HDEL', plans, plan)
 local _, _, flag = parse_holder(value or '')
 if value and flag ~= 's' then --@suspension-waits
-  plan_suspension(suspension, ms)
+  redis.call('HSET', plans, plan, string.format('%.0f', us + ms * 1000) .. ' ' .. suspension)
+--#include @keep_plan
   return 0
 end
 write_lock(suspension, ms)

@@ -57,42 +57,27 @@ local function note_queue() end
 local function note_leave() end
 
 --#piece waiting_key
--- The queue of a lock that is a key of its own, and its planned suspension: field '~' of the waiters hash.
+-- The queue of a lock that is a key of its own, and its planned suspension.
 --#include queue
 --#include suspension
 --#include @lease
 -- the queues of those who wait for this lock, and the names that they ask for
 local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}}
-
-local function read_planned() return parse_planned(redis.call('HGET', KEYS.waiters, '~')) end
+local plans, plan = KEYS.waiters, '~' -- hash and field of a planned suspension
 
 -- nobody holds the lock: returns its value if it is suspended now
 local function begin_suspension()
-  local value, left = read_planned()
+  local value, left = parse_planned(redis.call('HGET', plans, plan))
   if not value then return nil end
-  redis.call('HDEL', KEYS.waiters, '~')
+  redis.call('HDEL', plans, plan)
   write_lock(value, left)
   list_until(left)
   return value
 end
 
---#piece plan_key
--- A suspension while somebody holds the lock.
-local function plan_suspension(value, ms)
-  redis.call('HSET', KEYS.waiters, '~', planned_text(value, ms))
-  keep(KEYS.waiters, ms) --@suspension-kept
-end
-
--- returns its value, if there was one
-local function cancel_suspension()
-  local value = read_planned()
-  redis.call('HDEL', KEYS.waiters, '~')
-  return value
-end
-
---#piece look_key
--- The value of the lock; there are not several.
-local function look() return read_lock() or begin_suspension() end
+--#piece keep_plan_key
+-- A suspension was planned.
+  keep(plans, ms) --@suspension-kept
 
 --#piece grant_next_key
 -- The lock is free: grants it to the next, unless it is suspended. Returns 1 when this must be called again.

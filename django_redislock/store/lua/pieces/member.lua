@@ -62,29 +62,14 @@ end
 --#include @lease
 -- the queues of those who wait for this member, and for any of its pool, and the names that they ask for
 local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}, {KEYS.line, KEYS.line_waiters, stem}}
-
-local function read_planned() return parse_planned(redis.call('HGET', KEYS.held, planned_field(member))) end
+local plans, plan = KEYS.held, planned_field(member) -- hash and field of a planned suspension
 
 -- nobody holds the lock: returns its value if it is suspended now
 local function begin_suspension() return redis.call('HGET', KEYS.held, member) end
 
---#piece plan_member
--- A suspension while somebody holds the lock.
-local function plan_suspension(value, ms)
-  redis.call('HSET', KEYS.held, planned_field(member), planned_text(value, ms))
+--#piece keep_plan_member
+-- A suspension was planned.
   keep_pool(ms)
-end
-
--- returns its value, if there was one
-local function cancel_suspension()
-  local value = read_planned()
-  redis.call('HDEL', KEYS.held, planned_field(member))
-  return value
-end
-
---#piece look_member
--- The value of the lock; there are not several.
-local function look() return read_lock() or begin_suspension() end
 
 --#piece grant_next_member
 -- The member is free: grants it to the next of those who queue for this very member, else to those who want any,

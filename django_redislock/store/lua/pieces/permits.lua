@@ -199,31 +199,25 @@ local function note_leave() end
 --#include @lease
 -- the queues of those who wait for a permit, and the names that they ask for
 local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}}
+local plans, plan = KEYS.permits, '~' -- nobody writes that
 
-local function read_planned() end
 local function begin_suspension() end
 
---#piece plan_permits
--- There are no suspensions to plan.
-local function cancel_suspension() end
-
---#piece look_permits
+--#piece holders_permits
 -- The value of the permit whose lease ends first; and the limit, how many are held, whether the caller holds one, and of
 -- at most 100 the values and the milliseconds that are left
-local function look()
-  drop_ended()
-  local found = {get_limit(), redis.call('ZCARD', KEYS.ends), redis.call('ZSCORE', KEYS.ends, ARGV.id) and 1 or 0}
-  local ends, ids = redis.call('ZRANGE', KEYS.ends, 0, 99, 'WITHSCORES'), {}
-  for i = 1, #ends, 2 do ids[#ids + 1] = ends[i] end
-  whose = ids[1] or ''
-  for i, value in ipairs(#ids > 0 and redis.call('HMGET', KEYS.permits, unpack(ids)) or {}) do
-    if value then
-      found[#found + 1] = value
-      found[#found + 1] = math.max(0, math.ceil((ends[2 * i] - us) / 1000))
-    end
+drop_ended()
+holders = {get_limit(), redis.call('ZCARD', KEYS.ends), redis.call('ZSCORE', KEYS.ends, ARGV.id) and 1 or 0}
+local ends, ids = redis.call('ZRANGE', KEYS.ends, 0, 99, 'WITHSCORES'), {}
+for i = 1, #ends, 2 do ids[#ids + 1] = ends[i] end
+whose = ids[1] or ''
+for i, held in ipairs(#ids > 0 and redis.call('HMGET', KEYS.permits, unpack(ids)) or {}) do
+  if held then
+    holders[#holders + 1] = held
+    holders[#holders + 1] = math.max(0, math.ceil((ends[2 * i] - us) / 1000))
   end
-  return found[4], found
 end
+value = holders[4]
 
 --#piece grant_next_permits
 -- Passes the permits on that are free. Returns 1 when this must be called again.

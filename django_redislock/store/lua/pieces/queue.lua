@@ -290,8 +290,6 @@ local function begin_anew(value, left)
   return holder_value(id, channel, flag, fence, now, token, owner), math.max(1, left - math.floor((since - us) / 1000))
 end
 
-local function planned_text(value, ms) return string.format('%.0f', us + ms * 1000) .. ' ' .. value end
-
 -- the value, and the milliseconds that are left; nil when its time is over, or for what is none of ours
 local function parse_planned(text)
   local ends, value = string.match(text or '', '^(%d+) (.+)$')
