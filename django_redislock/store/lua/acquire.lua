@@ -48,7 +48,8 @@ if flag == 's' then
 end
 if id --[[@already-mine]]== ARGV.id--[[@]] then return {ALREADY, us, tonumber(fence), lease_left()} end
 if there > 3 then return {GIVEN_UP, us, 0, 0} end --@given-up
-impose_limit()
+local limit_before
+--#include @impose_limit
 
 -- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
 -- at work with it
@@ -94,7 +95,7 @@ if not value then
       redis.call('ZREM', KEYS.queue, ARGV.id)
       redis.call('HDEL', KEYS.waiters, ARGV.id)
       local taken = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
-      grant_rest()
+--#include @grant_rest
       return {GRANTED, us, taken, tonumber(ARGV.ttl), false, unheard, limit_before}
     end
     if verdict == 'more' then return {MORE, us, ticket, 0} end
@@ -124,7 +125,7 @@ if ARGV.wait ~= '0' then
     if is_full() then return {FULL, us, 0, lease_left(), value or false, unheard, limit_before} end
   end
   state, ticket = enqueue(KEYS.queue, KEYS.waiters)
-  note_queue(ARGV.wait)
+--#include @note_queue
 end
 local left = lease_left()
 -- somebody else has written it, and it never ends: whoever looks for what is stuck must find it

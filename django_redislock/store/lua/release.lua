@@ -38,7 +38,7 @@ if held then
 else
   redis.call('ZREM', KEYS.queue, ARGV.id)
   redis.call('HDEL', KEYS.waiters, ARGV.id)
-  note_leave()
+--#include @note_leave
   if value then return {0, 0, false, value, lease_left()} end
 end
 local more = 0

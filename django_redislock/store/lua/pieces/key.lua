@@ -52,10 +52,6 @@ local function clear_handoff(flag)
   if flag == 'h' then redis.call('HDEL', KEYS.waiters, '!') end
 end
 
--- the caller has joined this queue, or left it
-local function note_queue() end
-local function note_leave() end
-
 --#piece waiting_key
 -- The queue of a lock that is a key of its own, and its planned suspension.
 --#include queue

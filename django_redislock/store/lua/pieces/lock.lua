@@ -53,17 +53,13 @@ end
 --#piece single
 -- Stubs for a lock that only one can hold: what each script needs. See one_permit
 --#include holder
-local limit_before -- never set: such a lock has no limit
-
 -- in the index of held locks
 local function list_until(ms) redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name) end
 local function unlist() redis.call('ZREM', KEYS.index, ARGV.name) end
 
 --#piece one_permit
 -- More stubs for a lock that only one can hold, which the fast paths do not need: making a function takes time.
-local function impose_limit() end
 local function count_free() return 1 end
-local function grant_rest() end
 local function forget_later_end() end
 
 -- the field of a waiters hash in which a handoff is remembered

@@ -41,18 +41,17 @@ local function clear_handoff(flag)
   if flag == 'p' then redis.call('HDEL', KEYS.line_waiters, '!' .. member) end
 end
 
--- the caller has joined the queue of this very member, which is not for those who want any as long as somebody there
+--#piece note_queue_member
+-- The caller has joined the queue of this very member, which is not for those who want any as long as somebody there
 -- looks, every 5 s at least
-local function note_queue(wait)
-  local patience = tonumber(string.match(wait, '^p(%d+)$')) or 0
+  local patience = tonumber(string.match(ARGV.wait, '^p(%d+)$')) or 0
   local till = us + math.max(patience, 7000) * 1000
   redis.call('ZADD', KEYS.wanted, 'GT', string.format('%.0f', till), member)
   keep_pool(math.ceil((till - us) / 1000))
-end
 
-local function note_leave()
+--#piece note_leave_member
+-- The caller has left that queue.
   if redis.call('EXISTS', KEYS.queue) == 0 then redis.call('ZREM', KEYS.wanted, member) end
-end
 
 --#piece waiting_member
 -- The queues of a lock that is a member of a pool, and its planned suspension, which begins by itself (see

@@ -40,22 +40,13 @@ end
 --#include spare
 local erased_flag -- flag of the permit that this script has taken from its holder, if any
 local whose = ARGV.id -- the holder of the permit that is meant: the caller, or whose lease ends first
-local limit, limit_before -- how many permits there are; what was said before, if it was something else
+local limit -- how many permits there are
 local none_held, waits -- what this script has found out: whether it has met no holder; whether anybody waits
 
 -- 1 where nobody has said it, or it was evicted
 local function get_limit()
   limit = limit or tonumber(redis.call('HGET', KEYS.permits, ':'))
   return limit or 1
-end
-
--- what the caller says counts from now on
-local function impose_limit()
-  local before = tonumber(redis.call('HGET', KEYS.permits, ':'))
-  if before and before ~= limit then
-    limit_before = before
-    redis.call('HSET', KEYS.permits, ':', limit)
-  end
 end
 
 local function count_free() return get_limit() - redis.call('ZCARD', KEYS.ends) end
@@ -163,6 +154,14 @@ if not none_held then
     and tonumber(redis.call('HGET', KEYS.permits, ':')) == limit
 end
 
+--#piece impose_limit_permits
+-- What the caller says counts from now on.
+local before = tonumber(redis.call('HGET', KEYS.permits, ':'))
+if before and before ~= limit then
+  limit_before = before
+  redis.call('HSET', KEYS.permits, ':', limit)
+end
+
 --#piece lease_permits
 -- The leases and the queue of a semaphore.
 --#include @lock
@@ -189,9 +188,9 @@ local function clear_handoff(flag)
   if flag == 'h' then redis.call('HDEL', KEYS.waiters, handoff_field(whose)) end
 end
 
--- the caller has joined this queue, or left it
-local function note_queue() clear_handoffs(KEYS.waiters, KEYS.ends) end
-local function note_leave() end
+--#piece note_queue_permits
+-- The caller has joined the queue.
+  clear_handoffs(KEYS.waiters, KEYS.ends)
 
 --#piece waiting_permits
 -- The queue of a semaphore. It is never suspended.
@@ -232,5 +231,6 @@ local function grant_next()
   return verdict == 'more' and 1 or 0
 end
 
--- after the caller has taken a permit: whatever more there is to be had
-local function grant_rest() grant_next() end
+--#piece grant_rest_permits
+-- The caller has taken a permit: whatever more there is to be had.
+      grant_next()
