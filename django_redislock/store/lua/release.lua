@@ -21,11 +21,7 @@ if flag == 'a' and ARGV.how == 'withdraw' then detaches = true end --@withdraw-a
 if held and not detaches then erase_lock(flag) end
 if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end --@release-marks
 
-if held and nobody_waits() and channel == ARGV.channel and not detaches then
-  unlist() --@release-index
-  return {1, 0}
-end
-
+--#include @release_unwanted
 --#include @grant_next
 if detaches then
   -- at least 1 ms: Redis refuses to write a key for less

@@ -47,7 +47,7 @@ if value then
   list_until(left) --@renewal-listed
   if ARGV.how == 'set' or ARGV.how == 'detach' then forget_later_end() end
   answer = {HELD, us, left--[[@raise-answered]], drawn--[[@]]}
-  if left >= before or nobody_waits() then return answer end
+  if left >= before then return answer end
 end
 
 --#include @grant_next

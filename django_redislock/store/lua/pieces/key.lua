@@ -35,9 +35,6 @@ local function erase_lock(flag)
   erased_flag = flag --@erased-no-suspect
 end
 
--- whether nobody waits for what is given back, and no suspension of it is planned
-local function nobody_waits() return redis.call('EXISTS', KEYS.queue, KEYS.waiters) == 0 end
-
 --#piece lease_key
 -- The lease and the queue of a lock that is a key of its own.
 --#include @lock

@@ -16,8 +16,6 @@ local function erase_lock(flag)
   if flag == 'p' then redis.call('HDEL', KEYS.line_waiters, '!' .. member) end
 end
 
-local function nobody_waits() return false end -- somebody may want any member
-
 --#piece idle_member
 there = redis.call('EXISTS', KEYS.queue, KEYS.waiters, KEYS.gone, KEYS.gone, KEYS.gone, KEYS.gone)
 value = read_lock()

@@ -162,6 +162,13 @@ if before and before ~= limit then
   redis.call('HSET', KEYS.permits, ':', limit)
 end
 
+--#piece release_unwanted_permits
+-- Nobody waits for the permit.
+if held and nobody_waits() and channel == ARGV.channel then
+  unlist() --@release-index
+  return {1, 0}
+end
+
 --#piece lease_permits
 -- The leases and the queue of a semaphore.
 --#include @lock
