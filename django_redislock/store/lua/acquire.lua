@@ -35,8 +35,7 @@ end
 --#include @lease
 value = value or read_lock()
 local ticket = tonumber(ARGV.ticket) or 0
-local id, channel, flag, fence, since, token, owner
-if value then id, channel, flag, fence, since, token, owner = parse_holder(value) end
+local id, channel, flag, fence, since, token, owner = parse_holder(value)
 
 if flag == 's' then
   local anew, left = begin_anew(value, lease_left())

@@ -8,8 +8,7 @@
 --#include @grant_next
 --#include suspension
 local value = read_lock()
-local id, channel, flag, fence
-if value then id, channel, flag, fence = parse_holder(value) end
+local id, channel, flag, fence = parse_holder(value)
 if ARGV.id ~= '' and id ~= ARGV.id then return {false, grant_next()} end
 if id and ARGV.highest ~= '' and tonumber(fence) > tonumber(ARGV.highest) then return {false, 0} end --@force-fence
 local planned = parse_planned(redis.call('HGET', plans, plan))

@@ -16,8 +16,7 @@ local held = value --[[@release-id]]and string.sub(value, 1, #mine) == mine--[[@
 local channel, flag
 if held then channel, flag = string.match(value, '^(%S+) (%S)', #mine + 1) end
 if flag == 'd' and ARGV.how ~= 'bearer' then return {2, 0} end --@release-detached
-local detaches = false
-if flag == 'a' and ARGV.how == 'withdraw' then detaches = true end --@withdraw-adopted
+local detaches = --[[@withdraw-adopted]]flag == 'a' and ARGV.how == 'withdraw'--[[@or]]false--[[@]]
 if held and not detaches then erase_lock(flag) end
 if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end --@release-marks
 
@@ -37,6 +36,4 @@ else
 --#include @note_leave
   if value then return {0, 0, false, value, lease_left()} end
 end
-local more = 0
-more = grant_next() --@release-grants
-return {held and 1 or 0, more}
+return {held and 1 or 0, --[[@release-grants]]grant_next()--[[@or]]0--[[@]]}

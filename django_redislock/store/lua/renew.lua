@@ -33,8 +33,7 @@ if value then
   redis.call('HDEL', KEYS.waiters, '-')
   local drawn
   if ARGV.how == 'raise' then
-    local next = next_fence()
-    fence = next --@raise-new
+    fence = --[[@raise-new]]next_fence()--[[@or]]fence--[[@]]
     drawn = tonumber(fence)
   end
   if handed or --[[@raise-written]]drawn or --[[@]]ARGV.how == 'detach' then
@@ -45,13 +44,13 @@ if value then
     move_end(left)
   end
   list_until(left) --@renewal-listed
-  if ARGV.how == 'set' or ARGV.how == 'detach' then forget_later_end() end
   answer = {HELD, us, left--[[@raise-answered]], drawn--[[@]]}
   if left >= before then return answer end
 end
 
 --#include @grant_next
 if value then
+--#include @forget_later_end
   tell_of_end() --@shorter-told
 else
   -- the lease is over; those who wait should not have to find that out by themselves

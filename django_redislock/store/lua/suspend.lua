@@ -8,7 +8,7 @@ local value, ms = read_lock(), tonumber(ARGV.ms)
 local fence, since = next_fence()
 local suspension = holder_value('-', '-', 's', fence, since, '-', ARGV.owner)
 redis.call('HDEL', plans, plan)
-local _, _, flag = parse_holder(value or '')
+local _, _, flag = parse_holder(value)
 if value and flag ~= 's' then --@suspension-waits
   redis.call('HSET', plans, plan, string.format('%.0f', us + ms * 1000) .. ' ' .. suspension)
 --#include @keep_plan

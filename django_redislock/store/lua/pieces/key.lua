@@ -23,8 +23,6 @@ end
 --#piece lock_key
 -- The lock is a key of its own, which Redis deletes when the lease ends.
 --#include single
-local erased_flag -- flag of the lock that this script has taken from its holder, if any
-
 -- not MGET or EXISTS, which do not tell a key of another type from a lock
 local function read_lock() return redis.call('GET', KEYS.lock) end
 

@@ -39,6 +39,8 @@ end
 --   owner    for people; a note may follow behind a line feed
 
 --#include clock
+local erased_flag -- flag of the lock that this script has taken from its holder, if any
+
 local function holder_value(id, channel, flag, fence, since, token, owner)
   return id .. ' ' .. channel .. ' ' .. flag .. ' ' .. fence .. ' ' .. since .. ' ' .. token .. ' ' .. owner
 end
@@ -46,7 +48,7 @@ end
 -- nil for what somebody else has written: whoever that is holds the lock
 local function parse_holder(value)
   local id, channel, flag, fence, since, token, owner =
-    string.match(value, '^(%S+) (%S+) (%S) (%d+) (%d+) (%S+) (.*)$')
+    string.match(value or '', '^(%S+) (%S+) (%S) (%d+) (%d+) (%S+) (.*)$')
   if id and #fence < 17 then return id, channel, flag, fence, since, token, owner end
 end
 
@@ -60,7 +62,6 @@ local function unlist() redis.call('ZREM', KEYS.index, ARGV.name) end
 --#piece one_permit
 -- More stubs for a lock that only one can hold, which the fast paths do not need: making a function takes time.
 local function count_free() return 1 end
-local function forget_later_end() end
 
 -- the field of a waiters hash in which a handoff is remembered
 local function handoff_field() return '!' end

@@ -38,7 +38,6 @@ end
 --   ends      sorted set: id of a holder -> time at which its lease ends. Who is not in here holds nothing
 --#include several_handoffs
 --#include spare
-local erased_flag -- flag of the permit that this script has taken from its holder, if any
 local whose = ARGV.id -- the holder of the permit that is meant: the caller, or whose lease ends first
 local limit -- how many permits there are
 local none_held, waits -- what this script has found out: whether it has met no holder; whether anybody waits
@@ -184,12 +183,6 @@ local function move_end(ms)
   keep_permits(ms)
 end
 
--- the lease was given an end that may be nearer than the one it had
-local function forget_later_end()
-  expire_permits(math.ceil((last_end() - us) / 1000))
-  unlist()
-end
-
 -- the handoff with this flag is confirmed
 local function clear_handoff(flag)
   if flag == 'h' then redis.call('HDEL', KEYS.waiters, handoff_field(whose)) end
@@ -198,6 +191,11 @@ end
 --#piece note_queue_permits
 -- The caller has joined the queue.
   clear_handoffs(KEYS.waiters, KEYS.ends)
+
+--#piece forget_later_end_permits
+-- The lease ends sooner than before.
+  expire_permits(math.ceil((last_end() - us) / 1000))
+  unlist()
 
 --#piece waiting_permits
 -- The queue of a semaphore. It is never suspended.

@@ -14,7 +14,6 @@
 --#include several_handoffs
 --#include suspension
 --#include spare
-local erased_flag -- flag of the lock that this script has taken from its holder, if any
 local stem = string.match(ARGV.name, '^[^:]*:[^:]*:')
 
 local function lock_name_of(member) return stem .. member end
@@ -178,6 +177,7 @@ end
 local function grant_members(me)
   local most = 100
   local waiting = redis.call('ZCARD', KEYS.line)
+  if waiting == 0 and not me and redis.call('EXISTS', KEYS.line_waiters) == 0 then return 'none' end
   local found, many_met = find_free(math.min(waiting + 1, most))
   local next_member = 1
 

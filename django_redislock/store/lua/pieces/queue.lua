@@ -94,8 +94,7 @@ local function clear_suspect(waiters)
   local from, to = string.find(suspects, ARGV.channel, 1, true)
   if not from then return end
   unheard = 1
-  local others = suspects
-  others = string.sub(suspects, 1, from - 1) .. string.sub(suspects, to + 1) --@suspects-clear
+  local others = --[[@suspects-clear]]string.sub(suspects, 1, from - 1) .. string.sub(suspects, to + 1)--[[@or]]suspects--[[@]]
   if string.find(others, '%S') then
     redis.call('HSET', waiters, '?', others)
   else
