@@ -89,7 +89,7 @@ if not value then
   end
   value = begin_suspension() --@asker-suspends
   if not value then
-    local verdict = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, count_free(), ARGV.id, hand_off)
+    local verdict = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, count_free(), ARGV.id, grant_to)
     if verdict == 'take' then
       redis.call('ZREM', KEYS.queue, ARGV.id)
       redis.call('HDEL', KEYS.waiters, ARGV.id)

@@ -75,7 +75,7 @@ end
 --#include hand_off
 local function grant_next()
   if suspends() then return 0 end
-  local verdict, handed = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, hand_off)
+  local verdict, handed = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, grant_to)
   if handed == 0 then unlist() end --@unwanted-unlisted
   return verdict == 'more' and 1 or 0
 end

@@ -75,7 +75,7 @@ local function begin_suspension() return redis.call('HGET', KEYS.held, member) e
 --#include line
 local function grant_next()
   if suspends() then return 0 end
-  local verdict, handed = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, hand_off)
+  local verdict, handed = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, grant_to)
   if verdict == 'take' then
     redis.call('ZREM', KEYS.wanted, member)
     free_member(member)

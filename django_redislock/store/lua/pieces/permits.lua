@@ -230,7 +230,7 @@ local function grant_next()
   drop_ended()
   local free, verdict = count_free(), nil
   if --[[@permits-free]]free > 0--[[@or]]true--[[@]] then
-    verdict = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, free, nil, hand_off)
+    verdict = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, free, nil, grant_to)
   end
   unlist()
   return verdict == 'more' and 1 or 0

@@ -181,16 +181,14 @@ local function grant_members(me)
   local found, many_met = find_free(math.min(waiting + 1, most))
   local next_member = 1
 
-  local function hand_off_member(id, channel, ttl, token, owner)
-    local member, lease = found[next_member], handoff_lease(ttl)
+  local function grant_to(id, channel, lease, token, owner)
+    local member = found[next_member]
     next_member = next_member + 1
-    remember_handoff(KEYS.line_waiters, '!' .. member, channel, lease)
-    local fence, since = grant_member(member, id, channel, 'p', lease, token, owner)
-    tell_of_grant(channel, id, fence, since, lease, lock_name_of(member))
+    return '!' .. member, lock_name_of(member), grant_member(member, id, channel, 'p', lease, token, owner)
   end
 
   if #found == 0 then return many_met and 'more' or 'none' end
-  local verdict, handed = grant_in_order(KEYS.line, KEYS.line_waiters, stem, #found, me, hand_off_member)
+  local verdict, handed = grant_in_order(KEYS.line, KEYS.line_waiters, stem, #found, me, grant_to)
   if verdict == 'take' then return 'take', found[next_member] end
   return (verdict == 'more' or many_met or handed > 0 and waiting >= most) and 'more' or 'none'
 end

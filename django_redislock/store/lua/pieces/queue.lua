@@ -152,7 +152,8 @@ end
 --   queue, waiters, called   keys of the queue, and the name by which it was asked for
 --   free                     how many there are to be had: 1 for a lock, or so many members of a pool
 --   me                       id of the waiter or newcomer that asks for itself; nil: nobody does
---   hand_off                function (id, channel, ttl, token, owner): grants one of them, and tells
+--   grant_to                function (id, channel, lease, token, owner): grants one of them, and returns the field of the
+--                           waiters hash in which that is remembered, the lock's name, its fence, the time of the grant
 -- returns
 --   'take'                   one is for whoever asks: for me, or for a newcomer, as nobody waits for it
 --   'passed'                 none is left
@@ -175,7 +176,18 @@ local function tell_to_look(queue, waiters, called, first)
   end
 end
 
-local function grant_in_order(queue, waiters, called, free, me, hand_off)
+-- a handoff: a grant to somebody who waits, with a lease until the new holder is seen to live
+local function hand_over(waiters, grant_to, id, channel, ttl, token, owner)
+  local lease = math.min(ttl--[[@grant-short]], math.max(3000, math.floor(ttl / 3))--[[@]])
+  local field, name, fence, since = grant_to(id, channel, lease, token, owner)
+  redis.call('HSET', waiters, field, channel) --@grant-marked
+  if lease > 50000 then keep(waiters, lease + 60000) end -- else those who wait keep it for 60 s
+  redis.call('HDEL', waiters, id) -- not before it: an empty hash would lose its expiry
+  local ms = string.format('%.0f', lease) .. sender(channel)
+  tell(channel, 'g ' .. id .. ' ' .. fence .. ' ' .. since .. ' ' .. ms .. ' ' .. name) --@grant-told
+end
+
+local function grant_in_order(queue, waiters, called, free, me, grant_to)
   local handed, reserved, batch = 0, 0, math.min(free, 100)
   local mark, suspects, absent = nil, nil, {}
 
@@ -214,8 +226,7 @@ local function grant_in_order(queue, waiters, called, free, me, hand_off)
         reserved = reserved + 1
       else
         redis.call('ZREM', queue, id)
-        hand_off(id, channel, tonumber(ttl), token, owner)
-        redis.call('HDEL', waiters, id) -- not before it: an empty hash would lose its expiry
+        hand_over(waiters, grant_to, id, channel, tonumber(ttl), token, owner)
         handed = handed + 1
       end
       if reserved + handed == free then
@@ -234,29 +245,13 @@ local function grant_in_order(queue, waiters, called, free, me, hand_off)
   return done('more')
 end
 
--- a handoff: a grant to somebody who waits, with a lease until the new holder is seen to live
-local function handoff_lease(ttl) return math.min(ttl--[[@grant-short]], math.max(3000, math.floor(ttl / 3))--[[@]]) end
-
-local function remember_handoff(waiters, field, channel, lease)
-  redis.call('HSET', waiters, field, channel) --@grant-marked
-  if lease > 50000 then keep(waiters, lease + 60000) end -- else those who wait keep it for 60 s
-end
-
-local function tell_of_grant(channel, id, fence, since, lease, name)
-  local ms = string.format('%.0f', lease) .. sender(channel)
-  tell(channel, 'g ' .. id .. ' ' .. fence .. ' ' .. since .. ' ' .. ms .. ' ' .. name) --@grant-told
-end
-
 --#piece hand_off
 -- What becomes of a lock that is free: it is suspended, or handed over to a waiter of its own queue.
 --#include grant
 --#include grant_in_order
 --#include @waiting
-local function hand_off(id, channel, ttl, token, owner)
-  local lease = handoff_lease(ttl)
-  remember_handoff(KEYS.waiters, handoff_field(id), channel, lease)
-  local fence, since = --[[@grant-written]]grant(id, channel, 'h', lease, token, owner)--[[@or]]next_fence()--[[@]]
-  tell_of_grant(channel, id, fence, since, lease, ARGV.name)
+local function grant_to(id, channel, lease, token, owner)
+  return handoff_field(id), ARGV.name, --[[@grant-written]]grant(id, channel, 'h', lease, token, owner)--[[@or]]next_fence()--[[@]]
 end
 
 -- those who wait know a later end of the lease
