@@ -29,15 +29,9 @@ local function next_fence()
 end
 
 --#piece holder
--- The value of a held lock: `id channel flag fence since token owner`, all of it text.
---   id       of the attempt that was granted the lock: never used twice
---   channel  of its process; '-': it listens to nothing, so nobody can tell it anything, or find out that it is gone
+-- The value of a held lock; docs/protocol.rst has its words under "Values".
 --   flag     c: confirmed, a: adopted, d: detached, h: handed over and not yet confirmed, p: the same by the line of
---            a pool; s: nobody holds the lock, it is suspended. Its id, channel and token are '-'
---   since    server time of the grant, in microseconds
---   token    by which others may adopt or release the lock; '-': the same as the id
---   owner    for people; a note may follow behind a line feed
-
+--            a pool; s: nobody holds the lock, it is suspended
 --#include clock
 local erased_flag -- flag of the lock that this script has taken from its holder, if any
 

@@ -33,9 +33,8 @@ if #ends == 2 and ends[1] == ARGV.id and tonumber(ends[2]) > us and not KEYS.gon
 end
 
 --#piece lock_permits
--- The lock is a semaphore: it has several permits, each with a holder and a lease of its own.
---   permits   hash: id of a holder -> value of its permit; ':' -> how many there are, as whoever asked last has said
---   ends      sorted set: id of a holder -> time at which its lease ends. Who is not in here holds nothing
+-- The lock is a semaphore: it has several permits, each with a holder and a lease of its own. Who is not in `ends` holds
+-- nothing; field ':' of `permits` is how many there are, as whoever asked last has said.
 --#include several_handoffs
 --#include spare
 local whose = ARGV.id -- the holder of the permit that is meant: the caller, or whose lease ends first

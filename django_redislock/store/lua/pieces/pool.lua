@@ -1,16 +1,9 @@
 -- Pieces: the members of a pool, and those who want any of them.
 
 --#piece members
--- The members of a pool. All their locks are fields of the pool's keys, so that every key can be declared.
---   members   sorted set, scores 0: who belongs to the pool
---   fresh     sorted set, scores 0: members that nobody has used yet
---   free      sorted set: the others that nobody holds -> time of their last use
---   held      hash: member -> value of its lock; behind a colon, which no member has: the suspension that is planned
---   busy      sorted set: held member -> time at which its lease ends. One that is in here and not held is to be looked
---             at then
---   took      hash: id -> the member that it was granted when it asked for any
---   wanted    sorted set: member -> time up to which its own queue, of those who want no other, may exist
--- `free` and `fresh` may list what is no member any more, or is held: that is found out when its turn comes.
+-- The members of a pool. All their locks are fields of the pool's keys, so that every key can be declared;
+-- docs/protocol.rst has them under "Keys". `free` and `fresh` may list what is no member any more, or is held: that is
+-- found out when its turn comes.
 --#include several_handoffs
 --#include suspension
 --#include spare

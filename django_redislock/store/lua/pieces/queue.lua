@@ -34,15 +34,8 @@ local function keep(waiters, ms)
   if redis.call('PTTL', waiters) < ms then redis.call('PEXPIRE', waiters, ms) end
 end
 
--- the entry of a waiter in the waiters hash: `channel ttl alive_until token owner`.
---   channel      of its process; '-': it polls, and nobody can tell it anything
---   alive_until  server time up to which one that polls counts as alive; 0 for all others
-local function waiter_entry(channel, ttl, alive_until, token, owner)
-  return channel .. ' ' .. ttl .. ' ' .. alive_until .. ' ' .. token .. ' ' .. owner
-end
-
--- nil for what none of ours can have written: a lease that Redis refuses, or one who claims to live for longer than
--- anybody does unseen
+-- the entry of a waiter in the waiters hash, see "Values" in docs/protocol.rst (channel '-': it polls); nil for what none
+-- of ours can have written: a lease that Redis refuses, or one who claims to live for longer than anybody does unseen
 local function parse_waiter(entry)
   local channel, ttl, alive_until, token, owner = string.match(entry or '', '^(%S+) (%d+) (%d+) (%S+) (.*)$')
   if channel and #ttl <= 12 and tonumber(ttl) >= 1 and tonumber(alive_until) <= us + 61000000 then
@@ -59,11 +52,8 @@ local function is_dead(channel, alive_until, absent)
   return absent[channel]
 end
 
--- R4: a process that is paused counts as there, and each handoff to it costs a lease. Field '!' of a waiters
--- hash names the channel that the last handoff went to, until that is confirmed or given back ('!' and the member in
--- that of a pool, where several may be under way). Found where the lock is free, it means that the lease ran out
--- without a sign of life. Its channel then joins the suspects, field '?', whose waiters are dropped when their turn
--- comes; the living come back with their tickets, and whoever asks from a channel clears it.
+-- R4: field '!' of a waiters hash names the channel of the last handoff until that is confirmed or given back. Found
+-- where the lock is free, it means that the lease ran out without a sign of life: the channel joins the suspects in '?'.
 local MOST_SUSPECTS = 16
 local unheard = 0 -- 1: a handoff to the process that asks ran out, though it lives
 
@@ -118,7 +108,8 @@ local function enqueue(queue, waiters)
   clear_suspect(waiters)
   local patience = string.match(ARGV.wait, '^p(%d+)$')
   if patience then channel, alive_until = '-', string.format('%.0f', us + patience * 1000) end
-  redis.call('HSET', waiters, ARGV.id, waiter_entry(channel, ARGV.ttl, alive_until, ARGV.token, ARGV.owner))
+  local entry = channel .. ' ' .. ARGV.ttl .. ' ' .. alive_until .. ' ' .. ARGV.token .. ' ' .. ARGV.owner
+  redis.call('HSET', waiters, ARGV.id, entry)
   redis.call('PEXPIRE', queue, 60000) --@queue-expires
   keep(waiters, 60000)
   return state, tonumber(ticket)
