@@ -29,12 +29,11 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from .wire import Command
 
-POOL = ("members", "fresh", "free", "held", "busy", "took", "wanted", "line", "line_waiters")
-# words in headers that stand for several keys, by the way in which the lock is stored
-GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
-    "key": {"@lock": ("lock",)},
-    "member": {"@lock": POOL, "@pool": POOL},
-    "permits": {"@lock": ("permits", "ends")},
+# what @lock (or @pool) in a header stands for, by the way in which the lock is stored
+KEYS_OF_LOCK = {
+    "key": ["lock"],
+    "member": ["members", "fresh", "free", "held", "busy", "took", "wanted", "line", "line_waiters"],
+    "permits": ["permits", "ends"],
 }
 
 # what Redis says to a user without the right to it, or where it was renamed away
@@ -43,7 +42,7 @@ _NO_EVALSHA = re.compile("(?i)(run the|unknown command) ['`]evalsha['`]")
 # the names of rules, and what stands there instead of a rule that is left out
 _MARKS = re.compile(r"--\[\[@or\]\].*?--\[\[@\]\]|--\[\[@[\w-]*\]\]| *--@[\w-]+$", re.M)
 
-_PIECES = ("lock", "key", "member", "permits", "queue", "pool")  # files
+_PIECES = ("lock", "key", "permits", "queue", "pool")  # files
 _PIECE = re.compile(r"(?m)^--#piece (\w+)\n")
 
 _by_sha: dict[str, Script] = {}
@@ -92,7 +91,7 @@ def keys_of(command: Command) -> Sequence[str]:
 def assemble(name: str, stored: str) -> str:
     """The text of a script as it is sent to Redis."""
     text = _text(f"{name}.lua")
-    keys = [key for word in _header(text, "KEYS") for key in GROUPS[stored].get(word, (word,))]
+    keys = [key for word in _header(text, "KEYS") for key in (KEYS_OF_LOCK[stored] if word[0] == "@" else [word])]
     names = {"KEYS": keys, "ARGV": [word.removesuffix("...") for word in _header(text, "ARGV")]}
 
     def index(found: re.Match[str]) -> str:
@@ -117,7 +116,7 @@ def _include(text: str, stored: str, pieces: dict[str, str]) -> str:
 
     def piece(found: re.Match[str]) -> str:
         name = f"{found[2]}_{stored}" if found[1] else found[2]
-        if found[1] and name not in pieces and any(f"{found[2]}_{each}" in pieces for each in GROUPS):
+        if found[1] and name not in pieces and any(f"{found[2]}_{each}" in pieces for each in KEYS_OF_LOCK):
             return ""
         text, pieces[name] = pieces[name], ""
         return _include(text, stored, pieces)
