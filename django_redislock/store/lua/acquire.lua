@@ -51,16 +51,14 @@ local limit_before
 --#include @impose_limit
 
 -- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
--- at work with it
+-- at work with it. (Of channel '-', nobody can find out whether it is gone)
 local bears = id and ARGV.token ~= '-' and (token == '-' and id or token) == ARGV.token
-local function may_adopt()
-  if not bears then return false end
-  if flag == 'd' then return true end
-  if channel == '-' then return false end -- wherever that is: nobody can find out whether it is gone
-  return --[[@adopts-own]]channel ~= ARGV.own and --[[@]]--[[@adopts-the-dead]]nobody_listens(channel)--[[@or]]true--[[@]]
+local adopts = flag == 'd'
+if bears and not adopts and channel ~= '-' --[[@adopts-own]]and channel ~= ARGV.own --[[@]]then
+  adopts = --[[@adopts-the-dead]]nobody_listens(channel)--[[@or]]true--[[@]]
 end
 
-if may_adopt() then
+if bears and adopts then
   local left = tonumber(ARGV.ttl)
   if flag ~= 'd' then
     -- its holder seems dead: should it live, its fence is an old one from now on

@@ -48,10 +48,6 @@ return once(function()
     if not string.find(ARGV.relations, relation, 1, true) then return '0' end
   end
   if ARGV.new == '' then return tostring(redis.call('DEL', KEYS.stored)) end
-  if ARGV.ttl == '' then
-    redis.call('SET', KEYS.stored, ARGV.new)
-  else
-    redis.call('SET', KEYS.stored, ARGV.new, 'PX', ARGV.ttl)
-  end
+  redis.call('SET', KEYS.stored, ARGV.new, unpack(ARGV.ttl == '' and {} or {'PX', ARGV.ttl}))
   return '1'
 end)

@@ -27,9 +27,6 @@ for _, keys in ipairs(queues) do
       gone[i] = is_dead(channel, alive_until, absent) and 1 or 0
     end
   end
-  answer[#answer + 1] = redis.call('ZCARD', keys[1])
-  answer[#answer + 1] = queue
-  answer[#answer + 1] = entries
-  answer[#answer + 1] = gone
+  for _, part in ipairs({redis.call('ZCARD', keys[1]), queue, entries, gone}) do answer[#answer + 1] = part end
 end
 return answer

@@ -10,7 +10,7 @@ redis.call('HDEL', KEYS.line_waiters, ARGV.id)
 if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end
 local member = redis.call('HGET', KEYS.took, ARGV.id)
 local value = member and read_member(member)
-local held = value and parse_holder(value) == ARGV.id
+local held = parse_holder(value) == ARGV.id
 if held then
   local suspended = vacate(member, value)
   redis.call('HDEL', KEYS.line_waiters, '!' .. member)
