@@ -32,7 +32,6 @@ end
 
 --#include enqueue
 --#include suspension
---#include @lease
 value = value or read_lock()
 local ticket = tonumber(ARGV.ticket) or 0
 local id, channel, flag, fence, since, token, owner = parse_holder(value)

@@ -5,7 +5,7 @@
 --            same, and nobody here holds it any more; raise = as keep, and draw a new fence
 --            fence: of the acquisition; '' for whatever this attempt holds
 -- returns  {state, server us, lease left in ms of whoever holds it, the fence if it was raised}; states: calls.py
---#include @lease
+--#include @lock
 --#include fence
 local LOST, HELD, ADOPTED = 0, 1, 2
 local value, answer = read_lock(), nil

@@ -33,10 +33,6 @@ local function erase_lock(flag)
   erased_flag = flag --@erased-no-suspect
 end
 
---#piece lease_key
--- The lease and the queue of a lock that is a key of its own.
---#include @lock
---#include one_permit
 -- milliseconds; -2: there is no lock; -1: it never ends, so somebody else has written it
 local function lease_left() return --[[@lease-left]]redis.call('PTTL', KEYS.lock)--[[@or]]0--[[@]] end
 
@@ -51,7 +47,7 @@ end
 -- The queue of a lock that is a key of its own, and its planned suspension.
 --#include queue
 --#include suspension
---#include @lease
+--#include @lock
 -- the queues of those who wait for this lock, and the names that they ask for
 local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}}
 local plans, plan = KEYS.waiters, '~' -- hash and field of a planned suspension

@@ -47,14 +47,12 @@ local function parse_holder(value)
 end
 
 --#piece single
--- Stubs for a lock that only one can hold: what each script needs. See one_permit
+-- A lock that only one can hold.
 --#include holder
 -- in the index of held locks
 local function list_until(ms) redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name) end
 local function unlist() redis.call('ZREM', KEYS.index, ARGV.name) end
 
---#piece one_permit
--- More stubs for a lock that only one can hold, which the fast paths do not need: making a function takes time.
 local function count_free() return 1 end
 
 -- the field of a waiters hash in which a handoff is remembered

@@ -109,9 +109,14 @@ local function nobody_waits()
   return not waits
 end
 
+-- the handoff with this flag is confirmed, or given back
+local function clear_handoff(flag)
+  if flag == 'h' then redis.call('HDEL', KEYS.waiters, handoff_field(whose)) end
+end
+
 local function erase_lock(flag)
   redis.call('ZREM', KEYS.ends, whose)
-  if flag == 'h' then redis.call('HDEL', KEYS.waiters, handoff_field(whose)) end
+  clear_handoff(flag)
   erased_flag = flag
   local last = last_end()
   if last and tonumber(last) <= us then
@@ -138,6 +143,18 @@ local function unlist()
   else
     redis.call('ZREM', KEYS.index, ARGV.name)
   end
+end
+
+-- milliseconds, of the permit that is meant, or until the first one is free; -2: one is free
+local function lease_left()
+  local ends = redis.call('ZSCORE', KEYS.ends, whose)
+  if not ends and count_free() < 1 then ends = redis.call('ZRANGE', KEYS.ends, 0, 0, 'WITHSCORES')[2] end
+  return ends and math.max(0, math.ceil((ends - us) / 1000)) or -2
+end
+
+local function move_end(ms)
+  redis.call('ZADD', KEYS.ends, us + ms * 1000, whose)
+  keep_permits(ms)
 end
 
 --#piece idle_permits
@@ -167,26 +184,6 @@ if held and nobody_waits() and channel == ARGV.channel then
   return {1, 0}
 end
 
---#piece lease_permits
--- The leases and the queue of a semaphore.
---#include @lock
--- milliseconds, of the permit that is meant, or until the first one is free; -2: one is free
-local function lease_left()
-  local ends = redis.call('ZSCORE', KEYS.ends, whose)
-  if not ends and count_free() < 1 then ends = redis.call('ZRANGE', KEYS.ends, 0, 0, 'WITHSCORES')[2] end
-  return ends and math.max(0, math.ceil((ends - us) / 1000)) or -2
-end
-
-local function move_end(ms)
-  redis.call('ZADD', KEYS.ends, us + ms * 1000, whose)
-  keep_permits(ms)
-end
-
--- the handoff with this flag is confirmed
-local function clear_handoff(flag)
-  if flag == 'h' then redis.call('HDEL', KEYS.waiters, handoff_field(whose)) end
-end
-
 --#piece note_queue_permits
 -- The caller has joined the queue.
   clear_handoffs(KEYS.waiters, KEYS.ends)
@@ -199,7 +196,7 @@ end
 --#piece waiting_permits
 -- The queue of a semaphore. It is never suspended.
 --#include queue
---#include @lease
+--#include @lock
 -- the queues of those who wait for a permit, and the names that they ask for
 local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}}
 local plans, plan = KEYS.permits, '~' -- nobody writes that

@@ -202,15 +202,6 @@ local function erase_lock(flag)
   if flag == 'p' then redis.call('HDEL', KEYS.line_waiters, '!' .. member) end
 end
 
---#piece idle_member
-there = redis.call('EXISTS', KEYS.queue, KEYS.waiters, KEYS.gone, KEYS.gone, KEYS.gone, KEYS.gone)
-value = read_lock()
-idle = there == 0 and not value
-
---#piece lease_member
--- The lease and the queue of a lock that is a member of a pool.
---#include @lock
---#include one_permit
 -- milliseconds; -2: there is no lock; -1: it never ends, so somebody else has written it
 local function lease_left() return member_left(member) end
 
@@ -224,6 +215,11 @@ local function clear_handoff(flag)
   if flag == 'h' then redis.call('HDEL', KEYS.waiters, '!') end
   if flag == 'p' then redis.call('HDEL', KEYS.line_waiters, '!' .. member) end
 end
+
+--#piece idle_member
+there = redis.call('EXISTS', KEYS.queue, KEYS.waiters, KEYS.gone, KEYS.gone, KEYS.gone, KEYS.gone)
+value = read_lock()
+idle = there == 0 and not value
 
 --#piece note_queue_member
 -- The caller has joined the queue of this very member, which is not for those who want any as long as somebody there
@@ -242,7 +238,7 @@ end
 -- vacate).
 --#include queue
 --#include suspension
---#include @lease
+--#include @lock
 -- the queues of those who wait for this member, and for any of its pool, and the names that they ask for
 local queues = {{KEYS.queue, KEYS.waiters, ARGV.name}, {KEYS.line, KEYS.line_waiters, stem}}
 local plans, plan = KEYS.held, planned_field(member) -- hash and field of a planned suspension

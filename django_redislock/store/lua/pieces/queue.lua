@@ -143,8 +143,8 @@ end
 --   queue, waiters, called   keys of the queue, and the name by which it was asked for
 --   free                     how many there are to be had: 1 for a lock, or so many members of a pool
 --   me                       id of the waiter or newcomer that asks for itself; nil: nobody does
---   grant_to                function (id, channel, lease, token, owner): grants one of them, and returns the field of the
---                           waiters hash in which that is remembered, the lock's name, its fence, the time of the grant
+--   grant_to                 function (id, channel, lease, token, owner): grants one of them, and returns the field of the
+--                            waiters hash in which that is remembered, the lock's name, its fence, the time of the grant
 -- returns
 --   'take'                   one is for whoever asks: for me, or for a newcomer, as nobody waits for it
 --   'passed'                 none is left
