@@ -4,10 +4,9 @@ A script is a file in ``lua/``. Its header names what it is called with, and its
 becomes ``KEYS[2]``. ``--#include name`` brings in what follows ``--#piece name`` in a file of ``lua/pieces/``, and only
 where it is needed: each function that a script makes costs time.
 
-A script on one lock exists three times, as locks are stored in three ways: as a key of its own (``key``), as a member
-of a pool (``member``), or as the permits of a semaphore (``permits``). ``@lock`` in the header stands for the keys of
-either, and ``--#include @lock`` for the piece that reads and writes them, such as ``lock_key``; the script itself does
-not know which. What only some of the three have (``release_fast_key``) is nothing for the others.
+A script on one lock exists three times, as locks are stored in three ways (docs/protocol.rst): ``key``, ``member`` and
+``permits``. ``@lock`` in the header stands for the keys of either, and ``--#include @lock`` for a piece such as
+``lock_key``. What only some of the three have (``release_fast_key``) is nothing for the others.
 
 Parts of a script that keep a rule of docs/protocol.rst have its name, so that tests can leave the rule out and see what
 breaks: ``--@name`` at the end of a line, or ``--[[@name]]text--[[@or]]instead--[[@]]`` within one. Nothing of that is
