@@ -14,7 +14,7 @@ if id and ARGV.highest ~= '' and tonumber(fence) > tonumber(ARGV.highest) then r
 local planned = parse_planned(redis.call('HGET', plans, plan))
 redis.call('HDEL', plans, plan)
 if ARGV.what == 's' and value and flag ~= 's' then return {planned or false, 0} end --@resume-holder
-erase_lock(flag)
+erase_lock(flag, value)
 unlist()
 if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end --@force-told
 return {value or planned or false, grant_next()}

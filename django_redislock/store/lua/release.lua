@@ -17,7 +17,7 @@ local channel, flag
 if held then channel, flag = string.match(value, '^(%S+) (%S)', #mine + 1) end
 if flag == 'd' and ARGV.how ~= 'bearer' then return {2, 0} end --@release-detached
 local detaches = --[[@withdraw-adopted]]flag == 'a' and ARGV.how == 'withdraw'--[[@or]]false--[[@]]
-if held and not detaches then erase_lock(flag) end
+if held and not detaches then erase_lock(flag, value) end
 if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end --@release-marks
 
 --#include @release_unwanted

@@ -196,8 +196,8 @@ local function read_lock() return read_member(member) end
 
 local function write_lock(value, ms) hold_member(member, value, ms) end
 
-local function erase_lock(flag)
-  vacate(member, redis.call('HGET', KEYS.held, member))
+local function erase_lock(flag, value)
+  vacate(member, value)
   erased_flag = flag
   if flag == 'p' then redis.call('HDEL', KEYS.line_waiters, '!' .. member) end
 end
