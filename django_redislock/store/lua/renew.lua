@@ -46,11 +46,11 @@ if value then
   list_until(left) --@renewal-listed
   answer = {HELD, us, left--[[@raise-answered]], drawn--[[@]]}
   if left >= before then return answer end
+--#include @lease_shortened
 end
 
 --#include @grant_next
 if value then
---#include @forget_later_end
   tell_of_end() --@shorter-told
 else
   -- the lease is over; those who wait should not have to find that out by themselves

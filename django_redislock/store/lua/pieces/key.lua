@@ -43,6 +43,10 @@ local function clear_handoff(flag)
   if flag == 'h' then redis.call('HDEL', KEYS.waiters, '!') end
 end
 
+--#piece lease_shortened_key
+-- The lease ends sooner than before: only those who wait must know.
+  if redis.call('EXISTS', KEYS.queue) == 0 then return answer end
+
 --#piece waiting_key
 -- The queue of a lock that is a key of its own, and its planned suspension.
 --#include queue

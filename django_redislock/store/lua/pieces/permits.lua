@@ -188,10 +188,11 @@ end
 -- The caller has joined the queue.
   clear_handoffs(KEYS.waiters, KEYS.ends)
 
---#piece forget_later_end_permits
+--#piece lease_shortened_permits
 -- The lease ends sooner than before.
   expire_permits(math.ceil((last_end() - us) / 1000))
   unlist()
+  if nobody_waits() then return answer end
 
 --#piece waiting_permits
 -- The queue of a semaphore. It is never suspended.
