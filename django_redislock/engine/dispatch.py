@@ -22,6 +22,7 @@ from redis.exceptions import ClusterDownError, ResponseError
 from ..base.log import log_event
 from ..base.pace import LAST_RETRY, Outage
 from ..base.processes import try_start
+from ..base.steps import run
 from ..base.times import monotonic
 from ..store.calls import HELD
 from ..store.lock_store import Partition
@@ -247,10 +248,10 @@ def _is_open(connection: Any) -> bool:
 
 def send_now(connection: Connection, batch: Sequence[Outgoing], by: float | None = None) -> tuple[list[Any], float]:
     """Send ``batch``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
-    connect(connection)
+    run(connect(connection))
     sent = monotonic()
     answers = exchange(connection, [outgoing.command for outgoing in batch], by)
-    believe(connection, sent)
+    run(believe(connection, sent))
     refused = [i for i, answer in enumerate(answers) if wants_source(batch[i].command, answer)]
     if refused:
         again = exchange(connection, [with_source(batch[i].command) for i in refused], by)

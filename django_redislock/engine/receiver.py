@@ -16,6 +16,7 @@ from typing import Any
 from redis.connection import Connection
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
+from ..base.steps import run
 from ..base.times import monotonic
 from ..store.calls import probe_command, probed
 from ..store.node import Node
@@ -64,7 +65,7 @@ class Receiver:
 
         0 means that messages cannot be trusted to arrive (R3). Of the other listeners, only errors are returned.
         """
-        connect(self.connection)
+        run(connect(self.connection))
         word = "SSUBSCRIBE" if self.listeners[0].partition.store.clustered else "SUBSCRIBE"
         self.connection.send_packed_command([pack([(word, each.partition.channel) for each in self.listeners])])
         refused: dict[Listener, int | ResponseError] = {}
@@ -83,7 +84,7 @@ class Receiver:
         # on a connection of its own: in a process of coroutines, the pool would keep one that nobody else needs
         connection = self.node.config.connection(self.node.config.timeout)
         try:
-            connect(connection)
+            run(connect(connection))
             for listener in asked:
                 sent = monotonic()
                 (answer,) = exchange(connection, [probe_command(listener.partition)])

@@ -13,9 +13,10 @@ from typing import Any
 
 from redis.exceptions import ResponseError, TimeoutError
 
+from ..base.steps import arun
 from ..base.times import Alarm, is_frozen, monotonic
 from .node import AbortableConnection, Node
-from .sentinels import abelieve, aconnect
+from .sentinels import believe, connect
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Slot, find, surplus, taken
 from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Command, NotAsked, classified, pack, with_address
 
@@ -167,7 +168,7 @@ class LoopConnections:
             slot.used = monotonic()
             if slot.used - sent > NO_FAILOVER_WITHIN:
                 try:
-                    await abelieve(connection, sent)
+                    await arun(believe(connection, sent))
                 except BaseException:
                     connection.abort()
                     raise
@@ -203,7 +204,7 @@ class LoopConnections:
         slot = LoopSlot(node, node.for_loops.connection(seconds, socket_timeout=None))
         try:
             slot.limit.begin(monotonic() + seconds)
-            await aconnect(slot.connection)
+            await arun(connect(slot.connection))
         except BaseException as error:
             slot.limit.end(error)
             raise

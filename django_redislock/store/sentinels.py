@@ -86,7 +86,7 @@ class Sentinels:
         first = self.turn.last + self.turn.doubted
         for number in (each % len(self.ways) for each in range(first, first + len(self.ways))):
             try:
-                listed, address = yield Call(_ask, (self.ways[number], share, self.service_name), twin=_aask)
+                listed, address = yield from _ask(self.ways[number], share, self.service_name)
             except (*CONNECTION_ERRORS, ResponseError) as error:
                 troubles.append(str(error))
                 continue
@@ -108,47 +108,27 @@ class LoopSentinels(Sentinels):
         return self.named
 
 
-def connect(connection: Any) -> None:
-    """Connect, as if connecting were a request that a node has answered: see believe()."""
+def connect(connection: Any) -> Steps[None]:
+    """Connect, as if connecting were a request that a node has answered: see believe().
+
+    The caller closes the connection if this raises.
+    """
     begun = monotonic()
     # explicitly, as only connect() makes a Sentinel connection ask for its master
     with _refusals():
-        connection.connect()
-    try:
-        believe(connection, begun)
-    except BaseException:
-        connection.disconnect()
-        raise
+        yield Call(connection.connect)
+    yield from believe(connection, begun)
 
 
-def believe(connection: Any, sent: float) -> None:
+def believe(connection: Any, sent: float) -> Steps[None]:
     """C7: raise ConnectionError if an answer to what was ``sent`` (monotonic) does not count.
 
     A master that sentinels have named may have been replaced meanwhile, if it was silent for half a second. What they
     have said themselves may have waited as well, for a process that was stopped, and the old master have come back.
     """
-    if (sentinels := _to_be_asked(connection, sent)) is not None:
-        run(sentinels.confirm())
-
-
-async def aconnect(connection: Any) -> None:
-    """See connect(). Its caller closes the connection if this raises."""
-    begun = monotonic()
-    with _refusals():
-        await connection.connect()
-    await abelieve(connection, begun)
-
-
-async def abelieve(connection: Any, sent: float) -> None:
-    """See believe()."""
-    if (sentinels := _to_be_asked(connection, sent)) is not None:
-        await arun(sentinels.confirm())
-
-
-def _to_be_asked(connection: Any, sent: float) -> Sentinels | None:
-    """The sentinels that have named this master, if it has not answered at once."""
     sentinels = getattr(connection, "connection_pool", None)
-    return sentinels if isinstance(sentinels, Sentinels) and monotonic() - sent > NO_FAILOVER_WITHIN else None
+    if isinstance(sentinels, Sentinels) and monotonic() - sent > NO_FAILOVER_WITHIN:
+        yield from sentinels.confirm()
 
 
 @contextmanager
@@ -163,24 +143,13 @@ def _refusals() -> Iterator[None]:
         raise
 
 
-def _ask(way: Any, seconds: float, service_name: str) -> tuple[Any, Any]:
+def _ask(way: Any, seconds: float, service_name: str) -> Steps[tuple[Any, Any]]:
     """Return what a sentinel knows of all masters that it watches, and the address of this one."""
     connection = way.connection(seconds)
     try:
-        connection.send_command("SENTINEL", "MASTERS")
-        listed = connection.read_response()
-        connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service_name)
-        return listed, connection.read_response()
+        yield Call(connection.send_command, ("SENTINEL", "MASTERS"))
+        listed = yield Call(connection.read_response)
+        yield Call(connection.send_command, ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service_name))
+        return listed, (yield Call(connection.read_response))
     finally:
-        connection.disconnect()
-
-
-async def _aask(way: Any, seconds: float, service_name: str) -> tuple[Any, Any]:
-    connection = way.connection(seconds)
-    try:
-        await connection.send_command("SENTINEL", "MASTERS")
-        listed = await connection.read_response()
-        await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service_name)
-        return listed, await connection.read_response()
-    finally:
-        connection.abort()
+        getattr(connection, "abort", connection.disconnect)()  # that of a loop has to be closed in one step

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from ..base.steps import run
 from ..base.times import monotonic
 from .aliases import RedisConfig
 from .node import Node
@@ -77,7 +78,7 @@ class ThreadConnections:
             answers = exchange(slot.connection, commands, by)
             slot.used = monotonic()
             if slot.used - sent > NO_FAILOVER_WITHIN:
-                believe(slot.connection, sent)
+                run(believe(slot.connection, sent))
             used, slot = slot, None
             self.idle.append(used)
         except BaseException:
@@ -132,12 +133,12 @@ class ThreadConnections:
             self.drop_idle(node)  # nor are those in order that were unused for longer
         if slot.connection is not None:
             slot.connection.disconnect()
-        connection: Any = node.config.connection(None if by is None else max(0.001, by - monotonic()))
-        connect(connection)
+        connection = node.config.connection(None if by is None else max(0.001, by - monotonic()))
+        slot.connection, slot.node = connection, node  # which closes it if it cannot connect
+        run(connect(connection))
         if by is not None:
             change_timeout(connection, self._timeout)
         let_the_system_wait(connection, self._timeout)
-        slot.connection, slot.node = connection, node
 
     def _break(self, slot: Slot) -> None:
         """Close its connection, and give up the slot, even if the traceback of an error keeps it.
