@@ -12,8 +12,6 @@ is that which Redis names to its clients: https://redis.io/docs/latest/develop/r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,9 +112,15 @@ def connect(connection: Any) -> Steps[None]:
     The caller closes the connection if this raises.
     """
     begun = monotonic()
-    # explicitly, as only connect() makes a Sentinel connection ask for its master
-    with _refusals():
+    try:
+        # explicitly, as only connect() makes a Sentinel connection ask for its master
         yield Call(connection.connect)
+    except ConnectionError as error:
+        # the node, or a proxy, may have taken the connection and hung up, with a word or without
+        hung_up = isinstance(error.__cause__ or error.__context__, (BrokenPipeError, ConnectionResetError))
+        if hung_up or any(said in str(error) for said in ("max number of clients", "Connection closed by server")):
+            raise Refused(str(error)) from error
+        raise
     yield from believe(connection, begun)
 
 
@@ -129,18 +133,6 @@ def believe(connection: Any, sent: float) -> Steps[None]:
     sentinels = getattr(connection, "connection_pool", None)
     if isinstance(sentinels, Sentinels) and monotonic() - sent > NO_FAILOVER_WITHIN:
         yield from sentinels.confirm()
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Raise Refused where the node, or a proxy, has taken the connection and hung up, with a word or without."""
-    try:
-        yield
-    except ConnectionError as error:
-        hung_up = isinstance(error.__cause__ or error.__context__, (BrokenPipeError, ConnectionResetError))
-        if hung_up or any(said in str(error) for said in ("max number of clients", "Connection closed by server")):
-            raise Refused(str(error)) from error
-        raise
 
 
 def _ask(way: Any, seconds: float, service_name: str) -> Steps[tuple[Any, Any]]:
