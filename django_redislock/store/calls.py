@@ -330,25 +330,19 @@ def force(
     """
     keys = make_keys(partition.prefix, name)
     value: bytes | None = None
-    repeated = False
-    while True:
+    repeated, more = False, True
+    while more:
         most = "" if highest is None else str(highest)
         args = (name, id, partition.channel, str(partition.highest_fence), most, what)
         reply = yield from call(partition, _FORCE[keys.stored].command(keys.declared, args), name)
         held, more = reply.answer
         value, repeated = value or held, repeated or reply.repeated
-        if not more:
-            yield from _free_old(partition, name, value)
-            return value is not None or repeated
         highest = 0  # it was released: whoever holds it by now came later
-
-
-def _free_old(partition: Partition, name: str, value: bytes | None) -> Steps[None]:
-    """After a force-release of whoever held the lock by this value."""
     holder = parse_holder(value)
     old = None if holder is None else old_key_of(partition, name, holder.id, holder.token)
     if old is not None:
         yield from old.call("free")
+    return value is not None or repeated
 
 
 def suspend(partition: Partition, name: str, seconds: float, owner: str) -> Steps[bool]:
