@@ -35,30 +35,24 @@ def read_values(
 
     A size is 0 where the key is of another type.
     """
-    plain = [i for i, key in enumerate(keys) if key.member is None]
-    pools: dict[str, list[int]] = defaultdict(list)
+    groups: dict[str, list[int]] = defaultdict(list)  # by the hash of the pool; "": locks that are keys
     for i, key in enumerate(keys):
-        if key.member is not None:
-            pools[key.lock].append(i)
-    in_plain = list(batches(plain))
-    in_pools = [batch for members in pools.values() for batch in batches(members)]
+        groups["" if key.member is None else key.lock].append(i)
+    parts = [(pool, batch) for pool, group in groups.items() for batch in batches(group)]
     commands: list[Command] = []
-    for batch in in_plain:
-        locks = [keys[i].lock for i in batch]
-        commands += ("MGET", *locks), *(("PTTL", lock) for lock in locks)
-    for batch in in_pools:
-        names = [keys[i].member or "" for i in batch]
-        commands += ("HMGET", keys[batch[0]].lock, *names), ("ZMSCORE", keys[batch[0]].busy, *names)
+    for pool, batch in parts:
+        names = [keys[i].member or keys[i].lock for i in batch]
+        if pool:
+            commands += ("HMGET", pool, *names), ("ZMSCORE", keys[batch[0]].busy, *names)
+        else:
+            commands += ("MGET", *names), *(("PTTL", name) for name in names)
     us, read = yield from read_all(partition, commands, sizes)
     answers = iter(read)
     found: dict[int, Found] = {}
-    for batch in in_plain:
-        for i, value in zip(batch, next(answers), strict=True):
-            left = next(answers)
-            found[i] = Found(value, math.inf if left == -1 else left / 1000)
-    for batch in in_pools:
-        for i, value, score in zip(batch, next(answers), next(answers), strict=True):
-            found[i] = _of_member(value, score, us)
+    for pool, batch in parts:
+        values, ends = next(answers), next(answers) if pool else [next(answers) for _ in batch]
+        for i, value, end in zip(batch, values, ends, strict=True):
+            found[i] = _of_member(value, end, us) if pool else Found(value, math.inf if end == -1 else end / 1000)
     return us, [found[i] for i in range(len(keys))], dict(zip(sizes, answers, strict=True))
 
 
