@@ -190,9 +190,12 @@ def find_config(alias: str) -> RedisConfig:
 def _find_config(alias: str) -> RedisConfig:
     cache = _create_cache(alias)
     client = _redis_client(cache, alias)
-    memory = client is None or _is_fake(client)
     manager: NodesManager | None = getattr(client, "nodes_manager", None)  # a RedisCluster client has one
-    pool = _pool_of(memory_client(alias) if memory else client)
+    pool: Any = None if client is None else _pool_of(client)
+    # connections of fakeredis, too: coroutines, for one, could not use them for locks
+    memory = pool is None or str(getattr(pool.connection_class, "__module__", "")).startswith("fakeredis.")
+    if memory:
+        pool = memory_client(alias).connection_pool
     if not isinstance(pool.connection_class, type):
         raise ImproperlyConfigured(
             f"The connection_class of the cache alias {alias!r} must be a class, not {shown(pool.connection_class)}."
@@ -254,12 +257,6 @@ def _pool_of(client: Any) -> Any:
     if manager is not None:
         client = next(node.redis_connection for node in manager.nodes_cache.values() if node.redis_connection)
     return client.connection_pool
-
-
-def _is_fake(client: Any) -> bool:
-    """Return whether it is fakeredis's: coroutines, for one, could not use its connections for locks."""
-    kind = None if hasattr(client, "nodes_manager") else client.connection_pool.connection_class
-    return str(getattr(kind, "__module__", "")).startswith("fakeredis.")
 
 
 def _check_clusterable(config: RedisConfig) -> None:
