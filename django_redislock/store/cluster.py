@@ -259,11 +259,9 @@ class Cluster(LockStore):
                 node.answered_at = now
         return bool(node.suspected_at)
 
-    def look_around(self, node: Node) -> None:
-        self.suspect(node)
-        self._ask()
-
-    def look_elsewhere(self) -> None:
+    def look_around(self, suspected: Node | None = None) -> None:
+        if suspected is not None:
+            self.suspect(suspected)
         self._ask()
 
     def redirect(self, partition: Partition, error: ResponseError, node: Node) -> bool:

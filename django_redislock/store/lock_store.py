@@ -97,19 +97,17 @@ class LockStore:
             self.threads.drop_idle(node)
             self._in_loops(lambda connections: connections.drop_idle(node))
 
-    def look_around(self, node: Node) -> None:
-        """After trouble with this node, find out in the background whether others have taken over its slots."""
-        node.doubt()
-
     def blame(self, node: Node | None, error: Exception) -> None:
         """Draw the consequences of an error by which a node could not be asked."""
         if isinstance(error, Refused):
-            self.look_elsewhere()
+            self.look_around()
         elif not isinstance(error, BLAMELESS):
             self.suspect(node)
 
-    def look_elsewhere(self) -> None:
-        """A node has hung up on a new connection. It may be dead, behind a proxy that takes connections for it, or
+    def look_around(self, suspected: Node | None = None) -> None:
+        """After trouble with a node, find out in the background whether another one has taken over.
+
+        None: it has only hung up on a new connection. It may be dead, behind a proxy that takes connections for it, or
         full: then those that there are go on.
         """
         self._node_by_tag[0].doubt()
