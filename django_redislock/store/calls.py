@@ -173,7 +173,7 @@ def granted_at_once(request: LockRequest, tried: Tried) -> tuple[int, float] | N
     partition = request.partition
     if node is None or (partition.store.clustered and partition.node_if_known is not node):  # C3; see acquire()
         return None
-    answer: Any = answers[0]  # type: ignore[index]
+    answer = answers[0]
     if type(answer) is not list or answer[0] != GRANTED or len(answer) > 6:  # a limit has changed
         return None
     _, us, fence, left, *_ = answer
@@ -188,14 +188,13 @@ def granted_at_once(request: LockRequest, tried: Tried) -> tuple[int, float] | N
 def state_at_once(tried: Tried) -> int | None:
     """Return what state a first try has met; None: that is not known."""
     _, answers, node = tried
-    answer: Any = None if node is None else answers[0]  # type: ignore[index]
-    return answer[0] if type(answer) is list else None
+    return answers[0][0] if node is not None and type(answers[0]) is list else None
 
 
 def released_at_once(tried: Tried) -> bool:
     """Return whether a first try has released a lock, and nothing is left to do."""
     _, answers, node = tried
-    return node is not None and answers[0] == [RELEASED, 0]  # type: ignore[index]
+    return node is not None and answers[0] == [RELEASED, 0]
 
 
 class Released(NamedTuple):

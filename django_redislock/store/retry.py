@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
@@ -62,7 +62,7 @@ class Reply(NamedTuple):
 
 
 # what has come of a command that was sent once: when (monotonic), the answers and whose they are, or the error
-Tried = tuple[float, list[Any] | Exception, Node | None]
+Tried = tuple[float, Any, Node | None]
 
 
 def try_once(partition: Partition, command: Command, by: float | None) -> Tried:
@@ -136,17 +136,16 @@ def _send_until_answered(
     """``several``: return all answers, errors among them; else return the first, or raise it if it is an error."""
     partition = request.partition
     failures, delay, repeated, give_up = 0, 0.0, False, 0.0
-    node: Node | None = None
+    node: Any = None  # that has answered
     while True:
         sent = monotonic()
         try:
             if tried is None:
                 answers, node = yield request
             else:
-                (sent, found, answerer), tried = tried, None
-                if isinstance(found, Exception):
-                    raise found
-                answers, node = found, cast("Node", answerer)
+                (sent, answers, node), tried = tried, None
+                if isinstance(answers, Exception):
+                    raise answers
             if several:
                 for answer in answers if partition.store.clustered else ():
                     if isinstance(answer, PASSING):
