@@ -59,6 +59,7 @@ from django_redislock.store import records as _keys
 from django_redislock.store import scripts as _scripts
 from django_redislock.store import stores as stores_module
 from django_redislock.store.cluster import Cluster, Question, tag_of
+from django_redislock.store.lock_store import LockStore
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.node import Node
 from django_redislock.store.retry import Roundtrip, call, try_once
@@ -928,18 +929,18 @@ def note_loops(patch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Note the event loops that connect from now on. The result tells how many connections those that are closed have
     left open."""
     opened: list[tuple[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]]] = []
-    tie = LoopConnections.open
+    until_it_ends = LockStore._until_it_ends
 
-    async def noted(self: LoopConnections, forget: Callable[[], object]) -> None:
-        opened.append((weakref.ref(asyncio.get_running_loop()), weakref.ref(self)))
-        await tie(self, forget)
+    def noted(store: LockStore, loop: asyncio.AbstractEventLoop, made: LoopConnections) -> Any:
+        opened.append((weakref.ref(loop), weakref.ref(made)))
+        return until_it_ends(store, loop, made)
 
     def left_open() -> int:
         known = [(loop(), connections()) for loop, connections in opened]
         closed = [their for loop, their in known if their is not None and (loop is None or loop.is_closed())]
         return sum(bool(one.is_connected) for their in closed for one in idle(their))
 
-    patch.setattr(LoopConnections, "open", noted)
+    patch.setattr(LockStore, "_until_it_ends", noted)
     return left_open
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -136,13 +136,22 @@ class LockStore:
         made = self._loops[loop] = LoopConnections(self.bound)
         made.closed = self.closed or ends
         if not ends:  # else the loop would not tell us when it ends
-            await made.open(lambda: self._forget(loop))
+            made.end = self._until_it_ends(loop, made)
+            await made.end.__anext__()
         return made
 
-    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loops.pop(loop, None)
-        for callback in self.on_loop_end:
-            callback(loop)
+    async def _until_it_ends(
+        self, loop: asyncio.AbstractEventLoop, made: LoopConnections
+    ) -> AsyncGenerator[None, None]:
+        """An event loop closes at its end the asynchronous generators that were begun in it."""
+        try:
+            yield
+        finally:
+            made.closed = True
+            made.drop_idle()
+            self._loops.pop(loop, None)
+            for callback in self.on_loop_end:
+                callback(loop)
 
     # -- closing ----------------------------------------------------------------------------------------------------
 

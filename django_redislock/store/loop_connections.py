@@ -7,7 +7,7 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
 
@@ -110,24 +110,8 @@ class LoopConnections:
         self._loans: set[weakref.ref[Loan]] = set()
         # coroutines that wait for a connection, by urgency
         self._queues: tuple[deque[Loan], ...] = (deque(), deque(), deque())
-        self._end: AsyncGenerator[None, None] | None = None
+        self.end: AsyncGenerator[None, None] | None = None  # closes them with their loop
         self.closed: bool = False  # commands still work, each with a connection of its own
-
-    async def open(self, forget: Callable[[], object]) -> None:
-        """Close with the running loop, which at its end closes the asynchronous generators that were begun in it.
-
-        ``forget`` is called then.
-        """
-        self._end = self._until_the_loop_ends(forget)
-        await self._end.__anext__()
-
-    async def _until_the_loop_ends(self, forget: Callable[[], object]) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            self.closed = True
-            self.drop_idle()
-            forget()
 
     async def exchange(
         self, node: Node, commands: Sequence[Command], by: float | None, *, urgency: int
