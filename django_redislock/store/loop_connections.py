@@ -29,7 +29,6 @@ class Loan:
     """The right of a coroutine to use a connection."""
 
     entry: weakref.ref[Loan] | None = None  # its entry in the set that is counted
-    granted: asyncio.Future[None] | None = None  # while the coroutine waits for it
 
 
 class _Limit:
@@ -108,8 +107,8 @@ class LoopConnections:
         self._bound = bound
         self.idle: deque[LoopSlot] = deque()
         self._loans: set[weakref.ref[Loan]] = set()
-        # coroutines that wait for a connection, by urgency
-        self._queues: tuple[deque[Loan], ...] = (deque(), deque(), deque())
+        # coroutines that wait for a connection, by urgency; each with what ends its waiting
+        self._queues: tuple[deque[tuple[Loan, asyncio.Future[None]]], ...] = (deque(), deque(), deque())
         self.end: AsyncGenerator[None, None] | None = None  # closes them with their loop
         self.closed: bool = False  # commands still work, each with a connection of its own
 
@@ -198,15 +197,15 @@ class LoopConnections:
     async def _enter(self, loan: Loan, patience: float, urgency: int) -> None:
         """Wait until there are fewer loans than connections. A lower urgency is served first."""
         loop = asyncio.get_running_loop()
-        loan.granted = loop.create_future()
-        self._queues[urgency].append(loan)
-        limit = Alarm(loop, patience, partial(self._give_up, loan.granted))
+        granted = loop.create_future()
+        self._queues[urgency].append((loan, granted))
+        limit = Alarm(loop, patience, partial(self._give_up, granted))
         try:
-            await loan.granted
+            await granted
         finally:
             limit.cancel()
             if not loop.is_closed():
-                loan.granted.cancel()  # so that it is not granted any more
+                granted.cancel()  # so that it is not granted any more
 
     @staticmethod
     def _give_up(granted: asyncio.Future[None]) -> None:
@@ -219,9 +218,8 @@ class LoopConnections:
             self._loans.discard(loan.entry)
         for queue in self._queues:
             while queue and len(self._loans) < self._bound:
-                following = queue.popleft()
-                granted = following.granted
-                if granted is not None and not granted.done() and not granted.get_loop().is_closed():
+                following, granted = queue.popleft()
+                if not granted.done() and not granted.get_loop().is_closed():
                     self._grant(following)
                     granted.set_result(None)
 
