@@ -113,7 +113,6 @@ class RedisConfig:
     kind: type[Any]
     keywords: Mapping[str, Any] = field(repr=False)  # of a connection, the password among them
     pool: Any  # the alias's own
-    cache: Any  # keeps the pool alive
     sentinels: Sentinels | None = None  # these know the master
     # for a cluster: host and port of the nodes to ask first, and a function that maps the addresses that nodes announce
     startup: tuple[Address, ...] = ()
@@ -209,13 +208,11 @@ def _find_config(alias: str) -> RedisConfig:
     except ValueError as error:
         raise ImproperlyConfigured(str(error)) from None
     remap = keywords.pop("address_remap", None) if manager is None else manager.address_remap
-    config = RedisConfig(alias, prefix, memory, pool.connection_class, keywords, pool, (cache, client), remap=remap)
+    config = RedisConfig(alias, prefix, memory, pool.connection_class, keywords, pool, remap=remap)
     ways: list[RedisConfig] = []
     if issubclass(pool.connection_class, SentinelManagedConnection):
         watching = [client.connection_pool for client in pool.sentinel_manager.sentinels]
-        ways = [
-            RedisConfig(alias, "", False, each.connection_class, _keywords_of(each), each, None) for each in watching
-        ]
+        ways = [RedisConfig(alias, "", False, each.connection_class, _keywords_of(each), each) for each in watching]
         config = replace(config, sentinels=Sentinels(pool.service_name, pool.sentinel_manager, ways))
     if manager is not None:
         return replace(config, startup=tuple((node.host, int(node.port)) for node in manager.startup_nodes.values()))
