@@ -17,9 +17,6 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from .aliases import RedisConfig
 from .sentinels import LoopSentinels
 
-# what is only for a pool of connections, or would have to be awaitable here
-_LEFT_BEHIND = {"connection_pool", "parser_class"}
-
 
 def for_loops(config: RedisConfig) -> RedisConfig:
     """The same, with connections for event loops."""
@@ -36,7 +33,8 @@ def for_loops(config: RedisConfig) -> RedisConfig:
             f"The redis_connect_func of the cache alias {config.alias!r} is for connections of threads: coroutines "
             f"cannot use its locks, since what it does would be left out."
         )
-    keywords = {key: value for key, value in config.keywords.items() if key in known - _LEFT_BEHIND}
+    # a parser would have to be awaitable here
+    keywords = {key: value for key, value in config.keywords.items() if key in known - {"parser_class"}}
     by = config.sentinels
     sentinels = by and LoopSentinels(by.service_name, by.manager, [*map(for_loops, by.ways)], turn=by.turn)
     plain = twin in (Connection, SSLConnection, UnixDomainSocketConnection)
