@@ -21,7 +21,6 @@ from typing import Any
 from zlib import crc32
 
 from redis.cluster import ClusterNode, NodesManager
-from redis.connection import ConnectionPool
 from redis.crc import key_slot
 from redis.exceptions import (
     ClusterDownError,
@@ -203,7 +202,6 @@ class Cluster(LockStore):
         return NodesManager(
             startup_nodes=[ClusterNode(host, port) for host, port in addresses],
             from_url=True,  # makes it accept any class of connections
-            connection_pool_class=ConnectionPool,
             connection_class=self.config.kind,
             address_remap=self.config.remap,
             **keywords,
