@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -19,15 +19,8 @@ from django.test import TestCase
 
 from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
 from redisserver import NoServerError, RedisServer, find_server, redis_server
-from tests.helpers.actors import Actor, Crowd, Ghost, Other, auntil, until
-from tests.helpers.databases import (
-    Account,
-    Commits,
-    mariadb_server,
-    one_database,
-    postgres_server,
-    sqlite_file,
-)
+from tests.helpers.actors import Actor, Crowd, Ghost, Other, until
+from tests.helpers.databases import Account, Commits, mariadb_server, one_database, postgres_server, sqlite_file
 from tests.helpers.docs import Undocumented
 from tests.helpers.jobs import Program
 from tests.helpers.processes import Worker, left_out
@@ -144,16 +137,6 @@ def actor() -> type[Actor]:
 @pytest.fixture
 def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
     yield from _makes(partial(Ghost, client), Ghost.close)
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    return until
-
-
-@pytest.fixture
-def aeventually() -> Callable[..., Awaitable[Any]]:
-    return auntil
 
 
 @pytest.fixture

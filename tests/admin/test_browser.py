@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from django_redislock import Lock, force_release, get_lock
 from django_redislock.admin import LockAdmin
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.browser import LIST, Picture, Visit, names, row, run_action
 from tests.helpers.state import holder, put
 
@@ -53,7 +53,7 @@ def test_the_index_leads_to_the_list_which_sorts_and_searches(visit: Visit, clie
         assert names(page) == shown
 
 
-def test_a_page_shows_the_queue_in_order(visit: Visit, client: Any, other: Any, eventually: Any, picture: Any) -> None:
+def test_a_page_shows_the_queue_in_order(visit: Visit, client: Any, other: Any, picture: Any) -> None:
     put(client, "order:42", owner="the-holder", ttl=600)
 
     def wait(purpose: str) -> None:
@@ -63,7 +63,7 @@ def test_a_page_shows_the_queue_in_order(visit: Visit, client: Any, other: Any, 
     waiting = []
     for number in range(3):
         waiting.append(other().start(partial(wait, f"waiter-{number}")))
-        eventually(lambda number=number: (info := get_lock("order:42")) and info.waiters == number + 1)
+        until(lambda number=number: (info := get_lock("order:42")) and info.waiters == number + 1)
     page = visit()
     page.get_by_role("link", name="order:42").click()
     expect(page.locator(".field-shown_owner .readonly")).to_contain_text("the-holder")

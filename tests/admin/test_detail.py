@@ -27,7 +27,7 @@ from django_redislock.fencing import prune
 from django_redislock.models import Fence, HeldLock
 from redisserver import RedisServer
 from tests.admin.pages import LIST, names, select, told, url
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.processes import ROOT
 from tests.helpers.state import holder, put
 from tests.inside import PREFIX, limit
@@ -65,11 +65,11 @@ def test_whatever_its_name_a_lock_has_its_pages(name: str, admin: Client, client
     assert not holder(client, name)
 
 
-def test_notes_are_shown_escaped_and_tokens_never(admin: Client, client: Any, other: Any, eventually: Any) -> None:
+def test_notes_are_shown_escaped_and_tokens_never(admin: Client, client: Any, other: Any) -> None:
     thread = other()
     with Lock("a", note="<script>alert(1)</script>\nsecond & line\u202e") as lock:
         waiting = thread.start(lambda: Lock("a", note="<i>of a waiter</i>").acquire(blocking_timeout=GENEROUS))
-        eventually(lambda: client.zcard(f"{PREFIX}queue:a"))
+        until(lambda: client.zcard(f"{PREFIX}queue:a"))
         page = content(admin, "a")
         pages = [admin.get(path) for path in (LIST, url("delete", "a"))]
         pages.append(select(admin, "a"))
@@ -189,7 +189,7 @@ def exports() -> list[Semaphore]:
 
 
 def test_each_holder_of_a_semaphore_has_a_link_that_force_releases_its_permit_alone(
-    exports: list[Semaphore], admin: Client, heard: Any, eventually: Any
+    exports: list[Semaphore], admin: Client, heard: Any
 ) -> None:
     links = permit_links(content(admin, "semaphore:export"))
     assert [int(link.partition("=")[2]) for link in links] == [permit.fence for permit in exports]
@@ -202,7 +202,7 @@ def test_each_holder_of_a_semaphore_has_a_link_that_force_releases_its_permit_al
     assert "of 0" not in page
     assert exports[1].owned()  # a GET asks
     assert told(admin.post(links[1], {**YES, **asked.context["fences"]}, follow=True)) == ONE_PERMIT
-    eventually(lambda: exports[1].lost)
+    until(lambda: exports[1].lost)
     assert [permit.owned() for permit in exports] == [True, False, True]
     assert [facts["by"] for which, facts in heard if which == "force"] == ["jo in the admin"]
     entry = LogEntry.objects.get()
@@ -265,13 +265,13 @@ def test_the_list_is_as_it_was_filtered_before(admin: Client, client: redis.Redi
     assert (response.redirect_chain, told(response)) == ([(f"{LIST}?q=e", 302)], ONE_PERMIT)
 
 
-def test_holder_site_and_history_learn_who_did_it(admin: Any, eventually: Any, heard: Any, client: Any) -> None:
+def test_holder_site_and_history_learn_who_did_it(admin: Any, heard: Any, client: Any) -> None:
     lock = Lock("a", ttl=600)
     lock.acquire()
     admin.post(url("delete", "a"), YES)
     assert [facts["by"] for which, facts in heard if which == "force"] == ["jo in the admin"]
     assert get_lock("a") is None
-    eventually(lambda: lock.lost)
+    until(lambda: lock.lost)
     put(client, "b", owner="web-1", since=90)
     select(admin, "b", **YES)
     entry = LogEntry.objects.latest("pk")

@@ -12,8 +12,6 @@ from django.core.cache import caches
 from redisserver import RedisServer
 from tests.faults.moving import OLD
 
-Eventually = Callable[..., Any]
-
 KEYS = {"redis-py": "{}", "django-redis": ":1:{}", "python-redis-lock": "lock:{}"}
 
 

@@ -21,13 +21,13 @@ from django_redislock import (
     locked,
 )
 from django_redislock.testing import own_locks
-from tests.helpers.actors import GENEROUS, Crowd, Other
+from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, until
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, holder, leftovers
 from tests.inside import PREFIX, RELEASE, limit
 from tests.lock.conftest import Block
 
-from .conftest import Eventually, Old
+from .conftest import Old
 
 
 def test_old_code_keeps_ours_out_and_ours_old_code(crowd: Crowd, old: Old, client: redis.Redis) -> None:
@@ -53,16 +53,16 @@ def test_old_code_keeps_ours_out_and_ours_old_code(crowd: Crowd, old: Old, clien
 
 
 def test_ours_waits_for_old_code_and_others_wait_behind_it(
-    crowd: Crowd, old: Old, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    crowd: Crowd, old: Old, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A long wait for old code is logged."""
     me, you = crowd(), crowd()
     theirs, lock, next_one = old.held(NAME), Lock(NAME, slow_wait=0.01), Lock(NAME)
     first = me.start(lock, "acquire")
-    eventually(lambda: get_lock(NAME))
+    until(lambda: get_lock(NAME))
     second = you.start(next_one, "acquire")
-    eventually(lambda: lock.info().waiters == 1)  # type: ignore[union-attr]
-    (told,) = eventually(lambda: [text for text in caplog.messages if "event=still-waiting" in text])
+    until(lambda: lock.info().waiters == 1)  # type: ignore[union-attr]
+    (told,) = until(lambda: [text for text in caplog.messages if "event=still-waiting" in text])
     assert f"old code (its key '{old.key(NAME)}')" in told
     assert not first.done()
     assert [info.name for info in list_locks()] == [NAME]
@@ -77,14 +77,14 @@ def test_ours_waits_for_old_code_and_others_wait_behind_it(
 
 
 def test_old_code_that_waits_gets_it_after_ours(
-    crowd: Crowd, old: Old, other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+    crowd: Crowd, old: Old, other: Callable[[], Other], client: redis.Redis
 ) -> None:
     """Also python-redis-lock's, which without an end of its own waits for the signal alone."""
     me, lock, theirs = crowd(), Lock(NAME), old.lock(NAME)
     me(lock, "acquire")
     waiting = other().start(theirs.acquire)
     if old.kind == "python-redis-lock":
-        eventually(lambda: client.info("clients")["blocked_clients"])
+        until(lambda: client.info("clients")["blocked_clients"])
     me(lock, "release")
     assert waiting.result(GENEROUS) is True
     assert me(lock, "acquire", blocking=False) is False
@@ -152,54 +152,47 @@ def test_a_section_costs_one_round_trip_more_at_each_end_and_none_where_it_is_of
     theirs.release()
 
 
-async def test_a_wait_that_is_cancelled_leaves_nothing(
-    plain: Old, client: redis.Redis, aeventually: Callable[..., Any]
-) -> None:
+async def test_a_wait_that_is_cancelled_leaves_nothing(plain: Old, client: redis.Redis) -> None:
     theirs, before = plain.held(NAME), client.get(NAME)
     task = asyncio.create_task(Lock(NAME).aacquire())
-    await aeventually(lambda: holder(client))
+    await auntil(lambda: holder(client))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await aeventually(lambda: leftovers(client) == [NAME])
+    await auntil(lambda: leftovers(client) == [NAME])
     assert client.get(NAME) == before
     theirs.release()
 
 
 async def test_a_section_that_is_cancelled_as_it_ends_gives_both_back(
-    plain: Old, client: redis.Redis, network: Proxy, aeventually: Callable[..., Any]
+    plain: Old, client: redis.Redis, network: Proxy
 ) -> None:
     lock = Lock(NAME)
     await lock.aacquire()
     answer = network.hold_answer("\r\nfree\r\n")
     task = asyncio.create_task(lock.arelease())
-    await aeventually(answer.caught.is_set)
+    await auntil(answer.caught.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     answer.let_go()
-    await aeventually(lambda: leftovers(client) == [])
+    await auntil(lambda: leftovers(client) == [])
 
 
 def test_what_could_not_be_released_is_released_in_the_background(
-    crowd: Crowd,
-    plain: Old,
-    client: redis.Redis,
-    network: Proxy,
-    retry_for: Callable[[float], None],
-    eventually: Eventually,
+    crowd: Crowd, plain: Old, client: redis.Redis, network: Proxy, retry_for: Callable[[float], None]
 ) -> None:
     """At the end of a block, and where old code was in the way."""
     me = crowd()
     retry_for(0.0)
     me(Block(Lock(NAME), network.cut), "run")
     network.mend()
-    eventually(lambda: leftovers(client) == [])
+    until(lambda: leftovers(client) == [])
     theirs = plain.held(NAME)
     lost = network.lose_answer(RELEASE, times=2)  # a first one may have met a stale connection
     assert me(Lock(NAME), "acquire", blocking=False) is False
     assert lost.over.is_set()
-    eventually(lambda: leftovers(client) == [NAME])
+    until(lambda: leftovers(client) == [NAME])
     theirs.release()
 
 

@@ -11,22 +11,22 @@ import redis
 
 from django_redislock import Lock, LockLost, force_release, get_lock
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, auntil, until
 from tests.helpers.proxy import proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, leftovers, outlives
 from tests.inside import let_go, renew_all
 
-from .conftest import Eventually, Old
+from .conftest import Old
 
 GONE = r"the key of the old code \(REDISLOCK\['ALSO_LOCK'\]\) is gone, or somebody else's\.$"
 Losses = list[LockLost]
 
 
 @pytest.mark.complete
-def test_it_is_renewed_with_ours(crowd: Crowd, old: Old, eventually: Eventually) -> None:
+def test_it_is_renewed_with_ours(crowd: Crowd, old: Old) -> None:
     lock, me = Lock(NAME, ttl=3), crowd()
     me(lock, "acquire")
-    eventually(lambda: outlives(3, NAME))
+    until(lambda: outlives(3, NAME))
     assert not old.is_free(NAME)
     assert me.read(lambda: lock.lost) is False
     me(lock, "release")
@@ -45,51 +45,47 @@ def test_it_ends_no_sooner_than_ours_and_soon_after_it(crowd: Crowd, plain: Old,
     assert ours <= theirs <= 300_000
 
 
-def test_a_renewal_makes_it_longer_and_not_shorter(
-    crowd: Crowd, plain: Old, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_a_renewal_makes_it_longer_and_not_shorter(crowd: Crowd, plain: Old, client: redis.Redis) -> None:
     """One that is late comes after an extension."""
     me, lock = crowd(), Lock(NAME, ttl=600)
     me(lock, "acquire")
     client.pexpire(NAME, 300_000)
     renew_all()
-    eventually(lambda: client.pttl(NAME) > 300_000)
+    until(lambda: client.pttl(NAME) > 300_000)
     client.pexpire(NAME, 1_200_000)
     before = count(client, "eval")
     renew_all()
-    eventually(lambda: count(client, "eval") > before)
+    until(lambda: count(client, "eval") > before)
     assert client.pttl(NAME) > 900_000
 
 
 @pytest.mark.complete
 def test_a_lock_that_is_not_renewed_has_all_of_its_ttl_after_a_wait(
-    crowd: Crowd, plain: Old, client: redis.Redis, eventually: Eventually
+    crowd: Crowd, plain: Old, client: redis.Redis
 ) -> None:
     """However long that was: our lock is held all the time, longer than its TTL and its max_hold."""
     theirs, losses, me = plain.held(NAME), Losses(), crowd()
     lock = Lock(NAME, ttl=3, auto_renew=False, max_hold=3, on_lost=losses.append)
     waiting = me.start(lock, "acquire")
-    eventually(lambda: get_lock(NAME))
-    eventually(lambda: outlives(3, NAME))
+    until(lambda: get_lock(NAME))
+    until(lambda: outlives(3, NAME))
     theirs.release()
     assert waiting.result(GENEROUS) is True
     assert client.pttl(NAME) > 0
-    eventually(lambda: get_lock(NAME) is None and plain.is_free(NAME))  # neither is renewed now
-    eventually(lambda: losses)
+    until(lambda: get_lock(NAME) is None and plain.is_free(NAME))  # neither is renewed now
+    until(lambda: losses)
     assert losses[0].reason == "its lease ended, and it was not to be renewed"
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("how", ["gone", "somebody else's"])
-def test_without_it_ours_is_lost_at_the_next_renewal(
-    crowd: Crowd, old: Old, client: redis.Redis, how: str, eventually: Eventually
-) -> None:
+def test_without_it_ours_is_lost_at_the_next_renewal(crowd: Crowd, old: Old, client: redis.Redis, how: str) -> None:
     losses, me = Losses(), crowd()
     lock = Lock(NAME, ttl=6, on_lost=losses.append)
     me(lock, "acquire")
     client.delete(old.key(NAME))
     theirs = old.held(NAME) if how == "somebody else's" else None
-    eventually(lambda: losses)
+    until(lambda: losses)
     assert me.read(lambda: lock.lost) is True
     with pytest.raises(LockLost, match=GONE):
         me(lock, "release")
@@ -120,9 +116,7 @@ def test_a_release_and_an_extension_find_out_as_well(
     assert leftovers(client) == []
 
 
-async def test_the_task_that_holds_it_is_cancelled(
-    plain: Old, client: redis.Redis, aeventually: Callable[..., Any]
-) -> None:
+async def test_the_task_that_holds_it_is_cancelled(plain: Old, client: redis.Redis) -> None:
     async def work() -> None:
         async with Lock(NAME, ttl=6, on_lost="cancel"):
             client.delete(NAME)
@@ -130,7 +124,7 @@ async def test_the_task_that_holds_it_is_cancelled(
 
     with pytest.raises(LockLost, match=GONE):
         await work()
-    await aeventually(lambda: leftovers(client) == [])
+    await auntil(lambda: leftovers(client) == [])
 
 
 def test_a_force_release_gives_it_back(crowd: Crowd, old: Old, client: redis.Redis) -> None:
@@ -148,19 +142,19 @@ def test_a_force_release_gives_it_back(crowd: Crowd, old: Old, client: redis.Red
 
 
 def test_one_that_is_force_released_while_it_waits_for_old_code_raises(
-    crowd: Crowd, plain: Old, client: redis.Redis, eventually: Eventually
+    crowd: Crowd, plain: Old, client: redis.Redis
 ) -> None:
     theirs, me = plain.held(NAME), crowd()
     waiting = me.start(Lock(NAME, ttl=30), "acquire")
-    eventually(lambda: force_release(NAME))
+    until(lambda: force_release(NAME))
     with pytest.raises(LockLost):
         waiting.result(GENEROUS)
     theirs.release()
-    eventually(lambda: leftovers(client) == [])
+    until(lambda: leftovers(client) == [])
 
 
 def test_whoever_adopts_the_lock_has_it_too_and_has_lost_it_where_somebody_else_has_the_key(
-    crowd: Crowd, old: Old, client: redis.Redis, eventually: Eventually
+    crowd: Crowd, old: Old, client: redis.Redis
 ) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
@@ -174,7 +168,7 @@ def test_whoever_adopts_the_lock_has_it_too_and_has_lost_it_where_somebody_else_
     theirs = old.held(NAME)
     with pytest.raises(LockLost, match=GONE):
         me(Lock(NAME, token=token, adopt=True), "acquire")
-    eventually(lambda: leftovers(client) == [old.key(NAME)])
+    until(lambda: leftovers(client) == [old.key(NAME)])
     theirs.release()
 
 
@@ -220,7 +214,7 @@ def test_the_bearer_of_the_token_gives_both_back_and_extends_both(
 
 @pytest.mark.complete
 def test_it_is_renewed_before_ours_counts_as_renewed(
-    plain: Old, server: RedisServer, settings: Any, eventually: Eventually, crowd: Crowd
+    plain: Old, server: RedisServer, settings: Any, crowd: Crowd
 ) -> None:
     """On another server, which cannot be reached for longer than the lease: lost in time by the clock here."""
     losses, me = Losses(), crowd()
@@ -230,11 +224,11 @@ def test_it_is_renewed_before_ours_counts_as_renewed(
         lock = Lock(NAME, ttl=4, on_lost=losses.append)
         me(lock, "acquire")
         answer = between.lose_answer("\r\nkeep\r\n")  # a single one is sent once more
-        eventually(answer.over.is_set)
-        eventually(lambda: outlives(4, NAME))
+        until(answer.over.is_set)
+        until(lambda: outlives(4, NAME))
         assert me.read(lambda: lock.lost) is False
         between.cut()
-        eventually(lambda: losses)
+        until(lambda: losses)
         assert losses[0].reason == "its lease ended before it could be renewed"
         between.mend()
         with pytest.raises(LockLost):
@@ -242,15 +236,13 @@ def test_it_is_renewed_before_ours_counts_as_renewed(
     assert plain.is_free(NAME)
 
 
-def test_it_is_given_back_where_ours_is_gone(
-    crowd: Crowd, plain: Old, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_it_is_given_back_where_ours_is_gone(crowd: Crowd, plain: Old, client: redis.Redis) -> None:
     losses, me = Losses(), crowd()
     lock = Lock(NAME, ttl=600, on_lost=losses.append)
     me(lock, "acquire")
     client.delete(LOCK)
     renew_all()
-    eventually(lambda: losses)
+    until(lambda: losses)
     with pytest.raises(LockLost):
         me(lock, "release")
     assert plain.is_free(NAME)

@@ -37,7 +37,7 @@ def test_old_processes_and_new_ones_are_never_inside_together(
         move.ready()
         for _ in range(4):
             wanted = move.sections() + 100
-            until(lambda wanted=wanted: move.sections() >= wanted)  # type: ignore[misc]
+            until(lambda wanted=wanted: move.sections() >= wanted)
             move.kill()
         until(lambda: min(read(tmp_path / "log").sections[ours] for ours in (True, False)) > 20)
         left = move.end()

@@ -22,7 +22,7 @@ from redis.lock import Lock as RedisPyLock
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, force_release
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.state import queued
 from tests.helpers.ways import stopped
 from tests.inside import ACQUIRE, INFO, RELEASE, after_each_call, keys_of, over_by_the_clock_here
@@ -129,18 +129,18 @@ def test_who_waits_gets_what_expires_even_in_the_thread_that_holds_it(make: Make
 
 @pytest.mark.parametrize("taken", [False, True], ids=["expired", "somebody else has got it"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_what_is_owned_no_more_is_refused(call: Any, taken: bool, make: Make, eventually: Any, client: Any) -> None:
+def test_what_is_owned_no_more_is_refused(call: Any, taken: bool, make: Make, client: Any) -> None:
     lock, another = make(timeout=SHORT), make(timeout=60, sleep=0.01)
     assert lock.acquire()
     if taken:
         assert another.acquire()
     else:
-        eventually(lambda: not lock.locked())
+        until(lambda: not lock.locked())
         assert not lock.owned()
     with pytest.raises(LockNotOwnedError):
         call(lock)
     assert another.owned() is taken
-    assert not taken or eventually(lambda: 30 < left(client, another) <= 60)  # a handoff has less until it is confirmed
+    assert not taken or until(lambda: 30 < left(client, another) <= 60)  # a handoff has less until it is confirmed
     assert make(timeout=1).acquire(blocking=False) is not taken
 
 
@@ -217,7 +217,7 @@ def test_who_knows_the_token_can_extend_and_release(make: Make, given: str | Non
         lock.release()
 
 
-def test_a_with_block_holds_it_and_releases_it_even_if_it_raises(make: Make, eventually: Any) -> None:
+def test_a_with_block_holds_it_and_releases_it_even_if_it_raises(make: Make) -> None:
     lock = make(timeout=10)
     with lock as entered:
         assert entered is lock
@@ -231,7 +231,7 @@ def test_a_with_block_holds_it_and_releases_it_even_if_it_raises(make: Make, eve
         lock.release()
     lock = make(timeout=SHORT)
     with pytest.raises(LockNotOwnedError), lock:
-        eventually(lambda: not lock.locked())
+        until(lambda: not lock.locked())
 
 
 def test_a_threads_token_is_its_own(make: Make, other: Any) -> None:
@@ -250,7 +250,7 @@ def test_a_threads_token_is_its_own(make: Make, other: Any) -> None:
 
 @pytest.mark.parametrize("timeout", [10, None])
 def test_without_thread_local_any_thread_may_extend_and_release_and_the_first_one_wait_for_that(
-    make: Make, client: redis.Redis, other: Any, timeout: float | None, eventually: Any
+    make: Make, client: redis.Redis, other: Any, timeout: float | None
 ) -> None:
     lock, acquires = make(timeout=timeout, thread_local=False), other()
     assert acquires(lock.acquire)
@@ -262,7 +262,7 @@ def test_without_thread_local_any_thread_may_extend_and_release_and_the_first_on
         assert left(client, lock) <= 10
     waiting = acquires.start(make(timeout=10, sleep=0.01).acquire)
     if not isinstance(lock, RedisPyLock):
-        eventually(lambda: waiting.done() or queued(client, "foo"))
+        until(lambda: waiting.done() or queued(client, "foo"))
     lock.release()
     assert waiting.result(GENEROUS) is True
     refuses(lock.release)
@@ -271,11 +271,11 @@ def test_without_thread_local_any_thread_may_extend_and_release_and_the_first_on
 @pytest.mark.parametrize("thread_local", [True, pytest.param(False, marks=pytest.mark.complete)])
 @pytest.mark.complete
 def test_without_a_timeout_it_is_renewed_and_ends_with_its_thread_or_with_its_object(
-    thread_local: bool, ours: Make, settings: Any, client: redis.Redis, eventually: Any
+    thread_local: bool, ours: Make, settings: Any, client: redis.Redis
 ) -> None:
     def renewed() -> None:
-        eventually(lambda: 0 < left(client, ours()) < 3.9)
-        eventually(lambda: 4 < left(client, ours()) <= 4.5)
+        until(lambda: 0 < left(client, ours()) < 3.9)
+        until(lambda: 4 < left(client, ours()) <= 4.5)
 
     settings.REDISLOCK = {"CACHE": "ours", "TTL": 4.5}
     lock, end = ours(thread_local=thread_local), threading.Event()
@@ -290,12 +290,12 @@ def test_without_a_timeout_it_is_renewed_and_ends_with_its_thread_or_with_its_ob
         assert lock.owned()
     del lock, thread
     gc.collect()
-    eventually(lambda: not ours().locked())
+    until(lambda: not ours().locked())
 
 
 @pytest.mark.parametrize("blocking_timeout", [None, float("inf")])
 def test_waiting_has_no_end_whatever_the_settings_say_but_a_thread_does_not_wait_for_itself(
-    blocking_timeout: float | None, ours: Make, settings: Any, other: Any, client: redis.Redis, eventually: Any
+    blocking_timeout: float | None, ours: Make, settings: Any, other: Any, client: redis.Redis
 ) -> None:
     settings.REDISLOCK = {"CACHE": "ours", "BLOCKING_TIMEOUT": 0, "MAX_WAITERS": {"*": 0}}
     lock = ours()
@@ -304,7 +304,7 @@ def test_waiting_has_no_end_whatever_the_settings_say_but_a_thread_does_not_wait
         ours().acquire(blocking_timeout=blocking_timeout)
     assert ours().acquire(blocking_timeout=0.01) is False
     waiting = other().start(lambda: ours(timeout=10).acquire(blocking_timeout=blocking_timeout))
-    eventually(lambda: queued(client, "foo"))
+    until(lambda: queued(client, "foo"))
     lock.release()
     assert waiting.result(GENEROUS) is True
 
@@ -390,13 +390,13 @@ def test_an_unreachable_redis_is_a_connection_error_for_now(own: RedisServer, se
 
 
 @pytest.mark.parametrize("token", [None, "mine"])
-def test_an_interrupted_call_leaves_no_lock(token: Any, ours: Make, eventually: Any, monkeypatch: Any) -> None:
+def test_an_interrupted_call_leaves_no_lock(token: Any, ours: Make, monkeypatch: Any) -> None:
     lock, by_token, strike = ours(timeout=600), ours(), Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch:
         after_each_call(patch, ACQUIRE, strike)
         with pytest.raises(KeyboardInterrupt):
             lock.acquire(token=token)
-    eventually(lambda: not lock.locked())
+    until(lambda: not lock.locked())
     for each in (lock, by_token):
         assert lock.acquire(token=token)
         by_token.local.token = lock.local.token
@@ -404,7 +404,7 @@ def test_an_interrupted_call_leaves_no_lock(token: Any, ours: Make, eventually: 
             after_each_call(patch, RELEASE, strike)
             with pytest.raises(KeyboardInterrupt):
                 each.release()
-        eventually(lambda: not lock.locked())
+        until(lambda: not lock.locked())
     with pytest.raises(LockNotOwnedError):
         lock.release()
 

@@ -33,11 +33,10 @@ from django_redislock import (
     locked_get_or_set,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, RUNS, Crowd, Other, auntil
+from tests.helpers.actors import GENEROUS, RUNS, Crowd, Other, auntil, until
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.inside import joins_at_the_end, limit, values_under_way, waiting_for_values
 
-Eventually = Callable[..., Any]
 Main = Callable[[], Awaitable[Any]]
 
 BACKENDS = {
@@ -139,12 +138,12 @@ def test_whoever_computes_it_gets_what_all_others_get(me: Any) -> None:
 
 
 def test_however_few_may_wait_for_locks_all_wait_for_a_value(
-    me: Any, computing: Computing, crowd: Crowd, settings: Any, eventually: Eventually
+    me: Any, computing: Computing, crowd: Crowd, settings: Any
 ) -> None:
     settings.REDISLOCK = {"MAX_WAITERS": {"*": 0}}
     with Lock(NAME, using="ours"):  # as another process that computes it has
         waiting = crowd().start(Value(using="ours"), "get")
-        eventually(lambda: get_lock(NAME).waiters == 1)  # type: ignore[union-attr]
+        until(lambda: get_lock(NAME).waiters == 1)  # type: ignore[union-attr]
     assert waiting.result(GENEROUS) == "computed"
 
 
@@ -261,23 +260,23 @@ def test_a_default_that_asks_for_its_own_value_gets_an_error(patience: float | N
     assert locked_get_or_set("x", lambda: locked_get_or_set("y", lambda: 20) + 1) == 21  # another value
 
 
-def ask(crowd: Crowd, value: Value, number: int, eventually: Eventually) -> list[Future[Any]]:
+def ask(crowd: Crowd, value: Value, number: int) -> list[Future[Any]]:
     """Let so many more callers ask for the value, and wait until they wait for the one that computes it."""
     before = waiting_for_values()
     turns = [crowd().start(value, "get") for _ in range(number)]
-    eventually(lambda: waiting_for_values() == before + number)
+    until(lambda: waiting_for_values() == before + number)
     return turns
 
 
 @pytest.mark.parametrize("alias", ["ours", "locmem"])
 def test_coroutines_and_threads_wait_for_each_other_however_long_and_each_reads_an_object_of_its_own(
-    crowd: Crowd, computing: Computing, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, alias: str
+    crowd: Crowd, computing: Computing, monkeypatch: pytest.MonkeyPatch, alias: str
 ) -> None:
     limit(monkeypatch, value_look=0.001)
     late = Value("never", using=alias)
     with closing(Crowd(tasks=not crowd.awaits)) as others, computing({"a": []}, using=alias) as value:
         assert crowd()(Value("mine", using=alias, version=2), "get") == "mine"
-        turns = ask(others, late, 3, eventually) + ask(crowd, late, 3, eventually)
+        turns = ask(others, late, 3) + ask(crowd, late, 3)
         assert [lock.waiters for lock in list_locks()] == [0]  # nobody asks Redis for what is computed in this process
         sleep(0.1)  # many looks
         value.go.set()
@@ -289,12 +288,12 @@ def test_coroutines_and_threads_wait_for_each_other_however_long_and_each_reads_
 
 @pytest.mark.parametrize("end", [ValueError("no"), LockUnavailable("of another lock", "another"), "force-released"])
 def test_if_the_one_that_computes_fails_or_loses_its_lock_the_next_one_tries(
-    end: Any, crowd: Crowd, computing: Computing, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    end: Any, crowd: Crowd, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, value_look=0.05)
     late = Value("second")
     with computing(end) as value:
-        turns = ask(crowd, late, 3, eventually)
+        turns = ask(crowd, late, 3)
         if end == "force-released":
             assert force_release(NAME)
         else:
@@ -305,13 +304,13 @@ def test_if_the_one_that_computes_fails_or_loses_its_lock_the_next_one_tries(
     assert (end == "force-released" and value.turn.result() == "second") or value.turn.exception() is end
 
 
-async def test_a_cancelled_coroutine_lets_the_next_one_try(aeventually: Callable[..., Any]) -> None:
+async def test_a_cancelled_coroutine_lets_the_next_one_try() -> None:
     value = Value(held_up=True)
     leader = asyncio.create_task(value.aget())
-    await aeventually(value.called.is_set)
+    await auntil(value.called.is_set)
     cancelled = asyncio.create_task(Value("never").aget())
     second = asyncio.create_task(Value("second").aget())
-    await aeventually(lambda: waiting_for_values() == 2)
+    await auntil(lambda: waiting_for_values() == 2)
     cancelled.cancel()
     leader.cancel()
     assert await asyncio.wait_for(second, GENEROUS) == "second"
@@ -322,20 +321,18 @@ async def test_a_cancelled_coroutine_lets_the_next_one_try(aeventually: Callable
 
 @pytest.mark.parametrize("how", ["released", "died"])
 @pytest.mark.complete
-def test_a_caller_waits_for_another_process_and_reads_the_cache_again(
-    how: str, crowd: Crowd, eventually: Eventually
-) -> None:
+def test_a_caller_waits_for_another_process_and_reads_the_cache_again(how: str, crowd: Crowd) -> None:
     elsewhere, late = crowd(), Value("mine")
     lock = Lock(NAME, ttl=600 if how == "released" else 3, auto_renew=False)
     assert elsewhere(lock, "acquire")
     turn = crowd().start(late, "get")
-    eventually(lambda: turn.done() or list_locks()[0].waiters == 1)
+    until(lambda: turn.done() or list_locks()[0].waiters == 1)
     if how == "released":
         caches["ours"].set("x", "theirs")
         elsewhere(lock, "release")
     assert turn.result(GENEROUS) == ("theirs" if how == "released" else "mine")
     assert late.calls == (how == "died")
-    eventually(lambda: list_locks() == [])
+    until(lambda: list_locks() == [])
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in this process", "elsewhere"])
@@ -422,7 +419,7 @@ def test_sync_code_does_not_wait_for_a_coroutine_that_needs_its_thread(
 
 @pytest.mark.complete
 def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
-    crowd: Crowd, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
+    crowd: Crowd, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, value_look=0.05)
     settings.REDISLOCK = {"TTL": 3}  # it is renewed until the loop is closed, however busy the machine is
@@ -431,7 +428,7 @@ def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
     computes = loop.create_task(value.aget())
     loop.run_until_complete(auntil(value.called.is_set))
     turns = [crowd().start(second, "get")]
-    eventually(waiting_for_values)
+    until(waiting_for_values)
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
     turns.append(crowd().start(second, "get"))

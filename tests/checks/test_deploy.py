@@ -25,6 +25,7 @@ from rest_framework.views import APIView
 from django_redislock import Lock, LockUnavailable, list_locks, locked, locked_atomic, locked_view
 from redisserver import RedisServer, redis_server
 from tests.checks.conftest import OURS, Set, check, ids, only
+from tests.helpers.actors import until
 from tests.helpers.docs import redis_user
 from tests.helpers.proxy import proxy
 from tests.helpers.servers import Page, arespond, respond
@@ -60,13 +61,13 @@ class Pretender(StreamRequestHandler):
                 self.wfile.write(answers.get(command, b"+OK\r\n"))
 
 
-def test_checks_start_no_threads_and_leave_neither_connection_nor_lock(own: RedisServer, eventually: Any) -> None:
+def test_checks_start_no_threads_and_leave_neither_connection_nor_lock(own: RedisServer) -> None:
     with own.client() as client:
-        eventually(lambda: len(client.client_list()) == 1)  # whoever started the server has left
+        until(lambda: len(client.client_list()) == 1)  # whoever started the server has left
         threads = {*threading.enumerate()}
         assert ids(deploy=True) == []
         assert {*threading.enumerate()} <= threads
-        eventually(lambda: len(client.client_list()) == 1)
+        until(lambda: len(client.client_list()) == 1)
     assert list_locks() == []
 
 
@@ -206,10 +207,10 @@ def test_where_commands_were_renamed_away_the_check_fails_if_locks_do(
         assert ids(deploy=True) == ["E008"] * (not works)
 
 
-def test_a_server_with_cluster_mode_is_no_error_while_it_is_alone(caching: Set, eventually: Any) -> None:
+def test_a_server_with_cluster_mode_is_no_error_while_it_is_alone(caching: Set) -> None:
     with redis_server(cluster_enabled="yes") as own, own.client() as client:
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-        eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO", NEVER_DECODE=True))
+        until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO", NEVER_DECODE=True))
         caching(locks={"LOCATION": own.url})
         assert ids(deploy=True) == []
 

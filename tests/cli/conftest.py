@@ -16,7 +16,7 @@ import pytest
 from django.core.management import CommandError, call_command, load_command_class
 
 from django_redislock import Lock
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS, Other, until
 from tests.helpers.processes import ROOT
 
 NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
@@ -27,7 +27,6 @@ NAME = "nightly"
 FOREVER = "while :; do sleep 0.02; done"
 
 Answer = Callable[..., None]
-Eventually = Callable[..., Any]
 InProcess = Callable[..., subprocess.Popen[str]]
 WaitFor = Callable[..., Future[bool]]
 
@@ -66,7 +65,7 @@ def sh(script: str, *options: str, name: str = NAME) -> int:
     return main("run", name, *options, "--", "sh", "-c", script)
 
 
-def until(path: Path) -> str:
+def written(path: Path) -> str:
     """Shell: wait until something is written there."""
     return f"until [ -s {path} ]; do sleep 0.02; done"
 
@@ -92,7 +91,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
 
 
 @pytest.fixture
-def wait_for(other: Callable[[], Other], eventually: Eventually) -> WaitFor:
+def wait_for(other: Callable[[], Other]) -> WaitFor:
     """Let another thread wait for a held lock; the future is done once that thread has had the lock."""
 
     def wait_for(name: str, **options: Any) -> Future[bool]:
@@ -103,19 +102,19 @@ def wait_for(other: Callable[[], Other], eventually: Eventually) -> WaitFor:
         look: Any = Lock(name).info
         before = look().waiters
         waiting = other().start(wait)
-        eventually(lambda: (info := look()) and info.waiters > before)
+        until(lambda: (info := look()) and info.waiters > before)
         return waiting
 
     return wait_for
 
 
 @pytest.fixture
-def once_ready(other: Callable[[], Other], eventually: Eventually, tmp_path: Path) -> Iterator[Callable[..., str]]:
+def once_ready(other: Callable[[], Other], tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Let something happen once the program has run the shell command that this returns."""
     begun: list[Future[Any]] = []
 
     def once_ready(act: Callable[[], Any]) -> str:
-        begun.append(other().start(lambda: eventually((tmp_path / "ready").exists) and act()))
+        begun.append(other().start(lambda: until((tmp_path / "ready").exists) and act()))
         return f"touch {tmp_path}/ready"
 
     yield once_ready

@@ -21,7 +21,7 @@ from django_redislock import Lock, LockLost, force_release, lock_force_released
 from django_redislock.models import HeldLock
 from redisserver import RedisServer
 from tests.cli.conftest import Answer, Terminal, WaitFor, fails, held, redislocks
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.state import hold, put
 from tests.inside import PREFIX
 
@@ -55,7 +55,7 @@ def test_how_long_a_released_lock_was_held_is_shown(since: int, shown: str, clie
 
 @pytest.mark.parametrize("user", [USER, "987654"], ids=["known", "unknown"])
 def test_the_old_holder_the_site_and_the_log_are_told_and_by_whom_it_was_done(
-    user: str, eventually: Any, heard: list[tuple[str, Any]], caplog: Any, monkeypatch: pytest.MonkeyPatch
+    user: str, heard: list[tuple[str, Any]], caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if user != USER:  # as in many containers
         monkeypatch.setattr(os, "getuid", lambda: int(user))
@@ -63,7 +63,7 @@ def test_the_old_holder_the_site_and_the_log_are_told_and_by_whom_it_was_done(
     lock, by = Lock("a", ttl=600, on_lost=losses.append), BY.replace(USER, user, 1)
     lock.acquire()
     assert cleared("a", "--noinput") == "a"
-    eventually(lambda: losses)
+    until(lambda: losses)
     assert "force-released" in losses[0].reason
     with pytest.raises(LockLost):
         lock.release()

@@ -18,7 +18,7 @@ from django.core.management import CommandError, call_command
 
 from django_redislock import Lock, LockPool, get_lock
 from tests.cli.conftest import Answer, InProcess, Terminal, WaitFor, fails, held, main, redislocks
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.processes import Full
 from tests.helpers.state import hold
 from tests.inside import PREFIX
@@ -176,9 +176,9 @@ def test_ctrl_c_at_the_question_clears_nothing(answer: Answer, capsys: pytest.Ca
     assert held("a")
 
 
-def test_a_signal_while_it_waits_leaves_no_place_in_the_queue(in_process: InProcess, eventually: Any) -> None:
+def test_a_signal_while_it_waits_leaves_no_place_in_the_queue(in_process: InProcess) -> None:
     hold("a")
     process = in_process("run", "a", "--blocking-timeout=600", "--", "true")
-    eventually(lambda: (info := get_lock("a")) and info.waiters)
+    until(lambda: (info := get_lock("a")) and info.waiters)
     assert interrupt(process, signal.SIGTERM) == (128 + signal.SIGTERM, "")
-    eventually(lambda: (info := get_lock("a")) and not info.waiters)
+    until(lambda: (info := get_lock("a")) and not info.waiters)

@@ -19,8 +19,8 @@ import pytest
 
 from django_redislock import Lock, force_release, get_lock, lock_acquired
 from redisserver import RedisServer
-from tests.cli.conftest import FOREVER, NAME, Eventually, InProcess, fails, main, sh, until
-from tests.helpers.actors import GENEROUS, Other
+from tests.cli.conftest import FOREVER, NAME, InProcess, fails, main, sh, written
+from tests.helpers.actors import GENEROUS, Other, until
 from tests.helpers.processes import ROOT
 from tests.helpers.state import hold
 from tests.inside import guard_programs_by
@@ -171,7 +171,7 @@ def test_a_signal_that_another_thread_takes_reaches_the_program_too(once_ready: 
 
 def test_signals_reach_the_programs_children_and_the_lock_is_held_until_they_have_ended(tmp_path: Path) -> None:
     child = f"trap 'sleep 0.3; echo cleaned > {tmp_path}/out; exit' TERM; echo > {tmp_path}/ready; {FOREVER}"
-    assert sh(f'sh -c "{child}" & {until(tmp_path / "ready")}; kill -TERM $PPID; {FOREVER}') == TERMINATED
+    assert sh(f'sh -c "{child}" & {written(tmp_path / "ready")}; kill -TERM $PPID; {FOREVER}') == TERMINATED
     assert (tmp_path / "out").read_text() == "cleaned\n"
 
 
@@ -209,7 +209,7 @@ def test_signals_that_were_ignored_stay_so_and_change_no_exit_status(number: int
 
 
 def test_a_signal_before_the_program_starts_ends_the_command_and_one_then_reaches_it(
-    eventually: Eventually, tmp_path: Path, as_it_starts: Any
+    tmp_path: Path, as_it_starts: Any
 ) -> None:
     def strike(**facts: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
@@ -219,7 +219,7 @@ def test_a_signal_before_the_program_starts_ends_the_command_and_one_then_reache
         assert sh(f"touch {tmp_path}/ran") == TERMINATED
     finally:
         lock_acquired.disconnect(strike)
-    eventually(lambda: get_lock(NAME) is None)
+    until(lambda: get_lock(NAME) is None)
     assert not (tmp_path / "ran").exists()
     as_it_starts(strike)
     assert sh(FOREVER) == TERMINATED
@@ -252,7 +252,7 @@ def test_a_program_of_another_user_cannot_be_ended_and_that_is_reported_once_whe
         monkeypatch.setattr(sys, "stderr", None)
     elif stderr == "full":
         monkeypatch.setattr(os, "write", full)
-    assert sh(f"for n in 1 2; do kill -{name} $PPID; {until(tmp_path / '$n')}; done; exit 7") == 7
+    assert sh(f"for n in 1 2; do kill -{name} $PPID; {written(tmp_path / '$n')}; done; exit 7") == 7
     assert len(re.findall(r"^Cannot end the program \(process \d+\): .*\n", capfd.readouterr().err, re.M)) == warns
 
 
@@ -277,10 +277,10 @@ def test_a_program_that_ignores_sigterm_is_killed_with_all_its_children(ready: s
     assert not is_running(number_in(tmp_path / "pid"))
 
 
-def test_a_lock_lost_before_the_program_started_ends_it(as_it_starts: Any, eventually: Eventually, caplog: Any) -> None:
+def test_a_lock_lost_before_the_program_started_ends_it(as_it_starts: Any, caplog: Any) -> None:
     def lose() -> None:
         force_release(NAME)
-        eventually(lambda: "event=lost" in caplog.text)
+        until(lambda: "event=lost" in caplog.text)
 
     as_it_starts(lose)
     assert sh(FOREVER, "--ttl", "1") == 76
@@ -296,28 +296,28 @@ def test_redis_out_of_reach_ends_the_program_with_its_lease_and_changes_no_statu
         own.stop()
         (tmp_path / "stopped").write_text("stopped")
 
-    assert sh(f"{once_ready(stop)}; {until(tmp_path / 'stopped')}; {end}", "--ttl", ttl) == status
+    assert sh(f"{once_ready(stop)}; {written(tmp_path / 'stopped')}; {end}", "--ttl", ttl) == status
 
 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["ordinary", "ignores SIGTERM"])
 def test_the_program_and_its_children_end_when_the_command_is_killed(
-    stubborn: bool, in_process: InProcess, eventually: Eventually, tmp_path: Path
+    stubborn: bool, in_process: InProcess, tmp_path: Path
 ) -> None:
     ignores = "trap '' TERM;" if stubborn else ""
     child = f"{ignores} sh -c 'trap \"\" USR1; echo $$ > {tmp_path}/child; {FOREVER}' &"
-    parent = f"trap ': > {tmp_path}/told' USR1; {child} {until(tmp_path / 'child')}; echo $$ > {tmp_path}/parent"
+    parent = f"trap ': > {tmp_path}/told' USR1; {child} {written(tmp_path / 'child')}; echo $$ > {tmp_path}/parent"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = in_process("run", NAME, "--kill-after=1", "--", "sh", "-c", f"{parent}; {FOREVER}", **quiet)
-    pids = [eventually(lambda name=name: number_in(tmp_path / name)) for name in ("parent", "child")]
+    pids = [until(lambda name=name: number_in(tmp_path / name)) for name in ("parent", "child")]
 
     def guarded() -> bool:
         """The program already runs for a short time in which its guard does not know of it yet."""
         process.send_signal(signal.SIGUSR1)  # again and again: dash loses a signal while it starts a command
         return (tmp_path / "told").exists()
 
-    eventually(guarded)
+    until(guarded)
     os.killpg(process.pid, signal.SIGKILL)
-    eventually(lambda: not any(map(is_running, pids)))
+    until(lambda: not any(map(is_running, pids)))
     assert get_lock(NAME) is not None  # until its TTL
 
 

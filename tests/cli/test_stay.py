@@ -17,8 +17,8 @@ import redis
 
 from django_redislock import Lock, force_release, get_lock
 from redisserver import RedisServer
-from tests.cli.conftest import FOREVER, NAME, Eventually, InProcess, fails, sh, until
-from tests.helpers.actors import GENEROUS, Other
+from tests.cli.conftest import FOREVER, NAME, InProcess, fails, sh, written
+from tests.helpers.actors import GENEROUS, Other, until
 from tests.helpers.state import hold
 from tests.inside import keys_of
 
@@ -44,13 +44,13 @@ def noted(runs: Path) -> str:
 
 
 def test_of_two_machines_one_runs_it_and_the_next_one_takes_over(
-    in_process: InProcess, eventually: Eventually, client: redis.Redis, tmp_path: Path
+    in_process: InProcess, client: redis.Redis, tmp_path: Path
 ) -> None:
-    job = ["run", NAME, "--stay", "--", "sh", "-c", f"echo >> {tmp_path}/runs; {until(tmp_path / 'end')}; exit 3"]
+    job = ["run", NAME, "--stay", "--", "sh", "-c", f"echo >> {tmp_path}/runs; {written(tmp_path / 'end')}; exit 3"]
     one = in_process(*job)
-    eventually(lambda: len(lines(tmp_path / "runs")) == 1)
+    until(lambda: len(lines(tmp_path / "runs")) == 1)
     two = in_process(*job)
-    eventually(lambda: queued(client) == 1)
+    until(lambda: queued(client) == 1)
     (tmp_path / "end").write_text("end")
     assert one.communicate(timeout=GENEROUS) == ("", "")
     assert two.communicate(timeout=GENEROUS) == ("", "")  # it waits in silence
@@ -68,7 +68,6 @@ def test_after_a_loss_it_ends_the_program_and_stands_by_again(once_ready: Callab
 def test_the_end_of_one_program_that_is_noticed_late_does_not_end_the_next_one(
     once_ready: Callable[..., str],
     other: Callable[[], Other],
-    eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
     runs: Path,
     tmp_path: Path,
@@ -84,21 +83,21 @@ def test_the_end_of_one_program_that_is_noticed_late_does_not_end_the_next_one(
         return status
 
     def let_go() -> None:
-        eventually(lambda: len(lines(runs)) == 2)
+        until(lambda: len(lines(runs)) == 2)
         go_on.set()
-        eventually(lambda: not late[0].is_alive())
+        until(lambda: not late[0].is_alive())
         (tmp_path / "noticed").write_text("noticed")
 
     monkeypatch.setattr(Popen, "wait", held_up)
     noticed = other().start(let_go)
-    second = f"[ $(wc -l < {runs}) = 2 ] && {until(tmp_path / 'noticed')} && exit 5"
+    second = f"[ $(wc -l < {runs}) = 2 ] && {written(tmp_path / 'noticed')} && exit 5"
     assert sh(f"echo >> {runs}; {second}; {once_ready(lambda: force_release(NAME))}; {FOREVER}", "--stay") == 5
     noticed.result(GENEROUS)
 
 
 @pytest.mark.complete
 def test_a_redis_that_is_away_ends_even_a_stubborn_program_before_the_lease_and_it_runs_again_later(
-    own: RedisServer, once_ready: Callable[..., str], eventually: Eventually, runs: Path, tmp_path: Path
+    own: RedisServer, once_ready: Callable[..., str], runs: Path, tmp_path: Path
 ) -> None:
     beat, ends = tmp_path / "beat", 0.0
 
@@ -107,7 +106,7 @@ def test_a_redis_that_is_away_ends_even_a_stubborn_program_before_the_lease_and_
         with own.client() as client:
             ends = time.time() + int(client.pttl(keys_of(NAME).lock)) / 1000
         own.stop()
-        eventually(lambda: time.time() > beat.stat().st_mtime + 5)  # it was killed
+        until(lambda: time.time() > beat.stat().st_mtime + 5)  # it was killed
         own.start()
 
     script = f"trap '' TERM; {noted(runs)}; touch {beat}; {once_ready(stop)}; while :; do touch {beat}; done"
@@ -116,11 +115,11 @@ def test_a_redis_that_is_away_ends_even_a_stubborn_program_before_the_lease_and_
 
 
 def test_it_stands_by_while_redis_is_away(
-    own: RedisServer, other: Callable[[], Other], eventually: Eventually, caplog: Any, settings: Any
+    own: RedisServer, other: Callable[[], Other], caplog: Any, settings: Any
 ) -> None:
     settings.REDISLOCK = {"RETRY_FOR": 0.05}
     own.stop()
-    back = other().start(lambda: eventually(lambda: "event=standby-cut-off" in caplog.text) and own.start())
+    back = other().start(lambda: until(lambda: "event=standby-cut-off" in caplog.text) and own.start())
     assert sh("exit 3", "--stay") == 3
     back.result(GENEROUS)
 
@@ -128,33 +127,33 @@ def test_it_stands_by_while_redis_is_away(
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]], ids=["one", "two"])
 @pytest.mark.complete
 def test_a_signal_ends_a_standby_and_takes_it_out_of_the_queue(
-    numbers: list[int], other: Callable[[], Other], eventually: Eventually, client: redis.Redis
+    numbers: list[int], other: Callable[[], Other], client: redis.Redis
 ) -> None:
     hold(NAME)
 
     def strike() -> None:
-        eventually(lambda: queued(client))
+        until(lambda: queued(client))
         for number in numbers:
             os.kill(os.getpid(), number)
 
     struck = other().start(strike)
     assert sh("exit 3", "--stay") in [128 + number for number in numbers]
     struck.result(GENEROUS)
-    eventually(lambda: not queued(client))
+    until(lambda: not queued(client))
 
 
 @pytest.mark.complete
 def test_a_signal_to_the_leader_is_the_programs_and_it_does_not_stand_by_again_even_if_the_lock_is_lost(
-    once_ready: Callable[..., str], eventually: Eventually, caplog: Any, tmp_path: Path
+    once_ready: Callable[..., str], caplog: Any, tmp_path: Path
 ) -> None:
     assert sh(f"kill -TERM $PPID; {FOREVER}", "--stay") == 128 + signal.SIGTERM
 
     def lose() -> None:
         force_release(NAME)
-        eventually(lambda: "event=lost" in caplog.text)
+        until(lambda: "event=lost" in caplog.text)
         (tmp_path / "lost").write_text("lost")
 
-    on_term = f"{once_ready(lose)}; {until(tmp_path / 'lost')}; exit 0"
+    on_term = f"{once_ready(lose)}; {written(tmp_path / 'lost')}; exit 0"
     assert sh(f'trap "{on_term}" TERM; kill -TERM $PPID; {FOREVER}', "--stay", "--kill-after=600") == 76
 
 

@@ -12,11 +12,11 @@ from django.test import override_settings
 from redis.crc import key_slot
 
 from django_redislock import Lock, get_lock
+from tests.helpers.actors import until
 from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import counter_of, keys_of
 
-Eventually = Callable[..., Any]
 Queue = Callable[..., "Future[Any]"]
 
 
@@ -47,13 +47,13 @@ def waiters(name: str) -> int:
 
 
 @pytest.fixture
-def queue(other: Callable[[], Any], eventually: Eventually) -> Queue:
+def queue(other: Callable[[], Any]) -> Queue:
     """Let somebody (a thread, if it is not said who) wait for a lock; return their future."""
 
     def queue(lock: Lock, who: Any = None) -> Future[Any]:
         before = waiters(lock.name)
         waiting = other().start(lock.acquire) if who is None else who.start(lock, "acquire")
-        eventually(lambda: waiters(lock.name) > before)
+        until(lambda: waiters(lock.name) > before)
         return waiting  # type: ignore[no-any-return]
 
     return queue

@@ -39,6 +39,7 @@ from django_redislock import (
 )
 from tests.admin.pages import login, select, told
 from tests.checks.conftest import ids
+from tests.helpers.actors import until
 from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
@@ -46,7 +47,7 @@ from tests.helpers.state import count, outlives
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
 from tests.inside import ACQUIRE, RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription, suspect
 
-from .conftest import Eventually, Queue, key_of, names_on, slot_of, use, waiters
+from .conftest import Queue, key_of, names_on, slot_of, use, waiters
 
 MANY = [f"order:{number}" for number in range(200)]
 
@@ -97,9 +98,7 @@ def test_a_set_of_locks_may_be_on_several_nodes(cluster: Cluster, monkeypatch: p
 
 
 @pytest.mark.complete
-def test_old_code_and_ours_exclude_each_other_whatever_the_slot_of_the_old_key(
-    cluster: Cluster, eventually: Eventually
-) -> None:
+def test_old_code_and_ours_exclude_each_other_whatever_the_slot_of_the_old_key(cluster: Cluster) -> None:
     with use(cluster, ALSO_LOCK="redis-py"), closing(RedisCluster.from_url(cluster.masters()[0].url)) as client:
         for name in MANY[:20]:
             theirs = client.lock(name, timeout=60)
@@ -109,7 +108,7 @@ def test_old_code_and_ours_exclude_each_other_whatever_the_slot_of_the_old_key(
             with Lock(name):
                 assert not theirs.acquire(blocking=False)
         with Lock(MANY[0], ttl=3) as lock:
-            eventually(lambda: outlives(3, MANY[0]))
+            until(lambda: outlives(3, MANY[0]))
             assert client.exists(MANY[0])
             assert not lock.lost
         assert not any(client.exists(name) for name in MANY[:20])
@@ -156,7 +155,7 @@ def test_names_are_spread_over_slots_and_a_section_is_two_round_trips_and_a_list
 
 
 def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_by_one_message(
-    cluster: Cluster, queue: Queue, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So whoever waits there next is not overtaken while its process subscribes, and each node has one connection."""
     asked: list[Any] = []
@@ -167,7 +166,7 @@ def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_b
         held.acquire()
         waiting = queue(Lock(names[0]))
         ears = [Ears(name=name) for name in names]
-        eventually(lambda ears=ears: all(each.hears for each in ears))
+        until(lambda ears=ears: all(each.hears for each in ears))
         channels = [each.channel for each in ears]
         assert node.client().execute_command("PUBSUB", "SHARDNUMSUB", *channels)[1::2] == [1] * 5
         heard = ears[0].heard
@@ -182,7 +181,7 @@ def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_b
         held.release()
         assert waiting.result(30)
         assert ACQUIRE not in asked
-    eventually(lambda: all(len(node.client().client_list(_type="pubsub")) == 1 for node in cluster.masters()))
+    until(lambda: all(len(node.client().client_list(_type="pubsub")) == 1 for node in cluster.masters()))
 
 
 def test_pools_values_and_cached_values(cluster: Cluster) -> None:
@@ -201,7 +200,7 @@ def test_pools_values_and_cached_values(cluster: Cluster) -> None:
 
 
 def test_a_node_that_has_the_lock_no_longer_is_not_believed_and_a_renewal_is_sent_on(
-    cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A master that was paused answers one request more, before it hears that it is none any more."""
     here, there = cluster.masters()[:2]
@@ -217,7 +216,7 @@ def test_a_node_that_has_the_lock_no_longer_is_not_believed_and_a_renewal_is_sen
     ears = Ears(name=name)
     believe_at(name, replica.port)
     ears.start()
-    eventually(lambda: ears.hears)
+    until(lambda: ears.hears)
     assert ears.node == here.port  # R3, C3: no script at a replica counts who is subscribed there
     with monkeypatch.context() as patch:
         note_round_trips(patch, after=mine(moved_meanwhile))
@@ -231,7 +230,7 @@ def test_a_node_that_has_the_lock_no_longer_is_not_believed_and_a_renewal_is_sen
         believe_at(name, there.port)  # somebody else may find out meanwhile; and one renewal may be on its way already
         return monotonic() + lock.remaining() > end + 2.0
 
-    eventually(is_renewed_twice)
+    until(is_renewed_twice)
     assert not lock.lost
 
 
@@ -251,7 +250,7 @@ def test_where_the_nodes_refuse_new_connections_those_that_there_are_go_on_worki
 
 
 def test_a_neighbour_that_was_refused_is_subscribed_when_somebody_waits_there_and_one_that_is_refused_then_anew(
-    cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = cluster.masters()[0]
     names = names_on(cluster, here, 2)
@@ -259,15 +258,15 @@ def test_a_neighbour_that_was_refused_is_subscribed_when_somebody_waits_there_an
     believe_at(names[1], here.port)
     refused = refuse_subscription(monkeypatch, two, lambda number, itself: itself)
     one.start()
-    eventually(lambda: refused and one.hears)
+    until(lambda: refused and one.hears)
     assert not two.ready
     two.start()
-    eventually(lambda: two.hears)
+    until(lambda: two.hears)
     two.end()
     refused = refuse_subscription(monkeypatch, one, lambda number, itself: not itself)
     generation = one.generation
     two.start()
-    eventually(lambda: refused and two.hears and one.hears and one.generation > generation)
+    until(lambda: refused and two.hears and one.hears and one.generation > generation)
 
 
 def test_an_answer_that_is_lost_before_replicas_have_it_is_asked_for_again(
@@ -300,7 +299,7 @@ BOUND = 4
 
 @pytest.mark.complete
 def test_a_process_or_event_loop_has_as_many_connections_as_the_documentation_says(
-    cluster: Cluster, crowd: Any, settings: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, crowd: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def count() -> int:
         return sum(len(connections(client)) for client, _ in nodes)
@@ -313,16 +312,16 @@ def test_a_process_or_event_loop_has_as_many_connections_as_the_documentation_sa
         me, you, held, lock = crowd(), crowd(), Lock(names[0]), Lock(names[0])
         me(held, "acquire")
         waiting = you.start(lock, "acquire")
-        eventually(lambda lock=lock: waiters(lock.name) == 1)
+        until(lambda lock=lock: waiters(lock.name) == 1)
         me(held, "release")
         assert waiting.result(30)
-        eventually(lambda you=you, lock=lock: you.read(lock.remaining) > 30)  # confirmed by the sender
+        until(lambda you=you, lock=lock: you.read(lock.remaining) > 30)  # confirmed by the sender
     for client, _ in nodes:
         client.client_pause(60_000, all=False)
     asking = [crowd().start(Lock(name), "acquire") for _, names in nodes for name in names[1:]]
     try:
         # besides: those that listen, and those that have renewed what is held
-        eventually(lambda: count() >= BOUND + 2 * len(nodes))
+        until(lambda: count() >= BOUND + 2 * len(nodes))
     finally:
         for client, _ in nodes:
             client.client_unpause()
@@ -330,7 +329,7 @@ def test_a_process_or_event_loop_has_as_many_connections_as_the_documentation_sa
     # this thread has asked who waits
     assert count() <= BOUND + 2 * len(nodes) + crowd.awaits * len(nodes)
     limit(monkeypatch, idle_for_threads=0.0, idle_for_loops=0.0, idle_look=0.05)
-    eventually(lambda: count() <= 1 + 2 * len(nodes) + crowd.awaits)
+    until(lambda: count() <= 1 + 2 * len(nodes) + crowd.awaits)
 
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -399,12 +398,7 @@ def test_the_checks_look_at_every_node(cluster: Cluster, settings: Any) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("known_by", ["its client", "the setting"])
 def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable(
-    known_by: str,
-    cluster: Cluster,
-    settings: Any,
-    eventually: Eventually,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    known_by: str, cluster: Cluster, settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if known_by == "its client":
         make = lambda self, write=True: RedisCluster.from_url(self._server[0])  # noqa: E731
@@ -417,7 +411,7 @@ def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable
         Lock("a").acquire()
     if known_by == "the setting":
         Ears(name="a").start()
-        eventually(lambda: "event=listener-disconnected" in caplog.text)
+        until(lambda: "event=listener-disconnected" in caplog.text)
     assert "W004" in ids(deploy=True)
     assert "W004" not in ids()
     settings.REDISLOCK = {**settings.REDISLOCK, "VIEW_UNAVAILABLE_STATUS": 503}
@@ -461,9 +455,7 @@ def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> 
     assert {port for _, port in seen} >= {master.port for master in cluster.masters()}
 
 
-def test_a_user_with_the_documented_rights_can_use_a_cluster(
-    cluster: Cluster, settings: Any, queue: Queue, eventually: Eventually
-) -> None:
+def test_a_user_with_the_documented_rights_can_use_a_cluster(cluster: Cluster, settings: Any, queue: Queue) -> None:
     def become(*rights: str) -> None:
         for node in cluster.nodes:
             node.ask("ACL", "SETUSER", "locks", "reset", "on", ">s3cret", *rights)
@@ -481,10 +473,10 @@ def test_a_user_with_the_documented_rights_can_use_a_cluster(
         held = Lock(name, replicas=1)
         held.acquire()
         waiting = queue(Lock(name))
-        eventually(lambda name=name: Ears(name=name).hears)
+        until(lambda name=name: Ears(name=name).hears)
         held.release()
         assert waiting.result(30)
-    eventually(lambda: len(list_locks()) == 3)  # the first one, which no replica had, is given back in the background
+    until(lambda: len(list_locks()) == 3)  # the first one, which no replica had, is given back in the background
     for node in cluster.nodes:
         node.ask("ACL", "DELUSER", "locks")
 

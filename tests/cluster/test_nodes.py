@@ -11,14 +11,14 @@ import pytest
 
 from django_redislock import Lock, LockPool, LockUnavailable, Semaphore, force_release, get_lock, list_locks
 from rediscluster import HOST
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.proxy import proxy
 from tests.helpers.state import count
 from tests.helpers.ways import DJANGO_REDIS, alias, kill
 from tests.inside import Ears, HeldUpQuestion, ask_cluster, limit, nodes_known, suspect
 
-from .conftest import Eventually, Queue, key_of, names_on, slot_of, use, waiters
+from .conftest import Queue, key_of, names_on, slot_of, use, waiters
 
 pytestmark = pytest.mark.complete
 
@@ -46,7 +46,7 @@ def test_a_dead_master_costs_the_failover_and_no_lock(own_cluster: Cluster, queu
 
 
 def test_a_replaced_master_whose_address_still_takes_connections_is_left(
-    own_cluster: Cluster, own_pools: None, settings: Any, eventually: Eventually
+    own_cluster: Cluster, own_pools: None, settings: Any
 ) -> None:
     """And hangs up: a proxy before it, say."""
 
@@ -65,11 +65,11 @@ def test_a_replaced_master_whose_address_still_takes_connections_is_left(
         lock.acquire()
         link.cut()
         own_cluster.failover(own_cluster.replicas_of(first)[0])
-        eventually(acquired)
+        until(acquired)
         lock.release()
 
 
-def test_a_node_that_hangs_delays_no_lease_on_another(own_cluster: Cluster, eventually: Eventually) -> None:
+def test_a_node_that_hangs_delays_no_lease_on_another(own_cluster: Cluster) -> None:
     """C5: each is renewed for itself."""
     hangs, lives = own_cluster.masters()[:2]
     (one,), (two,) = names_on(own_cluster, hangs), names_on(own_cluster, lives)
@@ -79,11 +79,11 @@ def test_a_node_that_hangs_delays_no_lease_on_another(own_cluster: Cluster, even
     own_cluster.pause(hangs)
     for _ in range(3):
         end = monotonic() + here.remaining()
-        eventually(lambda end=end: monotonic() + here.remaining() > end + 0.5)
+        until(lambda end=end: monotonic() + here.remaining() > end + 0.5)
     assert not here.lost
 
 
-def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools: None, eventually: Eventually) -> None:
+def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools: None) -> None:
     """It says CLUSTERDOWN, for as long as it is asked; nothing else in this process asks where the slots are."""
     with redis_cluster(partitionable=True) as cluster, use(cluster, TTL=24):
         first = cluster.masters()[0]
@@ -94,13 +94,13 @@ def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools
         cluster.wait_for_failover(first)
         new = cluster.owner_of(slot_of(name)).client()
         left = new.pttl(key_of(name))
-        eventually(lambda: lock.lost or int(new.pttl(key_of(name))) > left)
+        until(lambda: lock.lost or int(new.pttl(key_of(name))) > left)
         assert not lock.lost
         lock.release()
 
 
 def test_a_handoff_by_a_replaced_master_that_wakes_up_is_ignored(
-    own_cluster: Cluster, crowd: Any, queue: Queue, eventually: Eventually
+    own_cluster: Cluster, crowd: Any, queue: Queue
 ) -> None:
     """C3: it works off a renewal of before, finds the lease at its end, and is heard through the new master."""
     first, me = own_cluster.masters()[0], crowd()
@@ -111,10 +111,10 @@ def test_a_handoff_by_a_replaced_master_that_wakes_up_is_ignored(
     over = monotonic() + first.client().pttl(key_of(held[0].name)) / 1000 + 3
     own_cluster.pause(first)
     own_cluster.wait_for_failover(first)
-    eventually(lambda: all(Ears(name=lock.name).used_for_handovers for lock in held))
-    eventually(lambda: monotonic() > over and me.read(lambda: all(lock.remaining() > 5 for lock in held)))
+    until(lambda: all(Ears(name=lock.name).used_for_handovers for lock in held))
+    until(lambda: monotonic() > over and me.read(lambda: all(lock.remaining() > 5 for lock in held)))
     own_cluster.resume(first)
-    eventually(lambda: first.replication()["role"] == "slave" and first.replication()["master_link_status"] == "up")
+    until(lambda: first.replication()["role"] == "slave" and first.replication()["master_link_status"] == "up")
     assert not any(future.done() for future in waiting)
     assert not any(lock.lost for lock in held)
     for lock in held:
@@ -122,9 +122,7 @@ def test_a_handoff_by_a_replaced_master_that_wakes_up_is_ignored(
     assert all(future.result(30) for future in waiting)
 
 
-def test_replicas_acknowledge_grants_and_handoffs(
-    own_cluster: Cluster, crowd: Any, queue: Queue, eventually: Eventually
-) -> None:
+def test_replicas_acknowledge_grants_and_handoffs(own_cluster: Cluster, crowd: Any, queue: Queue) -> None:
     first = own_cluster.masters()[0]
     (name,), (replica,) = names_on(own_cluster, first), own_cluster.replicas_of(first)
     me, you = crowd(), crowd()
@@ -143,11 +141,11 @@ def test_replicas_acknowledge_grants_and_handoffs(
     me(plain, "release")
     with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
         waiting.result(30)
-    eventually(lambda: get_lock(name) is None)  # the handoff was passed on, or withdrawn
+    until(lambda: get_lock(name) is None)  # the handoff was passed on, or withdrawn
     own_cluster.owner_of(slot_of(name)).client().script_flush()
     with pytest.raises(LockUnavailable, match=r"0 of 1 replicas acknowledged it within 0\.5 s\.$"):
         me(lock, "acquire", blocking_timeout=GENEROUS)
-    eventually(lambda: get_lock(name) is None)
+    until(lambda: get_lock(name) is None)
     me(plain, "acquire")
     me(plain, "release")
 
@@ -157,9 +155,7 @@ def serve_no_more(cluster: Cluster, *names: str) -> None:
         node.ask("CLUSTER", "DELSLOTS", *{slot_of(name) for name in names})
 
 
-def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
-    own_pools: None, crowd: Any, queue: Queue, eventually: Eventually
-) -> None:
+def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(own_pools: None, crowd: Any, queue: Queue) -> None:
     options: dict[str, Any] = {"masters": 2, "replicas": 0, "cluster_require_full_coverage": "no"}
     with redis_cluster(**options) as cluster, use(cluster, TTL=60, RETRY_FOR=0.2):
         first, second = cluster.masters()
@@ -177,13 +173,13 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
                 you, lock, following = crowd(), Lock(each), Lock(each)
                 me(lock, "acquire")
                 waiting_there = queue(following, you)
-                eventually(lambda each=each: Ears(name=each).hears)
+                until(lambda each=each: Ears(name=each).hears)
                 me(lock, "release")
                 assert waiting_there.result(30), since
                 you(following, "release")
             suspect(None)
         first.ask("CLUSTER", "ADDSLOTS", slot_of(name))
-        eventually(lambda: Lock(name).locked())
+        until(lambda: Lock(name).locked())
         me(held, "release")
         cluster.wait_until_ok()
         serve_no_more(cluster, *(f"order:{number}" for number in range(1000)))
@@ -253,7 +249,7 @@ def test_a_node_that_was_in_trouble_is_asked_about_until_another_one_has_named_i
 
 
 def test_answers_of_a_node_that_was_in_trouble_wait_for_one_question(
-    cluster: Cluster, crowd: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, crowd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, no_failover_within=GENEROUS)
     (name,) = names_on(cluster, cluster.masters()[0])
@@ -263,7 +259,7 @@ def test_answers_of_a_node_that_was_in_trouble_wait_for_one_question(
     ask_cluster()  # nobody knows yet what will become of it
     question = HeldUpQuestion(monkeypatch)
     looking = [person.start(lock, "locked") for person in people]
-    eventually(lambda: question.heard == 3)
+    until(lambda: question.heard == 3)
     question.let_go()
     assert not any(found.result(GENEROUS) for found in looking)
     assert not people[0](lock, "locked")
@@ -271,19 +267,17 @@ def test_answers_of_a_node_that_was_in_trouble_wait_for_one_question(
 
 
 @pytest.fixture
-def contended(own_cluster: Cluster, queue: Queue, eventually: Eventually) -> Any:
+def contended(own_cluster: Cluster, queue: Queue) -> Any:
     """A held lock and a waiter: the name, the holder, and the waiter's future."""
     (name,) = names_on(own_cluster, own_cluster.masters()[0])
     held = Lock(name, ttl=GENEROUS)
     held.acquire()
     waiting = queue(Lock(name))
-    eventually(lambda: Ears(name=name).hears)
+    until(lambda: Ears(name=name).hears)
     return name, held, waiting
 
 
-def test_a_lock_and_its_waiter_move_with_their_slot(
-    own_cluster: Cluster, contended: Any, eventually: Eventually
-) -> None:
+def test_a_lock_and_its_waiter_move_with_their_slot(own_cluster: Cluster, contended: Any) -> None:
     name, held, waiting = contended
     ears, fence = Ears(name=name), held.fence
     source, target = own_cluster.owner_of(slot_of(name)), own_cluster.masters()[1]
@@ -294,9 +288,9 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     slots = {slot_of(f"order:{number}") for number in range(1000)}  # all that locks may be in
     own_cluster.move(*(slot for slot in slots if owners[slot] is source), to=target)
     # Redis has told the process that its subscription is over; it subscribes anew, and all who wait look again
-    eventually(lambda: ears.generation > generation and ears.node == target.port)
-    eventually(lambda: not source.client().client_list(_type="pubsub"))  # where nobody is told anything any more
-    eventually(lambda: waiters(name) == 1)
+    until(lambda: ears.generation > generation and ears.node == target.port)
+    until(lambda: not source.client().client_list(_type="pubsub"))  # where nobody is told anything any more
+    until(lambda: waiters(name) == 1)
     held.extend(1)
     assert held.fence == fence
     held.release()
@@ -305,7 +299,7 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     assert info is not None
     assert info.fence > fence
     end = monotonic() + max(lock.remaining() for lock in others)
-    eventually(lambda: monotonic() + min(lock.remaining() for lock in others) > end)
+    until(lambda: monotonic() + min(lock.remaining() for lock in others) > end)
     assert not any(lock.lost for lock in others)
 
 
@@ -348,7 +342,7 @@ def test_what_the_node_that_gets_a_slot_still_has_of_it_harms_nobody(
 
 @pytest.mark.parametrize("led", [False, True], ids=["the listener's thread reads", "the waiting thread reads"])
 def test_a_waiter_is_woken_where_its_lock_is_now(
-    led: bool, own_cluster: Cluster, other: Any, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
+    led: bool, own_cluster: Cluster, other: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C3: the other tags of its node stay, and their messages go on arriving on the old connection."""
     limit(monkeypatch, look_every=600, leads_for=600)
@@ -357,23 +351,23 @@ def test_a_waiter_is_woken_where_its_lock_is_now(
     (name,) = names_on(own_cluster, first)
     ears, held, thread = Ears(name=name), Lock(name, ttl=600), other()
     ears.start()
-    eventually(lambda: ears.hears)
+    until(lambda: ears.hears)
     held.acquire()
     waiting = thread.start(Lock(name).acquire)
-    (queue,) = eventually(lambda: first.client().keys(f"*:queue:{name}"))
+    (queue,) = until(lambda: first.client().keys(f"*:queue:{name}"))
     if led:
         (id,) = list[Any](first.client().zrange(queue, 0, -1))
         first.client().execute_command("SPUBLISH", ears.channel, f"w {id.decode()} {name}")
-        eventually(lambda: ears.is_led)
+        until(lambda: ears.is_led)
     own_cluster.move(slot_of(name), to=target)
-    eventually(lambda: ears.node == target.port)
+    until(lambda: ears.node == target.port)
     held.release()
     assert waiting.result(60)
 
 
 @pytest.mark.parametrize("half", [True, False], ids=["TRYAGAIN", "ASK"])
 def test_a_single_try_is_not_refused_while_a_slot_is_being_moved(
-    half: bool, own_cluster: Cluster, crowd: Any, eventually: Eventually, settings: Any
+    half: bool, own_cluster: Cluster, crowd: Any, settings: Any
 ) -> None:
     """C4: it is tried again, within RETRY_FOR."""
     first, target = own_cluster.masters()[:2]
@@ -392,7 +386,7 @@ def test_a_single_try_is_not_refused_while_a_slot_is_being_moved(
         own_cluster.migrate_keys(slot_of(name))
     trying = crowd().start(Lock(name), "acquire", blocking_timeout=0)
     told = "errorstat_TRYAGAIN" if half else "errorstat_ASK"
-    eventually(lambda: told in first.client().info("errorstats") or trying.done())
+    until(lambda: told in first.client().info("errorstats") or trying.done())
     assert not trying.done()
     if half:
         own_cluster.migrate_keys(slot_of(name))
@@ -402,7 +396,7 @@ def test_a_single_try_is_not_refused_while_a_slot_is_being_moved(
 
 @pytest.mark.parametrize("kind", ["a lock", "a semaphore", "a member"])
 def test_no_release_breaks_off_while_its_slot_is_being_moved(
-    kind: str, own_cluster: Cluster, crowd: Any, queue: Queue, eventually: Eventually
+    kind: str, own_cluster: Cluster, crowd: Any, queue: Queue
 ) -> None:
     """C4: all its keys are still there, and it deletes some of them before it hands the lock over."""
     me, first = crowd(), own_cluster.masters()[0]
@@ -421,7 +415,7 @@ def test_no_release_breaks_off_while_its_slot_is_being_moved(
     (target, *_) = (node for node in own_cluster.masters() if node is not source)
     own_cluster.begin_move(slot, to=target)
     releasing = me.start(held, "release")
-    eventually(lambda: "errorstat_TRYAGAIN" in source.client().info("errorstats") or releasing.done())
+    until(lambda: "errorstat_TRYAGAIN" in source.client().info("errorstats") or releasing.done())
     own_cluster.migrate_keys(slot)
     own_cluster.finish_move(slot)
     releasing.result(GENEROUS)
@@ -429,7 +423,7 @@ def test_no_release_breaks_off_while_its_slot_is_being_moved(
 
 
 def test_a_node_that_joins_and_one_that_leaves(
-    own_cluster: Cluster, contended: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    own_cluster: Cluster, contended: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, idle_look=0.1)
     name, held, waiting = contended
@@ -437,14 +431,14 @@ def test_a_node_that_joins_and_one_that_leaves(
     joined = own_cluster.add_master()
     own_cluster.move(slot_of(name), to=joined)
     assert Lock(name).locked()
-    eventually(lambda: joined.port in nodes_known())
+    until(lambda: joined.port in nodes_known())
     own_cluster.move(slot_of(name), to=target)
     assert Lock(name).locked()
-    eventually(lambda: joined.port not in nodes_known())  # who only follows the redirections forgets nodes as well
+    until(lambda: joined.port not in nodes_known())  # who only follows the redirections forgets nodes as well
     own_cluster.remove(source)
-    eventually(lambda: waiters(name) == 1)
+    until(lambda: waiters(name) == 1)
     held.release()
     assert waiting.result(30)
     # nothing of the one that has left is kept, once somebody has asked for what it had
     assert [lock.name for lock in list_locks()] == [name]
-    eventually(lambda: source.port not in nodes_known())
+    until(lambda: source.port not in nodes_known())

@@ -20,12 +20,10 @@ from celery.concurrency.prefork import process_destructor  # type: ignore[import
 from django_redislock import Lock, LockLost, LockSet
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import proxy
 from tests.helpers.state import FENCE, NAME, holder, queued
-
-Eventually = Callable[..., Any]
 
 
 def refuse_to_start(thread: threading.Thread) -> None:
@@ -54,10 +52,10 @@ CHILDREN: dict[str, tuple[Any, Callable[..., None]]] = {
 
 @pytest.mark.parametrize("kind", CHILDREN)
 def test_a_child_that_calls_nothing_of_atexit_sends_what_is_pending_and_leaves_its_parents_subscription(
-    kind: str, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    kind: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside.listen()
-    eventually(inside.hears)
+    until(inside.hears)
     package, target = CHILDREN[kind]
     child = package.get_context("fork").Process(target=target, args=(monkeypatch,))
     with warnings.catch_warnings():  # newer Pythons warn of the threads of the tests
@@ -94,20 +92,20 @@ def test_servers_that_hang_take_a_process_one_second_in_all_and_keep_nothing_fro
 
 
 def test_where_no_thread_is_started_any_more_locks_are_renewed_by_the_one_there_is_and_waiters_poll(
-    other: Any, client: redis.Redis, settings: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    other: Any, client: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.CACHES = {**settings.CACHES, "unused": settings.CACHES["default"]}
     me, you, lock, held = other(), other(), Lock("renewed", ttl=600), Lock(NAME)
     lock.acquire()
     me(held.acquire)
-    eventually(inside.all_seen)
+    until(inside.all_seen)
     end = inside.ends(lock)
     monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
     inside.renew_all()
-    eventually(lambda: inside.ends(lock) > end)
+    until(lambda: inside.ends(lock) > end)
     lock.release()
     waiting = you.start(lambda: Lock(NAME, using="unused").acquire(blocking_timeout=GENEROUS))
-    eventually(lambda: queued(client))
+    until(lambda: queued(client))
     me(held.release)
     assert waiting.result(GENEROUS)
     inside.become_another_process(monkeypatch)

@@ -18,7 +18,7 @@ from redis.backoff import ConstantBackoff
 from django_redislock import Lock, LockNotAcquired, LockPool, force_release, locked
 from redisserver import RedisServer, redis_server
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Other, asked_for, server_time
+from tests.helpers.actors import GENEROUS, Crowd, Other, asked_for, server_time, until
 from tests.helpers.cancelling import Interrupt
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import Twins
@@ -26,33 +26,31 @@ from tests.helpers.state import NAME, QUEUE, WAITERS, count, put, queued
 from tests.helpers.ways import DJANGO_REDIS, alias, caches
 from tests.inside import hears, limit, listen, own_channel, subscriptions
 
-Eventually = Callable[..., Any]
-
 
 @pytest.mark.usefixtures("fresh")
 def test_threads_that_wait_at_once_share_one_subscription_which_ends_with_the_settings(
-    client: redis.Redis, settings: Any, eventually: Eventually
+    client: redis.Redis, settings: Any
 ) -> None:
     put(client, "held", ttl=600)
     threads = [threading.Thread(target=Lock("held", ttl=600).acquire) for _ in range(3)]
     with inside.first_listener_held_up() as waits:
         for thread in threads:
             thread.start()
-        eventually(lambda: all(waits(thread) for thread in threads))
-    eventually(lambda: queued(client, "held") == 3)
+        until(lambda: all(waits(thread) for thread in threads))
+    until(lambda: queued(client, "held") == 3)
     channel = own_channel()
     assert client.pubsub_numsub(channel)[0][1] == 1
-    eventually(lambda: [force_release("held")] and not any(thread.is_alive() for thread in threads))
+    until(lambda: [force_release("held")] and not any(thread.is_alive() for thread in threads))
     settings.CACHES = {**settings.CACHES}
-    eventually(lambda: not client.pubsub_numsub(channel)[0][1])
+    until(lambda: not client.pubsub_numsub(channel)[0][1])
 
 
 def test_without_threads_waiters_poll_until_there_are_some_again_and_an_answer_is_not_lost(
-    network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually, no_threads: Any,
+    network: Proxy, crowd: Crowd, client: redis.Redis, no_threads: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     listen()
-    eventually(hears)
+    until(hears)
     before = subscriptions()
     with Lock(NAME):
         pass  # the renewer's own thread runs
@@ -61,22 +59,22 @@ def test_without_threads_waiters_poll_until_there_are_some_again_and_an_answer_i
         inside.subscribe_elsewhere(patch, "default")  # C3: another node answers than the one subscribed to
         assert not Lock(NAME).locked()
     network.cut()
-    eventually(lambda: not hears())
+    until(lambda: not hears())
     network.mend()
     me, lock = crowd(), Lock(NAME)
     with Lock(NAME):
-        waiting = wait_in_line(me, lock, client, eventually)
+        waiting = wait_in_line(me, lock, client)
     assert waiting.result(GENEROUS)
     assert not hears()
     no_threads(False)
-    eventually(lambda: hears() and subscriptions() > before)  # for a lock that is held for 100 ms
+    until(lambda: hears() and subscriptions() > before)  # for a lock that is held for 100 ms
     me(lock, "release")
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", ["redislock-subscriber", "redislock-watchdog"])
 def test_the_start_of_a_thread_that_is_interrupted_leaves_one_thread_in_the_end(
-    name: str, late: bool, network: Proxy, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    name: str, late: bool, network: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``late``: it runs by then. Otherwise it does so when another one has been started already."""
     before, struck, gate = threading.enumerate(), list[threading.Thread](), threading.Event()
@@ -106,8 +104,8 @@ def test_the_start_of_a_thread_that_is_interrupted_leaves_one_thread_in_the_end(
         use()
     use()
     gate.set()
-    eventually(lambda: struck[0].ident)
-    eventually(lambda: len(others()) == 1)
+    until(lambda: struck[0].ident)
+    until(lambda: len(others()) == 1)
     probed.let_go()
 
 
@@ -120,7 +118,6 @@ def test_a_waiter_that_another_server_does_not_count_is_subscribed_there(
     client: redis.Redis,
     settings: Any,
     other: Callable[[], Other],
-    eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
     retry_for: Callable[[float], None],
 ) -> None:
@@ -129,7 +126,7 @@ def test_a_waiter_that_another_server_does_not_count_is_subscribed_there(
     retry_for(0)
     with redis_server() as second, second.client() as there:
         listen()
-        eventually(lambda: hears())
+        until(lambda: hears())
         before, network.target = subscriptions(), second.port
         client.client_kill_filter(_type="normal", skipme=True)
         with Lock("warm-up"):
@@ -138,8 +135,8 @@ def test_a_waiter_that_another_server_does_not_count_is_subscribed_there(
         unanswered = network.lose_answer("SHARDNUMSUB", times=2)  # it is asked again once
         waiting = other().start(Lock(NAME).acquire)
         # it is dropped by one release after the other; the first time, the question whether it is counted fails
-        eventually(lambda: there.delete(QUEUE, WAITERS) is not None and hears() and subscriptions() > before)
-        eventually(lambda: queued(there))
+        until(lambda: there.delete(QUEUE, WAITERS) is not None and hears() and subscriptions() > before)
+        until(lambda: queued(there))
         assert unanswered.met == 2
         force_release(NAME)
         assert waiting.result(GENEROUS)
@@ -153,34 +150,34 @@ def held() -> Lock:
     return lock
 
 
-def lead(client: redis.Redis, eventually: Eventually) -> None:
+def lead(client: redis.Redis) -> None:
     """Have the one thread that waits for the lock NAME read the messages: it does once it was told something and waits
     again. It is told repeatedly, as the first time may be before it has begun to wait."""
     (id,) = list[Any](client.zrange(QUEUE, 0, -1))
     tell = partial(client.publish, own_channel(), f"w {id.decode()} {NAME}")
-    eventually(asked_for(inside.is_led, tell, every=2))
+    until(asked_for(inside.is_led, tell, every=2))
 
 
 @pytest.mark.parametrize(("trouble", "led"), [(each, led) for each in inside.TROUBLES for led in (True, False)][:-1])
 def test_a_connection_that_is_cut_or_yields_nonsense_is_replaced_whoever_reads_it(
-    trouble: str, led: bool, held: Lock, other: Callable[[], Other], client: redis.Redis, eventually: Eventually,
+    trouble: str, led: bool, held: Lock, other: Callable[[], Other], client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch, caplog: Any,
 ) -> None:  # fmt: skip
     """R18: a thread that is interrupted while it reads (nobody interrupts the listener's) leaves nobody deaf."""
     limit(monkeypatch, leads_for=600)
     waiting = other().start(Lock(NAME, ttl=600).acquire)
-    eventually(lambda: queued(client) and hears())
+    until(lambda: queued(client) and hears())
     if led:
-        lead(client, eventually)
+        lead(client)
     before, met = subscriptions(), inside.trouble_reading(monkeypatch, trouble)
     client.publish(own_channel(), "something else")
-    eventually(lambda: met.is_set() and hears() and subscriptions() > before)
+    until(lambda: met.is_set() and hears() and subscriptions() > before)
     assert trouble != "interrupted" or "listener-disconnected" not in caplog.text
     if trouble == "interrupted":
         with pytest.raises(Interrupt):
             waiting.result(GENEROUS)
         waiting = other().start(Lock(NAME, ttl=600).acquire)
-        eventually(lambda: queued(client) == 1)
+        until(lambda: queued(client) == 1)
     assert not waiting.done()
     held.release()
     assert waiting.result(GENEROUS) is True
@@ -188,38 +185,38 @@ def test_a_connection_that_is_cut_or_yields_nonsense_is_replaced_whoever_reads_i
 
 @pytest.mark.usefixtures("fresh")  # the listener's thread rests for as long as an earlier test has said
 def test_a_thread_that_is_interrupted_before_it_reads_leaves_nobody_deaf(
-    held: Lock, other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    held: Lock, other: Callable[[], Other], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R18: where it is the one that reads already, and cannot say that it no longer does."""
     reading = other().start(Lock(NAME, ttl=600).acquire)
-    eventually(lambda: queued(client) and hears())
+    until(lambda: queued(client) and hears())
     (id,) = list[Any](client.zrange(QUEUE, 0, -1))
     before, struck = subscriptions(), inside.interrupt_who_begins_to_read(monkeypatch)
-    eventually(lambda: client.publish(own_channel(), f"w {id.decode()} {NAME}") and struck.is_set())
+    until(lambda: client.publish(own_channel(), f"w {id.decode()} {NAME}") and struck.is_set())
     with pytest.raises(Interrupt):
         reading.result(GENEROUS)
-    eventually(lambda: hears() and subscriptions() > before)
+    until(lambda: hears() and subscriptions() > before)
     waiting = other().start(Lock(NAME, ttl=600).acquire)
-    eventually(lambda: queued(client) == 1)
+    until(lambda: queued(client) == 1)
     held.release()
     assert waiting.result(GENEROUS) is True
 
 
 @pytest.fixture
 def reading(
-    held: Lock, other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    held: Lock, other: Callable[[], Other], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> Future[bool]:
     """One that waits for the lock NAME, and reads the messages."""
     limit(monkeypatch, leads_for=600)
     reading = other().start(Lock(NAME, ttl=600).acquire)
-    eventually(lambda: queued(client) and hears())
-    lead(client, eventually)
+    until(lambda: queued(client) and hears())
+    lead(client)
     return reading
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
 def test_who_begins_to_wait_while_a_thread_reads_or_after_that_is_told_as_well(
-    held: Lock, reading: Future[bool], crowd: Crowd, client: redis.Redis, eventually: Eventually
+    held: Lock, reading: Future[bool], crowd: Crowd, client: redis.Redis
 ) -> None:
     """By that thread, and when it has what it waited for by the listener's, which has rested meanwhile and reads for
     coroutines and for several threads."""
@@ -229,7 +226,7 @@ def test_who_begins_to_wait_while_a_thread_reads_or_after_that_is_told_as_well(
             locks[name] = Lock(name, ttl=600)
             locks[name].acquire()
             waiting[name] = crowd().start(Lock(name), "acquire")
-        eventually(lambda: all(queued(client, name) for name in names))
+        until(lambda: all(queued(client, name) for name in names))
 
     locks, waiting = dict[str, Lock](), dict[str, Future[bool]]()
     wait("one", "two")
@@ -244,40 +241,40 @@ def test_who_begins_to_wait_while_a_thread_reads_or_after_that_is_told_as_well(
 
 
 def test_a_thread_reads_for_a_short_time_only(
-    held: Lock, other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    held: Lock, other: Callable[[], Other], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, leads_for=600)
     waiting = other().start(Lock(NAME, ttl=600).acquire)
-    eventually(lambda: queued(client) and hears())
+    until(lambda: queued(client) and hears())
     limit(monkeypatch, leads_for=GENEROUS / 100)
-    lead(client, eventually)
-    eventually(lambda: not inside.is_led())
+    lead(client)
+    until(lambda: not inside.is_led())
     held.release()
     assert waiting.result(GENEROUS)
 
 
 def test_a_connection_that_is_cut_before_anybody_reads_it_is_replaced(
-    client: redis.Redis, eventually: Eventually, fresh: None, monkeypatch: pytest.MonkeyPatch
+    client: redis.Redis, fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside.cut_before_it_is_read(monkeypatch)
     listen()
     channel = own_channel()
-    eventually(lambda: subscriptions() > 1 and hears() and client.pubsub_numsub(channel) == [(channel.encode(), 1)])
+    until(lambda: subscriptions() > 1 and hears() and client.pubsub_numsub(channel) == [(channel.encode(), 1)])
 
 
 def test_where_messages_no_longer_arrive_those_who_wait_look_by_themselves(
-    crowd: Crowd, network: Proxy, client: redis.Redis, settings: Any, eventually: Eventually,
+    crowd: Crowd, network: Proxy, client: redis.Redis, settings: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     limit(monkeypatch, look_every=600)
     settings.REDISLOCK = {"SLOW_WAIT": None}
     me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600)
     me(lock, "acquire")
-    waiting = wait_in_line(you, Lock(NAME), client, eventually)
-    eventually(hears)
+    waiting = wait_in_line(you, Lock(NAME), client)
+    until(hears)
     network.lose_answer("SUBSCRIBE", times=1000)
     client.client_kill_filter(_type="pubsub")
-    eventually(lambda: not hears())
+    until(lambda: not hears())
     me(lock, "release")
     assert waiting.result(GENEROUS)
 
@@ -285,16 +282,16 @@ def test_where_messages_no_longer_arrive_those_who_wait_look_by_themselves(
 @pytest.mark.complete
 @pytest.mark.parametrize("parser", ["_RESP2Parser", "_HiredisParser"])
 def test_a_subscription_outlasts_silence_whichever_parser_reads_it(
-    parser: str, client: redis.Redis, server: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    parser: str, client: redis.Redis, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, message_within=0.1)
     own = alias(DJANGO_REDIS, server.url)
     own["OPTIONS"]["PARSER_CLASS"] = f"redis._parsers.{parser}"
     with caches(own):
         listen()
-        eventually(lambda: hears() and inside.heard())
+        until(lambda: hears() and inside.heard())
         subscribed, since = subscriptions(), server_time(client)
-        eventually(lambda: server_time(client) > since + 500_000)
+        until(lambda: server_time(client) > since + 500_000)
         assert hears()
         assert subscriptions() == subscribed
 
@@ -314,15 +311,15 @@ ONE, ANOTHER = "@" + "a" * 40, "@" + "b" * 40
     ],
 )
 def test_a_grant_of_which_it_is_not_known_whether_it_holds_is_a_reason_to_look(
-    known: dict[str, Any], lease: int, by: str, held: Lock, crowd: Crowd, client: redis.Redis, eventually: Eventually,
+    known: dict[str, Any], lease: int, by: str, held: Lock, crowd: Crowd, client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=10 * GENEROUS)
-    eventually(lambda: queued(client) and hears())
+    until(lambda: queued(client) and hears())
     id, before = client.zrange(QUEUE, 0, 0)[0].decode(), inside.heard()  # type: ignore[union-attr]
     inside.mistrust(monkeypatch, **known)
     client.publish(own_channel(), f"g {id} 7 {server_time(client)} {lease}{by} {NAME}")
-    eventually(lambda: inside.heard() > before and not inside.looks_due())
+    until(lambda: inside.heard() > before and not inside.looks_due())
     assert not waiting.done()
     monkeypatch.undo()
     held.release()
@@ -336,26 +333,24 @@ def channels(client: Any) -> list[str]:
     return [client.hget(WAITERS, id).decode().split(" ")[0] for id in client.zrange(QUEUE, 0, -1)]
 
 
-def wait_in_line(
-    person: Any, lock: Any, client: redis.Redis, eventually: Eventually, method: str = "acquire", *args: Any
-) -> Future[Any]:
+def wait_in_line(person: Any, lock: Any, client: redis.Redis, method: str = "acquire", *args: Any) -> Future[Any]:
     """Let somebody ask for the lock, and wait until they queue."""
     before = queued(client)
     waiting: Future[Any] = person.start(lock, method, *args)
-    eventually(lambda: queued(client) == before + 1)
+    until(lambda: queued(client) == before + 1)
     return waiting
 
 
 def test_where_nobody_can_subscribe_locks_are_renewed_and_passed_on(
-    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    crowd: Crowd, network: Proxy, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     subscribing = network.lose_answer("SUBSCRIBE", times=1000)
     me, you, lock, another = crowd(), crowd(), Lock(NAME, poll=True, ttl=6), Lock(NAME, poll=True)
     me(lock, "acquire")
     end = monotonic() + me.read(lock.remaining)
     assert me.read(lambda: lock.token)  # nobody takes it for dead, whoever has that
-    waiting = wait_in_line(you, another, client, eventually)
-    eventually(lambda: monotonic() + me.read(lock.remaining) > end + 0.3)
+    waiting = wait_in_line(you, another, client)
+    until(lambda: monotonic() + me.read(lock.remaining) > end + 0.3)
     assert me(lock, "owned")
     me(lock, "release")
     assert waiting.result(GENEROUS)
@@ -365,13 +360,11 @@ def test_where_nobody_can_subscribe_locks_are_renewed_and_passed_on(
 
 
 @pytest.mark.usefixtures("fresh")
-def test_with_the_setting_everybody_polls(
-    crowd: Crowd, settings: Any, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_with_the_setting_everybody_polls(crowd: Crowd, settings: Any, client: redis.Redis) -> None:
     settings.REDISLOCK = {"POLL": True}
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
-    waiting = wait_in_line(you, Lock(NAME), client, eventually)
+    waiting = wait_in_line(you, Lock(NAME), client)
     assert channels(client) == ["-"]
     me(lock, "release")
     assert waiting.result(GENEROUS)
@@ -385,14 +378,14 @@ def test_with_the_setting_everybody_polls(
 
 
 def test_polling_and_woken_waiters_share_one_queue_however_often_each_of_them_looks(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
+    crowd: Crowd, client: redis.Redis
 ) -> None:
     order, waiting = list[int](), []
     with Lock(NAME):
         for number in range(9):
             often: Any = {"poll": True, "backoff": ConstantBackoff(0.2 / number)} if number % 3 else {}
             section = Twins(locked(NAME, **often), order.append)
-            waiting.append(wait_in_line(crowd(), section, client, eventually, "call", number))
+            waiting.append(wait_in_line(crowd(), section, client, "call", number))
         assert [channel == "-" for channel in channels(client)] == [number % 3 > 0 for number in range(9)]
     for future in waiting:
         future.result(GENEROUS)
@@ -415,9 +408,7 @@ def test_the_number_of_attempts_is_the_number_of_calls_and_no_delay_follows_the_
 
 
 @pytest.mark.complete
-def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(crowd: Crowd, client: redis.Redis) -> None:
     def impatient(seconds: float) -> Lock:
         return Lock(NAME, poll=True, backoff=ConstantBackoff(600), blocking_timeout=seconds)
 
@@ -427,5 +418,5 @@ def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(
             me(impatient(2), "enter")
         assert caught.value.attempts == 2
         assert 2 <= caught.value.waited < GENEROUS
-        waiting = wait_in_line(me, impatient(5), client, eventually)
+        waiting = wait_in_line(me, impatient(5), client)
     assert waiting.result(GENEROUS)

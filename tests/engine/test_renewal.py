@@ -16,24 +16,22 @@ import redis
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, locked, locked_view
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Other
+from tests.helpers.actors import GENEROUS, Crowd, Other, until
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.servers import Twins
 from tests.helpers.state import LOCK, NAME, QUEUE, holder
 from tests.helpers.ways import kill, stopped
 from tests.inside import hears, renew_all
 
-Eventually = Callable[..., Any]
-
 
 @pytest.fixture
-def holds(eventually: Eventually) -> Callable[..., Lock]:
+def holds() -> Callable[..., Lock]:
     """Acquire a lock, and hold it until it is treated as a long section."""
 
     def holds(ttl: float = 600, **options: Any) -> Lock:
         lock = Lock(NAME, ttl=ttl, **options)
         lock.acquire()
-        eventually(inside.all_seen)
+        until(inside.all_seen)
         return lock
 
     return holds
@@ -45,17 +43,15 @@ def renewed(lock: Lock) -> Callable[[], bool]:
     return lambda: inside.ends(lock) > end
 
 
-def test_a_lock_that_is_lost_while_it_is_extended_stays_lost(
-    crowd: Crowd, network: Proxy, eventually: Eventually
-) -> None:
+def test_a_lock_that_is_lost_while_it_is_extended_stays_lost(crowd: Crowd, network: Proxy) -> None:
     inside.listen()
-    eventually(hears)  # else the lease would be asked about when it is
+    until(hears)  # else the lease would be asked about when it is
     losses: list[LockLost] = []
     me, lock = crowd(), Lock(NAME, ttl=1.5, auto_renew=False, on_lost=losses.append)
     me(lock, "acquire")
     held = network.hold_answer("keep")
     extending = me.start(lock, "extend", 600)
-    eventually(lambda: losses)
+    until(lambda: losses)
     held.let_go()
     with pytest.raises(LockLost):
         extending.result(GENEROUS)
@@ -77,22 +73,22 @@ def test_a_lock_that_is_released_just_before_its_renewal_is_not_renewed(
 
 
 def test_a_renewal_that_crosses_a_change_of_the_fence_or_the_release_is_no_loss(
-    network: Proxy, client: redis.Redis, holds: Any, other: Any, eventually: Eventually, caplog: Any
+    network: Proxy, client: redis.Redis, holds: Any, other: Any, caplog: Any
 ) -> None:
     """It names the fence, and finds another one. Its answer counts only as long as the lock is held here (R12)."""
     lock = holds(ttl=60)
-    eventually(lambda: hears() and 10 < inside.due_in(lock) < 30)
+    until(lambda: hears() and 10 < inside.due_in(lock) < 30)
     before, late, asked = lock.fence, network.hold_request("keep"), network.delay_answer("keep", 0, times=1000)
     renew_all()
     assert late.caught.wait(GENEROUS)
     assert before < inside.drawing(lock)() == lock.fence
     late.let_go()
-    eventually(lambda: asked.seen == 2 and 10 < inside.due_in(lock) < 30)  # it was asked for once more
+    until(lambda: asked.seen == 2 and 10 < inside.due_in(lock) < 30)  # it was asked for once more
     changing = network.hold_answer("raise")
     drawn = other().start(inside.drawing(lock))
     assert changing.caught.wait(GENEROUS)
     renew_all()
-    eventually(lambda: 0 < inside.due_in(lock) < 1)
+    until(lambda: 0 < inside.due_in(lock) < 1)
     assert asked.seen == 2  # not with a fence that is about to change
     changing.let_go()
     assert drawn.result(GENEROUS) == lock.fence
@@ -107,14 +103,14 @@ def test_a_renewal_that_crosses_a_change_of_the_fence_or_the_release_is_no_loss(
     assert not holder(client)
     again = renewed(another := holds(ttl=60))
     renew_all()
-    eventually(again)  # by the thread that has brought that answer
+    until(again)  # by the thread that has brought that answer
     assert "event=lost" not in caplog.text
     another.release()
 
 
 @pytest.mark.complete
 def test_renewals_count_when_as_many_replicas_have_acknowledged_them_as_the_grant_needed(
-    own: RedisServer, replica: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    own: RedisServer, replica: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with own.client() as master:
         lock, plain, lasting = Lock(NAME, ttl=6, replicas=1), Lock("plain", ttl=6), Lock("lasting", ttl=600, replicas=1)
@@ -122,25 +118,25 @@ def test_renewals_count_when_as_many_replicas_have_acknowledged_them_as_the_gran
         for each in (lock, plain, lasting, extended):
             assert each.acquire()
         extended.extend(60)
-        eventually(renewed(lock))
+        until(renewed(lock))
         with stopped(replica):
             again, end = renewed(plain), inside.ends(extended)
             with pytest.raises(LockUnavailable, match="Could not extend the lock 'extended': 0 of 1 replicas"):
                 extended.extend(60)
             assert inside.ends(extended) == end
             renew_all()
-            eventually(lambda: "renewal-failed" in caplog.text)
+            until(lambda: "renewal-failed" in caplog.text)
             with pytest.raises(LockUnavailable, match="0 of 1 replicas"):
                 Lock("refused", replicas=1).acquire()  # and what the master has granted is given back in the background
-            eventually(lambda: not holder(master, "refused"))
-            eventually(lambda: f"event=lost name={NAME}" in caplog.text)
+            until(lambda: not holder(master, "refused"))
+            until(lambda: f"event=lost name={NAME}" in caplog.text)
             assert again()
             assert "renewal-recovered" not in caplog.text
         assert holder(master)  # which has renewed it
         assert "NOREPLICAS 0 of 1 replicas acknowledged it" in caplog.text
         with pytest.raises(LockLost):
             lock.release()
-        eventually(lambda: "renewal-recovered" in caplog.text)
+        until(lambda: "renewal-recovered" in caplog.text)
         for each in (plain, lasting, extended):
             each.release()
 
@@ -148,7 +144,7 @@ def test_renewals_count_when_as_many_replicas_have_acknowledged_them_as_the_gran
 @pytest.mark.complete
 @pytest.mark.parametrize("trouble", ["no answer", "no right"])
 def test_where_replicas_cannot_be_asked_other_locks_are_renewed(
-    trouble: str, own: RedisServer, replica: RedisServer, settings: Any, eventually: Eventually, caplog: Any
+    trouble: str, own: RedisServer, replica: RedisServer, settings: Any, caplog: Any
 ) -> None:
     with proxy(own.port) as wire, own.client() as master:
         settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": wire.url}}
@@ -159,7 +155,7 @@ def test_where_replicas_cannot_be_asked_other_locks_are_renewed(
             wire.lose_answer("WAIT", times=1000)
         else:
             master.execute_command("ACL", "SETUSER", "default", "-wait")
-        eventually(lambda: lock.lost)
+        until(lambda: lock.lost)
         assert plain.owned()
         plain.release()
     reason = {"no answer": "Connection closed", "no right": "this user has no permissions"}[trouble]
@@ -176,7 +172,7 @@ def test_what_is_to_stay_held_does_so_whether_replicas_know_of_it_or_not(
 
 
 def test_what_is_to_stay_held_is_not_released_where_redis_could_not_be_told(
-    network: Proxy, client: redis.Redis, retry_for: Callable[[float], None], eventually: Eventually, caplog: Any
+    network: Proxy, client: redis.Redis, retry_for: Callable[[float], None], caplog: Any
 ) -> None:
     retry_for(0.1)
     locked([NAME, "other"], at_least=600, ttl=60)(network.cut)()
@@ -185,7 +181,7 @@ def test_what_is_to_stay_held_is_not_released_where_redis_could_not_be_told(
     network.mend()
     locked("done")(network.cut)()
     network.mend()
-    eventually(lambda: not holder(client, "done"))  # which is released in the background, after all that was before it
+    until(lambda: not holder(client, "done"))  # which is released in the background, after all that was before it
     assert holder(client)
     assert holder(client, "other")
 
@@ -217,14 +213,12 @@ def test_a_short_timeout_of_the_socket_leaves_less_time_for_replicas(
         Lock(NAME, replicas=1).acquire()
 
 
-def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
-    client: redis.Redis, eventually: Eventually
-) -> None:
+def test_a_release_in_the_background_drops_any_number_of_dead_waiters(client: redis.Redis) -> None:
     lock = Lock(NAME, ttl=600)
     lock.acquire()
     client.zadd(QUEUE, {f"dead-{number}": number + 1 for number in range(6000)})
     inside.abandon(lock)
-    eventually(lambda: not client.exists(LOCK, QUEUE))
+    until(lambda: not client.exists(LOCK, QUEUE))
 
 
 class Moody(redis.Connection):
@@ -241,7 +235,7 @@ class Moody(redis.Connection):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.usefixtures("own_pools")
 def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_cannot_connect(
-    holds: Any, settings: Any, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    holds: Any, settings: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def fail() -> None:
         raise ZeroDivisionError
@@ -252,66 +246,64 @@ def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_c
     again = renewed(lock)
     inside.before_next_round(monkeypatch, fail)
     renew_all()
-    eventually(lambda: "event=watchdog-failed" in caplog.text and again())
+    until(lambda: "event=watchdog-failed" in caplog.text and again())
     caplog.clear()
     again = renewed(lock)
     inside.before_next_look(monkeypatch, fail)
     renew_all()
-    eventually(lambda: "event=watchdog-failed" in caplog.text and again())
+    until(lambda: "event=watchdog-failed" in caplog.text and again())
     monkeypatch.setattr(Moody, "mood", TypeError("unexpected keyword"))
     again = renewed(lock)
     kill(client)
     renew_all()
-    eventually(lambda: re.search('event=renewal-failed .*error="unexpected keyword"', caplog.text))
+    until(lambda: re.search('event=renewal-failed .*error="unexpected keyword"', caplog.text))
     monkeypatch.setattr(Moody, "mood", None)
-    eventually(again)
+    until(again)
     died = inside.break_sender(monkeypatch)
     renew_all()
-    eventually(died)
+    until(died)
     again = renewed(lock)
 
     def renewed_now() -> bool:
         renew_all()
         return again()
 
-    eventually(renewed_now)
+    until(renewed_now)
     lock.release()
 
 
-def sent(lock: Lock, eventually: Eventually) -> None:
+def sent(lock: Lock) -> None:
     """Renew it, and wait until the thread that sends has ended."""
     again = renewed(lock)
     renew_all()
-    eventually(lambda: again() and not any(each.name == "redislock-sender" for each in threading.enumerate()))
+    until(lambda: again() and not any(each.name == "redislock-sender" for each in threading.enumerate()))
 
 
 def test_a_renewal_by_a_connection_that_the_server_has_closed_meanwhile_does_not_fail(
-    holds: Any, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    holds: Any, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     lock = holds()
-    sent(lock, eventually)
+    sent(lock)
     kill(client)
-    sent(lock, eventually)
+    sent(lock)
     assert "renewal-failed" not in caplog.text
     lock.release()
 
 
-def test_locks_of_different_ttls_are_renewed_by_the_same_connection(
-    holds: Any, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_locks_of_different_ttls_are_renewed_by_the_same_connection(holds: Any, client: redis.Redis) -> None:
     inside.listen()
-    eventually(hears)
+    until(hears)
     made = set[int]()
     for ttl in (6, 12, 6):
         lock = holds(ttl=ttl)
-        sent(lock, eventually)
+        sent(lock)
         made.add(client.info("stats")["total_connections_received"])
         lock.release()
     assert len(made) == 1
 
 
 def test_an_interrupted_section_that_cannot_be_undone_is_logged_once_and_keeps_no_other_from_being_undone(
-    eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise TypeError("unhashable")
@@ -321,13 +313,13 @@ def test_an_interrupted_section_that_cannot_be_undone_is_logged_once_and_keeps_n
     for undo in (fail, lambda: undone.append(True)):
         over = inside.interrupt_acquisition(undo)
         with Lock(NAME):  # which wakes it up
-            eventually(over)
-    eventually(lambda: undone and "TypeError: unhashable" in caplog.text)
+            until(over)
+    until(lambda: undone and "TypeError: unhashable" in caplog.text)
     assert caplog.text.count("TypeError: unhashable") == 1
 
 
 def test_without_threads_locks_are_renewed_and_messages_are_heard_as_soon_as_there_are_some_again(
-    settings: Any, eventually: Eventually, no_threads: Callable[[bool], object]
+    settings: Any, no_threads: Callable[[bool], object]
 ) -> None:
     settings.CACHES = {**settings.CACHES, "unused": settings.CACHES["default"]}
     with Lock("first"):
@@ -337,16 +329,16 @@ def test_without_threads_locks_are_renewed_and_messages_are_heard_as_soon_as_the
     lock.acquire()
     silent.acquire()
     both = renewed(lock), renewed(silent)
-    eventually(lambda: all(again() for again in both))
+    until(lambda: all(again() for again in both))
     assert not hears("unused")
     no_threads(False)
-    eventually(lambda: hears("unused"))
+    until(lambda: hears("unused"))
     lock.release()
     silent.release()
 
 
 def test_code_of_the_sites_is_called_in_a_few_threads_that_end_whatever_it_raises(
-    eventually: Eventually, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def receive(news: int) -> None:
         threads.add(threading.current_thread())
@@ -358,12 +350,12 @@ def test_code_of_the_sites_is_called_in_a_few_threads_that_end_whatever_it_raise
     gate, threads, told = threading.Event(), set[threading.Thread](), list[int]()
     for news in range(2000):
         inside.call_soon(partial(receive, news))
-    eventually(lambda: len(threads) == 8)
+    until(lambda: len(threads) == 8)
     gate.set()
-    eventually(lambda: len(told) == 2000)
+    until(lambda: len(told) == 2000)
     assert sorted(told) == list(range(2000))
     assert len(threads) == 8
-    eventually(lambda: not any(thread.is_alive() for thread in threads))
+    until(lambda: not any(thread.is_alive() for thread in threads))
     assert caplog.text.count("event=notifier-failed") == 20
 
 
@@ -372,7 +364,7 @@ def test_code_of_the_sites_is_called_in_a_few_threads_that_end_whatever_it_raise
 
 @pytest.mark.parametrize("operation", ["acquire", "reacquire", "release"])
 def test_an_operation_is_tried_for_the_time_that_is_set_and_continues_after_an_outage(
-    operation: str, crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], eventually: Eventually
+    operation: str, crowd: Crowd, network: Proxy, retry_for: Callable[[float], None]
 ) -> None:
     me, lock = crowd(), Lock(NAME, auto_renew=False, poll=True)  # nothing else speaks to Redis
     if operation != "acquire":
@@ -392,7 +384,7 @@ def test_an_operation_is_tried_for_the_time_that_is_set_and_continues_after_an_o
         assert isinstance(caught.value.__cause__, redis.ConnectionError)
     retry_for(GENEROUS)
     refused, trying = network.refused, me.start(lock, operation)
-    eventually(lambda: network.refused >= refused + 4)
+    until(lambda: network.refused >= refused + 4)
     assert not trying.done()
     network.mend()
     trying.result(GENEROUS)
@@ -400,7 +392,7 @@ def test_an_operation_is_tried_for_the_time_that_is_set_and_continues_after_an_o
 
 @pytest.mark.parametrize("way", ["a function", "a function that raises", "a set", "a view"])
 def test_what_a_block_could_not_release_is_released_in_the_background(
-    way: str, crowd: Crowd, network: Proxy, retry_for: Any, client: Any, eventually: Eventually, rf: Any, caplog: Any
+    way: str, crowd: Crowd, network: Proxy, retry_for: Any, client: Any, rf: Any, caplog: Any
 ) -> None:
     """What was done under the lock is done: only the log says that it stays held, and how long."""
 
@@ -419,7 +411,7 @@ def test_what_a_block_could_not_release_is_released_in_the_background(
     assert [15 < float(line.rpartition("lease_left=")[2]) < 30 for line in lines] == [True]
     assert holder(client)
     network.mend()
-    eventually(lambda: not holder(client))
+    until(lambda: not holder(client))
 
 
 @pytest.mark.complete
@@ -428,23 +420,23 @@ def test_what_a_block_could_not_release_is_released_in_the_background(
     [("renewal-failed", "renewal-recovered"), ("listener-disconnected", "listener-reconnected")],
 )
 def test_the_log_tells_how_long_redis_has_been_away_and_when_it_is_back(
-    failed: str, recovered: str, own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    failed: str, recovered: str, own: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def outages(event: str) -> list[float]:
         return [float(found) for found in re.findall(rf"event={event} .*?outage=(\S+)", caplog.text)]
 
     lock = Lock("seat", ttl=12)
     lock.acquire()
-    eventually(inside.hears)
+    until(inside.hears)
     own.stop()
-    eventually(lambda: len(outages(failed)) >= 3)
+    until(lambda: len(outages(failed)) >= 3)
     first, second, third = outages(failed)[:3]
     assert first < 1 <= second
     assert third >= 2 * second - 0.1
     own.start()
-    eventually(lambda: outages(recovered))
+    until(lambda: outages(recovered))
     assert outages(recovered)[0] > third
-    eventually(lambda: lock.lost)
+    until(lambda: lock.lost)
 
 
 def test_an_outage_is_logged_when_it_has_doubled_and_at_least_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,7 +234,7 @@ def move(kind: str, sections: int, every: int, seed: int) -> bool:
                 run.add(ours=number % 2 == 0)
             run.ready()
             while (done := run.sections()) < sections:
-                until(lambda done=done: run.sections() >= min(done + every, sections), inf)  # type: ignore[misc]
+                until(lambda done=done: run.sections() >= min(done + every, sections), inf)
                 run.kill()
             left = run.end()
         told = read(path)

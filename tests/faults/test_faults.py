@@ -12,7 +12,7 @@ import pytest
 from django_redislock import Lock, LockPool, get_lock
 from django_redislock.testing import hold
 from redisserver import RedisServer, redis_server
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, TOKEN, count
 from tests.inside import hears, listen
@@ -123,7 +123,7 @@ def clock(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["a lock", "a member"])
-def test_a_holder_believes_what_it_asked_for(pooled: bool, clock: Clock, crowd: Crowd, eventually: Any) -> None:
+def test_a_holder_believes_what_it_asked_for(pooled: bool, clock: Clock, crowd: Crowd) -> None:
     me = crowd()
     LockPool(NAME).extend(["a", "b"])
     held: Any = me(LockPool(NAME), "acquire", ttl=TTL) if pooled else Lock(NAME, ttl=TTL)
@@ -132,7 +132,7 @@ def test_a_holder_believes_what_it_asked_for(pooled: bool, clock: Clock, crowd: 
     with clock.client() as client:
         before = count(client, "evalsha")
         # renewed more than three times, so that its end by the right time has passed
-        eventually(lambda: count(client, "evalsha") > before + 3 + 1)
+        until(lambda: count(client, "evalsha") > before + 3 + 1)
     before = me.read(held.remaining)
     assert 0 < before <= TTL
     me(held, "extend", 60)
@@ -143,23 +143,23 @@ def test_a_holder_believes_what_it_asked_for(pooled: bool, clock: Clock, crowd: 
     assert 0 < me.read(held.remaining) <= TTL
     clock.set(0)
     with hold(held.name, ttl=HOUR):
-        eventually(lambda: me.read(lambda: held.lost))
+        until(lambda: me.read(lambda: held.lost))
 
 
 @pytest.mark.parametrize("jump", [-HOUR, 30])  # not so far that Redis forgets who waits
-def test_a_handoff_counts_for_its_ttl(jump: int, clock: Clock, crowd: Crowd, eventually: Any) -> None:
+def test_a_handoff_counts_for_its_ttl(jump: int, clock: Clock, crowd: Crowd) -> None:
     listen()
-    eventually(hears)  # the waiter does not look again
+    until(hears)  # the waiter does not look again
     me, you = crowd(), crowd()
     first, second = Lock(NAME, ttl=36_000), Lock(NAME, ttl=TTL, auto_renew=False)
     you(first, "acquire")
     waiting = me.start(second, "acquire")
-    eventually(lambda: you(first, "info").waiters)
+    until(lambda: you(first, "info").waiters)
     clock.set(jump)
     you(first, "release")
     assert waiting.result(GENEROUS)
     clock.set(-2 * HOUR)
-    eventually(lambda: me.read(lambda: second.lost))
+    until(lambda: me.read(lambda: second.lost))
 
 
 def test_what_is_adopted_counts_for_its_ttl(clock: Clock, crowd: Crowd, start: Callable[..., Worker]) -> None:
@@ -174,7 +174,7 @@ def test_what_is_adopted_counts_for_its_ttl(clock: Clock, crowd: Crowd, start: C
 
 
 def test_a_grant_that_seems_to_come_from_the_future_is_asked_about(
-    clock: Clock, crowd: Crowd, start: Callable[..., Worker], eventually: Any
+    clock: Clock, crowd: Crowd, start: Callable[..., Worker]
 ) -> None:
     """The waiter has looked while the clock was behind, and it was put right since."""
     worker = start(f"with Lock({NAME!r}, ttl=600):\n    say('held')\n    hear()")
@@ -182,7 +182,7 @@ def test_a_grant_that_seems_to_come_from_the_future_is_asked_about(
     clock.set(-30)  # not so much that Redis forgets who waits
     me, lock = crowd(), Lock(NAME, ttl=TTL)
     waiting = me.start(lock, "acquire")
-    eventually(lambda: get_lock(NAME).waiters)  # type: ignore[union-attr]
+    until(lambda: get_lock(NAME).waiters)  # type: ignore[union-attr]
     clock.set(0)
     with clock.client() as client:
         before = count(client, "evalsha")

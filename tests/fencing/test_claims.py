@@ -40,7 +40,7 @@ from django_redislock import (
 from django_redislock.fencing import prune
 from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE, apart, everywhere, patience
-from tests.helpers.actors import GENEROUS, Other, server_time
+from tests.helpers.actors import GENEROUS, Other, server_time, until
 from tests.helpers.databases import Account, configure, one_database
 from tests.helpers.servers import arespond, respond
 from tests.helpers.site import Gate
@@ -170,12 +170,12 @@ def test_a_claim_that_has_to_wait_may_be_cancelled_by_the_database(setting: str,
 
 
 @everywhere
-def test_what_was_claimed_stays_valid(account: Any, ledger: Any, forget: Any, caplog: Any, eventually: Any) -> None:
+def test_what_was_claimed_stays_valid(account: Any, ledger: Any, forget: Any, caplog: Any) -> None:
     with locked_atomic(NAME, fenced=True, **UNAWARE):
         account.book()
         forget()
     assert account.balance == 1
-    eventually(lambda: "lost" in caplog.text)
+    until(lambda: "lost" in caplog.text)
     with pytest.raises(LockLost), locked_atomic(NAME, db=["default", "ledger"], fenced="ledger", **UNAWARE):
         forget()  # one of the two was not claimed
     account.options["ATOMIC_REQUESTS"] = True
@@ -663,7 +663,7 @@ def test_a_lock_may_be_released_inside_the_transactions_that_have_claimed_it_alo
         section()
 
 
-def test_a_claim_counts_for_its_own_transaction_alone(account: Account, settings: Any, eventually: Any) -> None:
+def test_a_claim_counts_for_its_own_transaction_alone(account: Account, settings: Any) -> None:
     settings.REDISLOCK = {"RELEASE_IN_TRANSACTION": "error"}
     lock = Lock(NAME, reentrant=True)
     lock.acquire()
@@ -673,7 +673,7 @@ def test_a_claim_counts_for_its_own_transaction_alone(account: Account, settings
 
     def lose() -> None:
         force_release(NAME)
-        eventually(lambda: lock.lost)
+        until(lambda: lock.lost)
 
     lock.acquire()
     claim(lock)

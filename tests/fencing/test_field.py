@@ -17,7 +17,7 @@ from django_redislock import Lock, LockLost, LockNotOwned, LockPool, Semaphore
 from django_redislock.fencing import FencedManager, FencedQuerySet, FenceField
 from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE, everywhere
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS, Other, until
 from tests.helpers.databases import Account, one_database
 from tests.helpers.site import Gate
 from tests.helpers.state import NAME
@@ -138,7 +138,7 @@ def test_rows_that_are_ahead_of_redis_refuse_one_holder_and_not_the_next() -> No
     ],
     ids=["delete", "update inherited", "update joined"],
 )
-def test_who_is_late_and_has_to_wait_changes_nothing(rows: Any, deletes: bool, late: Late, eventually: Any) -> None:
+def test_who_is_late_and_has_to_wait_changes_nothing(rows: Any, deletes: bool, late: Late) -> None:
     Crate.objects.create()
 
     def write(lock: Lock) -> object:
@@ -149,7 +149,7 @@ def test_who_is_late_and_has_to_wait_changes_nothing(rows: Any, deletes: bool, l
         assert (changed := rows().fenced(lock).update(state="sent"))
         writing = late(write)
         with connections["default"].cursor() as cursor:
-            eventually(lambda: cursor.execute(WAITING[connections["default"].vendor]) and cursor.fetchone()[0])
+            until(lambda: cursor.execute(WAITING[connections["default"].vendor]) and cursor.fetchone()[0])
     # at REPEATABLE READ and above, the database refuses by itself; on SQLite, nothing is read before it is one's turn
     sqlite = connections["default"].vendor == "sqlite"
     with pytest.raises(LockLost if sqlite else (LockLost, OperationalError)):

@@ -199,7 +199,7 @@ def pause_after(begun: float) -> float:
     return min(max((time.monotonic() - begun) / 10, 0.001), 0.01)
 
 
-def until(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
+def until(condition: Callable[..., Any], within: float = 2 * GENEROUS) -> Any:
     """Return what the condition returned."""
     begun = time.monotonic()
     while not (result := condition()):
@@ -210,7 +210,7 @@ def until(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
     return result
 
 
-async def auntil(condition: Callable[[], Any], within: float = 2 * GENEROUS) -> Any:
+async def auntil(condition: Callable[..., Any], within: float = 2 * GENEROUS) -> Any:
     """The same for coroutines, and for conditions that must be awaited."""
     begun = time.monotonic()
     while True:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from django.core.management import call_command
 
@@ -13,12 +10,10 @@ from django_redislock import ConditionalValue, Counter, Lock, LockNotAcquired, L
 from tests import inside
 from tests.inside import PREFIX, Process, all_seen, polled
 
-from .actors import GENEROUS, Crowd
-
-Eventually = Callable[..., Any]
+from .actors import GENEROUS, Crowd, until
 
 
-def use_lock(crowd: Crowd, eventually: Eventually, name: str) -> None:
+def use_lock(crowd: Crowd, name: str) -> None:
     """Acquire, queue, poll, renew, hand over, adopt and force-release it."""
     me, you, third = crowd(), crowd(), crowd()
     lock, following = Lock(name, ttl=60), Lock(name, ttl=60, note="for people")
@@ -26,14 +21,14 @@ def use_lock(crowd: Crowd, eventually: Eventually, name: str) -> None:
     assert not you(following, "acquire", blocking=False)
     assert not you(following, "acquire", blocking_timeout=0.05)
     waiting = you.start(following, "acquire")
-    eventually(lambda: third(django_redislock, "get_lock", name).waiters == 1)
+    until(lambda: third(django_redislock, "get_lock", name).waiters == 1)
     assert not third(Lock(name, poll=True), "acquire", blocking_timeout=0.05)
     assert not third(Lock(name, max_waiters=1), "acquire")
     assert me(lock, "extend", 60)
-    eventually(all_seen)  # by the watchdog
+    until(all_seen)  # by the watchdog
     me(lock, "release")
     assert waiting.result(GENEROUS)
-    eventually(lambda: you(following, "info").lease_left > 30)  # it has confirmed the handoff
+    until(lambda: you(following, "info").lease_left > 30)  # it has confirmed the handoff
     assert you(following, "reacquire")
     adopted = Lock(name, token=you(following, "detach"))
     assert me(adopted, "acquire")
@@ -41,13 +36,13 @@ def use_lock(crowd: Crowd, eventually: Eventually, name: str) -> None:
     third(lock, "suspend", 60)
     assert third(lock, "resume")
     assert third(django_redislock, "force_release", name)
-    eventually(lambda: me.read(lambda: adopted.lost))
+    until(lambda: me.read(lambda: adopted.lost))
     third(lock, "suspend", 60, note="for people")
     assert third(django_redislock, "force_release", name)
     assert me(lock, "status").value == "free"
 
 
-def use_pool(crowd: Crowd, eventually: Eventually) -> None:
+def use_pool(crowd: Crowd) -> None:
     me, you, pool = crowd(), crowd(), LockPool("machines")
     assert me(pool, "assign", ["alice", "bob"]) == 2
     assert me(pool, "extend", ["carol"]) == 1
@@ -58,21 +53,21 @@ def use_pool(crowd: Crowd, eventually: Eventually) -> None:
     with pytest.raises(LockNotAcquired):
         you(pool, "acquire", blocking_timeout=0.05)
     waiting = you.start(pool, "acquire", blocking_timeout=GENEROUS)
-    eventually(lambda: me(pool, "info").waiters == 1)
+    until(lambda: me(pool, "info").waiters == 1)
     assert me(member, "extend", 5)
     me(member, "release")
     you(waiting.result(GENEROUS), "release")
     me(pool, "clear")
 
 
-def use_semaphore(crowd: Crowd, eventually: Eventually) -> None:
+def use_semaphore(crowd: Crowd) -> None:
     people = [(crowd(), Semaphore("export", limit=2, ttl=60)) for _ in range(3)]
     (me, mine), (you, yours), (third, its) = people
     assert me(mine, "acquire")
     assert you(yours, "acquire")
     waiting = third.start(its, "acquire")
-    eventually(lambda: me(mine, "info").waiters == 1)
-    eventually(all_seen)  # by the watchdog
+    until(lambda: me(mine, "info").waiters == 1)
+    until(all_seen)  # by the watchdog
     assert me(mine, "extend", 5)
     assert you(yours, "owned")
     me(mine, "release")
@@ -113,10 +108,10 @@ def meet_the_dead(name: str) -> None:
     nobody.close()
 
 
-def locks_alone(crowd: Crowd, eventually: Eventually, *members: str) -> None:
+def locks_alone(crowd: Crowd, *members: str) -> None:
     """On plain locks, and on these members of pools."""
     for name in ("order:42", *members):
-        use_lock(crowd, eventually, name)
+        use_lock(crowd, name)
         meet_the_dead(name)
     swept = False
     while not swept:
@@ -124,11 +119,11 @@ def locks_alone(crowd: Crowd, eventually: Eventually, *members: str) -> None:
             swept = lock.fence % 8 == 0  # now and then, one sweeps the index
 
 
-def all_of_them(crowd: Crowd, eventually: Eventually) -> None:
+def all_of_them(crowd: Crowd) -> None:
     LockPool("accounts").extend(["alice"])
-    locks_alone(crowd, eventually, "pool:accounts:alice")
-    use_pool(crowd, eventually)
-    use_semaphore(crowd, eventually)
+    locks_alone(crowd, "pool:accounts:alice")
+    use_pool(crowd)
+    use_semaphore(crowd)
     use_values(crowd)
     me = crowd()
     me(LockPool("accounts"), "acquire")

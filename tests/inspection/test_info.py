@@ -28,7 +28,7 @@ from django_redislock import (
     list_pools,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time, until
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import INDEX, hold, put
 from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias, caches
@@ -45,7 +45,6 @@ FOREIGN = [
     b"id channel c 1 " + b"9" * 18 + b" - owner",
     b"id channel c " + b"9" * 5000 + b" 1 - owner",
 ]
-Eventually = Callable[..., Any]
 COLUMNS = ["name", "owner", "held_for", "lease_left", "fence", "waiters"]
 FAR = 4e15  # microseconds
 each_way = pytest.mark.parametrize("way", ["list_locks", "name", "lease_left", "owner"])
@@ -233,13 +232,13 @@ def test_it_returns_what_was_released_and_tells_by_whom(
 
 
 def test_the_next_waiter_gets_the_lock_at_once_past_any_number_of_dead_ones(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    crowd: Crowd, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_every=1000.0)  # it is told
     me, you = crowd(), crowd()
     hold("a", ttl=600)
     waiting = me.start(Lock("a"), "acquire")
-    eventually(lambda: (info := get_lock("a")) and info.waiters)
+    until(lambda: (info := get_lock("a")) and info.waiters)
     dead = {f"dead-{number:017}": number for number in range(1, 11_001)}
     client.zadd(f"{PREFIX}queue:a", dead)
     client.hset(f"{PREFIX}waiters:a", mapping=dict.fromkeys(dead, "no-such-channel 30000 0 - dead"))
@@ -248,9 +247,7 @@ def test_the_next_waiter_gets_the_lock_at_once_past_any_number_of_dead_ones(
     assert client.zcard(f"{PREFIX}queue:a") == 0
 
 
-def test_a_fence_spares_whoever_came_later(
-    crowd: Crowd, caplog: pytest.LogCaptureFixture, eventually: Eventually
-) -> None:
+def test_a_fence_spares_whoever_came_later(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
     me, you = crowd(), crowd()
     lock = Lock("a")
     me(lock, "acquire")
@@ -258,7 +255,7 @@ def test_a_fence_spares_whoever_came_later(
     assert you(django_redislock, "force_release", "a", fence=seen - 1) is None
     assert you(django_redislock, "force_release", "a", fence=seen)
     hold("a", ttl=600)
-    eventually(lambda: "event=lost" in caplog.text)  # of the first holder, told by a thread
+    until(lambda: "event=lost" in caplog.text)  # of the first holder, told by a thread
     caplog.clear()
     assert you(django_redislock, "force_release", "a", fence=seen) is None
     assert not caplog.records
@@ -294,13 +291,13 @@ def test_whoever_gets_the_lock_after_the_call_is_spared(
 
 
 def test_so_is_the_next_one_in_order_where_the_answer_is_lost(
-    road: Proxy, crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    road: Proxy, crowd: Crowd, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is sent again then."""
     me, you, wanted = crowd(), crowd(), Lock("a", using="straight")
     hold("a", ttl=600, note="stuck")
     waiting = you.start(wanted, "acquire")
-    eventually(lambda: (info := get_lock("a")) and info.waiters)
+    until(lambda: (info := get_lock("a")) and info.waiters)
     lost = road.lose_answer(FORCE)
     released = me(django_redislock, "force_release", "a")
     assert lost.over.is_set()
@@ -405,13 +402,11 @@ def test_a_pattern_that_is_no_text_is_refused(ask: Callable[[Any], Any]) -> None
         ask(None)
 
 
-def test_expired_locks_are_not_listed_and_their_entries_vanish_as_others_are_taken(
-    client: redis.Redis, eventually: Eventually
-) -> None:
+def test_expired_locks_are_not_listed_and_their_entries_vanish_as_others_are_taken(client: redis.Redis) -> None:
     for number in range(40):
         hold(f"expired:{number}", ttl=0.3)
     hold("held", ttl=600)
-    eventually(lambda: len(list(client.scan_iter(f"{PREFIX}lock:*"))) == 1)
+    until(lambda: len(list(client.scan_iter(f"{PREFIX}lock:*"))) == 1)
     assert client.zcard(INDEX) > 1
     assert names(list_locks()) == names(page().locks) == ["held"]
 
@@ -420,7 +415,7 @@ def test_expired_locks_are_not_listed_and_their_entries_vanish_as_others_are_tak
             pass
         return bool(client.zcard(INDEX) == 1)
 
-    eventually(vanished)
+    until(vanished)
     assert names(list_locks()) == ["held"]
 
 
@@ -547,7 +542,7 @@ def test_every_pool_is_listed_by_name_as_long_as_it_has_members(crowd: Crowd, cl
         you(django_redislock, "list_pools")
 
 
-def test_members_that_are_held_suspended_or_waited_for_are_counted(crowd: Crowd, eventually: Eventually) -> None:
+def test_members_that_are_held_suspended_or_waited_for_are_counted(crowd: Crowd) -> None:
     me, you, pool = crowd(), crowd(), LockPool("accounts")
     me(pool, "extend", ["alice", "bob", "carol"])
     member = me(pool, "acquire")
@@ -555,7 +550,7 @@ def test_members_that_are_held_suspended_or_waited_for_are_counted(crowd: Crowd,
     assert list_pools() == [summary("accounts", 3, held=2)]
     me(pool, "acquire")
     waiting = you.start(pool, "acquire")
-    eventually(lambda: list_pools() == [summary("accounts", 3, held=3, waiters=1)])
+    until(lambda: list_pools() == [summary("accounts", 3, held=3, waiters=1)])
     me(member, "release")
     waiting.result(30)
     assert list_pools() == [summary("accounts", 3, held=3)]

@@ -24,6 +24,7 @@ from django.db import transaction
 from django_redislock import Lock, LockNotAcquired, Semaphore, get_lock
 from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
+from tests.helpers.actors import until
 from tests.helpers.brokers import rabbitmq
 from tests.helpers.jobs import Program, held, lease_of, let_pass, runs
 
@@ -32,7 +33,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Task name 'report'"),  # shared tasks of other tests
 ]
 
-Eventually = Callable[..., Any]
 Start = Callable[..., Program]
 WORKER = "from celery.__main__ import main; main()", "-A", "tests.jobs.celery_site", "worker", "-l", "WARNING"
 FIRST = (
@@ -62,9 +62,7 @@ def worker(program: Callable[..., Program]) -> Start:
 # -- from the call to the end ------------------------------------------------------------------------------------------
 
 
-def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(
-    site: Any, worker: Start, eventually: Eventually
-) -> None:
+def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(site: Any, worker: Start) -> None:
     first = site.report.delay(2024, wait="here")
     assert [site.report.delay(2024).id for _ in range(3)] == [first.id] * 3
     other = site.report.delay(2025)
@@ -72,14 +70,14 @@ def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(
     assert sorted(held()) == ["report:2024", "report:2025"]
     worker()
     assert other.get(timeout=60) == 2025
-    eventually(lambda: f"begins {first.id}" in runs())
+    until(lambda: f"begins {first.id}" in runs())
     assert site.report.delay(2024).id == first.id  # it runs
     info = get_lock("report:2024")
     assert info is not None
     assert first.id in info.owner
     let_pass("here")
     assert first.get(timeout=60) == 2024
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
     assert site.report.delay(2024).get(timeout=60) == 2024
     assert len([line for line in runs() if line.startswith("begins")]) == 3
 
@@ -90,67 +88,63 @@ def test_a_lock_that_no_job_has_is_told_as_none(site: Any) -> None:
 
 
 @pytest.mark.complete
-def test_busy_may_come_again_later(site: Any, worker: Start, eventually: Eventually) -> None:
+def test_busy_may_come_again_later(site: Any, worker: Start) -> None:
     first = site.report.delay(2024, wait="here")
     second = site.patient.delay(2024)
     assert second.id != first.id
     worker()
-    eventually(lambda: second.state == "RETRY", within=60)
+    until(lambda: second.state == "RETRY", within=60)
     let_pass("here")
     assert second.get(timeout=60) == "patient"
     assert runs()[-1] == "patient 0"  # of its own retries, none is used up
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("fails", [False, True])
-def test_busy_may_be_merged_so_that_no_change_is_lost(
-    fails: bool, site: Any, worker: Start, eventually: Eventually
-) -> None:
+def test_busy_may_be_merged_so_that_no_change_is_lost(fails: bool, site: Any, worker: Start) -> None:
     site.sync.delay(wait="here", fails=fails)
     site.sync.delay()  # the first one has not begun: it will see whatever changed
     worker()
-    eventually(lambda: runs() == ["sync"], within=60)
+    until(lambda: runs() == ["sync"], within=60)
     assert held() == ["sync"]
     site.sync.delay()
     site.sync.delay()
     let_pass("here")
-    eventually(lambda: runs() == ["sync"] * 2 and held() == [], within=60)
+    until(lambda: runs() == ["sync"] * 2 and held() == [], within=60)
     site.sync.delay()
-    eventually(lambda: runs() == ["sync"] * 3 and held() == [], within=60)
+    until(lambda: runs() == ["sync"] * 3 and held() == [], within=60)
 
 
 @pytest.mark.complete
-def test_retries_keep_the_lock_for_their_countdowns_and_after_the_last_one_it_is_free(
-    site: Any, worker: Start, eventually: Eventually
-) -> None:
+def test_retries_keep_the_lock_for_their_countdowns_and_after_the_last_one_it_is_free(site: Any, worker: Start) -> None:
     job, late, failing = site.mail.delay(7, 10), site.mail.delay(8, 1, countdown=3000), site.auto.delay()
     worker()
-    eventually(lambda: "mail 2" in runs(), within=60)
+    until(lambda: "mail 2" in runs(), within=60)
     assert site.mail.delay(7, 0).id == job.id
     assert job.get(timeout=60) == "sent"
     with pytest.raises(ZeroDivisionError):
         failing.get(timeout=60)
-    eventually(lambda: late.state == "RETRY" and held() == ["mail:8"], within=60)
+    until(lambda: late.state == "RETRY" and held() == ["mail:8"], within=60)
     assert lease_of("mail:8") > 6000
     assert sorted(runs()) == sorted(["auto"] * 3 + ["mail 0"] + [f"mail {number}" for number in range(11)])
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("how", ["failed", "rejected", "killed"])
-def test_a_job_that_fails_gives_its_lock_back(how: str, site: Any, worker: Start, eventually: Eventually) -> None:
+def test_a_job_that_fails_gives_its_lock_back(how: str, site: Any, worker: Start) -> None:
     site.broken.delay(how)
     assert held() == [f"broken:{how}"]
     worker()
-    eventually(lambda: runs() == [f"broken {how}"] and held() == [], within=60)
+    until(lambda: runs() == [f"broken {how}"] and held() == [], within=60)
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("how", ["revoked", "expired"])
-def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, worker: Start, eventually: Eventually) -> None:
+def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, worker: Start) -> None:
     worker("-c", "1")
     blocked = site.page.delay(7, wait="here")
-    eventually(lambda: runs() == ["page 7"], within=60)
+    until(lambda: runs() == ["page 7"], within=60)
     past = {"expires": datetime.now(timezone.utc) - timedelta(seconds=1)} if how == "expired" else {}
     job = site.report.apply_async((2024,), **past)
     if how == "revoked":  # of an expired one, the worker may have heard already
@@ -158,26 +152,26 @@ def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, worker: 
         site.app.control.revoke(job.id, reply=True, timeout=30, limit=1)
     let_pass("here")
     assert blocked.get(timeout=60) == "rendered"
-    eventually(lambda: held() == [], within=60)
+    until(lambda: held() == [], within=60)
     assert runs() == ["page 7"]
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("acks_late", ["0", "1"])
 def test_a_job_that_is_terminated_is_free_after_its_ttl_and_one_that_runs_on_keeps_its_lock(
-    acks_late: str, site: Any, worker: Start, eventually: Eventually
+    acks_late: str, site: Any, worker: Start
 ) -> None:
     job = site.short.delay("never")
     worker("-c", "1", TEST_ACKS_LATE=acks_late)
-    eventually(lambda: runs() == ["short"], within=60)
+    until(lambda: runs() == ["short"], within=60)
     job.revoke()  # it runs already, so that nothing ends
     again = site.short.delay("never")
     assert again.id == job.id
     job.revoke(terminate=True)
-    eventually(lambda: held() == [], within=60)
+    until(lambda: held() == [], within=60)
     site.short.apply_async(("never",), time_limit=1)
-    eventually(lambda: len(runs()) == 2, within=60)
-    eventually(lambda: held() == [], within=60)
+    until(lambda: len(runs()) == 2, within=60)
+    until(lambda: held() == [], within=60)
 
 
 def test_a_lock_waits_as_long_as_its_job_and_no_longer_than_that_is_kept(site: Any) -> None:
@@ -235,12 +229,10 @@ def test_a_job_that_waits_for_commit_has_no_lock_before_and_after_a_rollback_non
 
 
 @pytest.mark.complete
-def test_chains_groups_and_chords_go_on_past_a_job_that_is_skipped(
-    site: Any, worker: Start, eventually: Eventually
-) -> None:
+def test_chains_groups_and_chords_go_on_past_a_job_that_is_skipped(site: Any, worker: Start) -> None:
     first = site.report.delay(1, wait="here")
     worker()
-    eventually(lambda: len(runs()) == 1, within=60)
+    until(lambda: len(runs()) == 1, within=60)
     together = site.chord([site.report.s(1), site.report.s(2), site.report.s(3)])(site.add.s())
     assert together.get(timeout=60) == 5
     chained = site.chain(site.page.si(1), site.report.si(4), site.page.si(2))()
@@ -248,19 +240,19 @@ def test_chains_groups_and_chords_go_on_past_a_job_that_is_skipped(
     assert site.group(site.report.s(1), site.report.s(5))().get(timeout=60) == [None, 5]
     let_pass("here")
     assert first.get(timeout=60) == 1
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
 
 
 # -- deaths and copies -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.complete
-def test_a_job_is_delivered_again_while_it_runs_and_runs_once(site: Any, worker: Start, eventually: Eventually) -> None:
+def test_a_job_is_delivered_again_while_it_runs_and_runs_once(site: Any, worker: Start) -> None:
     """Redis, as a broker, delivers again what nobody has acknowledged for longer than the visibility timeout."""
     job = site.report.delay(2024, wait="here")
     for _ in range(2):
         worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1", TEST_PREFETCH="1")
-    eventually(lambda: job.state == "RETRY", within=90)  # the copy has met the job itself
+    until(lambda: job.state == "RETRY", within=90)  # the copy has met the job itself
     let_pass("here")
     assert job.get(timeout=60) == 2024
     assert [line.split()[0] for line in runs()] == ["begins", "ends"]
@@ -268,26 +260,24 @@ def test_a_job_is_delivered_again_while_it_runs_and_runs_once(site: Any, worker:
 
 @pytest.mark.complete
 @pytest.mark.parametrize("limit", ["soft_time_limit", "time_limit"])
-def test_a_job_that_takes_too_long_gives_its_lock_back(
-    limit: str, site: Any, worker: Start, eventually: Eventually
-) -> None:
+def test_a_job_that_takes_too_long_gives_its_lock_back(limit: str, site: Any, worker: Start) -> None:
     """At once where it is told so, and after its TTL where its process is killed."""
     task, arguments = (site.report, (2024, "never")) if limit == "soft_time_limit" else (site.short, ("never",))
     job = task.apply_async(arguments, **{limit: 5})  # for the worker has to begin by then
     worker("-c", "1")
-    eventually(lambda: job.state == "FAILURE", within=60)
+    until(lambda: job.state == "FAILURE", within=60)
     assert len(runs()) == 1
-    eventually(lambda: held() == [], within=15)  # the TTL of the first is 30 s
+    until(lambda: held() == [], within=15)  # the TTL of the first is 30 s
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGQUIT, signal.SIGKILL], ids=["warm", "cold", "killed"])
 def test_a_worker_that_ends_finishes_its_job_or_leaves_it_with_its_lock(
-    how: signal.Signals, site: Any, worker: Start, eventually: Eventually
+    how: signal.Signals, site: Any, worker: Start
 ) -> None:
     job = site.report.delay(2024, wait="here")
     first = worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
-    eventually(lambda: len(runs()) == 1, within=60)
+    until(lambda: len(runs()) == 1, within=60)
     if how == signal.SIGKILL:
         first.kill()  # with its processes
     else:
@@ -296,11 +286,11 @@ def test_a_worker_that_ends_finishes_its_job_or_leaves_it_with_its_lock(
         assert first.process.wait(60) is not None
         assert site.report.delay(2024).id == job.id
         worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
-        eventually(lambda: len(runs()) == 2, within=60)
+        until(lambda: len(runs()) == 2, within=60)
     let_pass("here")
     assert job.get(timeout=60) == 2024
     assert runs().count(f"ends {job.id}") == 1
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
 
 
 @pytest.fixture(scope="module")
@@ -310,36 +300,34 @@ def broker() -> Iterator[str]:
 
 
 @pytest.mark.complete
-def test_rabbitmq_delivers_again_at_once_what_a_killed_worker_had(
-    broker: str, site: Any, worker: Start, eventually: Eventually
-) -> None:
+def test_rabbitmq_delivers_again_at_once_what_a_killed_worker_had(broker: str, site: Any, worker: Start) -> None:
     facts = {"TEST_BROKER": broker, "TEST_ACKS_LATE": "1"}
     first = worker("-c", "1", **facts)
     with site.app.connection_for_write(broker) as connection:
         job = site.report.apply_async((2024,), {"wait": "here"}, connection=connection)
-        eventually(lambda: len(runs()) == 1, within=60)
+        until(lambda: len(runs()) == 1, within=60)
         worker("-c", "1", **facts)
         first.kill()
         assert site.report.apply_async((2024,), connection=connection).id == job.id
-        eventually(lambda: len(runs()) == 2, within=60)  # with the lock of the dead one
+        until(lambda: len(runs()) == 2, within=60)  # with the lock of the dead one
     let_pass("here")
     assert job.get(timeout=60) == 2024
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
-def test_other_pools_than_processes(pool: str, site: Any, worker: Start, eventually: Eventually) -> None:
+def test_other_pools_than_processes(pool: str, site: Any, worker: Start) -> None:
     if pool == "gevent":
         pytest.importorskip("gevent")
     job = site.report.delay(2024, wait="here")
     worker("-P", pool, "-c", "3")
     mail = site.mail.delay(7, 2)
-    eventually(lambda: f"begins {job.id}" in runs(), within=60)
+    until(lambda: f"begins {job.id}" in runs(), within=60)
     assert site.report.delay(2024).id == job.id
     let_pass("here")
     assert (job.get(timeout=60), mail.get(timeout=60)) == (2024, "sent")
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
 
 
 # -- from the start ----------------------------------------------------------------------------------------------------

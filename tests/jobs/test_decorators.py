@@ -20,6 +20,7 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 
 from django_redislock import LockLost, lock_digest, locked, locked_atomic, locked_view
+from tests.helpers.actors import until
 from tests.helpers.docs import blocks, page
 from tests.helpers.processes import Worker
 from tests.helpers.servers import lock_names
@@ -178,7 +179,7 @@ def test_what_runs_after_its_call_or_has_no_signature_is_refused(decorator: Any,
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopIteration])
-def test_an_error_propagates_and_the_lock_is_free(error: Any, kind: Kind, client: redis.Redis, eventually: Any) -> None:
+def test_an_error_propagates_and_the_lock_is_free(error: Any, kind: Kind, client: redis.Redis) -> None:
     def fail(request: HttpRequest) -> None:
         assert lock_names(client) == [NAME]
         raise error("mine")
@@ -186,7 +187,7 @@ def test_an_error_propagates_and_the_lock_is_free(error: Any, kind: Kind, client
     with pytest.raises(RuntimeError if kind.awaits and error is StopIteration else error):
         kind(fail, name=NAME)
     if kind.awaits and not issubclass(error, Exception):  # the loop has ended: in the background
-        eventually(lambda: not lock_names(client))
+        until(lambda: not lock_names(client))
     assert lock_names(client) == []
 
 

@@ -16,11 +16,11 @@ from django.utils import timezone
 
 from django_redislock import Lock, LockNotAcquired, get_lock
 from redisserver import RedisServer
+from tests.helpers.actors import until
 from tests.helpers.databases import one_database, sqlite_file
 from tests.helpers.jobs import held, lease_of, let_pass, require_package, runs
 from tests.helpers.processes import Worker
 
-Eventually = Callable[..., Any]
 LONG = 60
 
 
@@ -80,42 +80,38 @@ def again(rows: Any, id: str) -> None:
     rows.filter(pk=id).update(status="READY")
 
 
-def ends(rows: Any, id: str, eventually: Eventually) -> Any:
-    return eventually(lambda: rows.finished().filter(pk=id).first(), within=LONG)
+def ends(rows: Any, id: str) -> Any:
+    return until(lambda: rows.finished().filter(pk=id).first(), within=LONG)
 
 
 # -- with real workers -------------------------------------------------------------------------------------------------
 
 
-def test_of_equal_tasks_one_is_queued_and_the_others_get_its_result(
-    site: Any, rows: Any, worker: Any, eventually: Eventually
-) -> None:
+def test_of_equal_tasks_one_is_queued_and_the_others_get_its_result(site: Any, rows: Any, worker: Any) -> None:
     first = site.report.enqueue(7, wait="here")
     assert [site.report.enqueue(7).id for _ in range(3)] == [first.id] * 3
     other = site.report.enqueue(8)
     assert sorted(held()) == ["report:7", "report:8"]
     worker()
-    eventually(lambda: runs() == ["report 7"], within=LONG)
+    until(lambda: runs() == ["report 7"], within=LONG)
     assert site.report.enqueue(7).id == first.id  # it runs
     info = get_lock("report:7")
     assert info is not None
     assert f"tests.jobs.django_tasks_site.report[{first.id}]" in info.owner
     let_pass("here")
-    assert ends(rows, first.id, eventually).return_value == "report 7"
-    assert ends(rows, other.id, eventually).return_value == "report 8"
+    assert ends(rows, first.id).return_value == "report 7"
+    assert ends(rows, other.id).return_value == "report 8"
     assert held() == []
     second = site.report.enqueue(7)
     assert second.id != first.id
-    assert ends(rows, second.id, eventually).return_value == "report 7"
+    assert ends(rows, second.id).return_value == "report 7"
     assert runs() == ["report 7", "report 8", "report 7"]
 
 
-def test_a_task_that_is_made_ready_again_after_a_kill_enters_at_once(
-    site: Any, rows: Any, worker: Any, eventually: Eventually
-) -> None:
+def test_a_task_that_is_made_ready_again_after_a_kill_enters_at_once(site: Any, rows: Any, worker: Any) -> None:
     first = site.report.enqueue(7, wait="here")
     killed = worker()
-    eventually(runs, within=LONG)
+    until(runs, within=LONG)
     killed.kill()
     assert site.report.enqueue(7).id == first.id
     let_pass("here")
@@ -125,49 +121,47 @@ def test_a_task_that_is_made_ready_again_after_a_kill_enters_at_once(
     assert (runs(), held()) == (["report 7"] * 2, [])
 
 
-def test_a_copy_does_not_run_beside_its_task(site: Any, rows: Any, worker: Any, eventually: Eventually) -> None:
+def test_a_copy_does_not_run_beside_its_task(site: Any, rows: Any, worker: Any) -> None:
     first = site.report.enqueue(7, wait="here")
     worker()
-    eventually(runs, within=LONG)
+    until(runs, within=LONG)
     again(rows, first.id)
     work()
     assert rows.get(pk=first.id).exception_class_path.endswith("LockNotAcquired")
     let_pass("here")
-    eventually(lambda: rows.get(pk=first.id).return_value == "report 7")
-    eventually(lambda: held() == [])
+    until(lambda: rows.get(pk=first.id).return_value == "report 7")
+    until(lambda: held() == [])
     assert runs() == ["report 7"]
     again(rows, first.id)  # on purpose
     work()  # unless the worker is faster
-    eventually(lambda: runs() == ["report 7"] * 2)
+    until(lambda: runs() == ["report 7"] * 2)
 
 
 @pytest.mark.complete
-def test_busy_may_come_again_later(site: Any, rows: Any, worker: Any, eventually: Eventually) -> None:
+def test_busy_may_come_again_later(site: Any, rows: Any, worker: Any) -> None:
     site.report.enqueue(7, wait="here")
     second = site.patient.enqueue(7)
     worker()
-    eventually(runs, within=LONG)
+    until(runs, within=LONG)
     work(1)
     assert rows.get(pk=second.id).status == "SUCCESSFUL"
     assert rows.count() == 3  # the last one is the second one, put off
     let_pass("here")
-    eventually(lambda: rows.successful().count() == rows.count(), within=LONG)
+    until(lambda: rows.successful().count() == rows.count(), within=LONG)
     assert (runs(), held()) == (["report 7", "patient 7"], [])
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("fails", [False, True])
-def test_busy_may_be_merged_so_that_no_change_is_lost(
-    fails: bool, site: Any, rows: Any, worker: Any, eventually: Eventually
-) -> None:
+def test_busy_may_be_merged_so_that_no_change_is_lost(fails: bool, site: Any, rows: Any, worker: Any) -> None:
     first = site.sync.enqueue(7, wait="here", fails=fails)
     assert site.sync.enqueue(7).id == first.id  # the first one has not begun: it will see whatever changed
     worker()
-    eventually(runs, within=LONG)
+    until(runs, within=LONG)
     for _ in range(3):
         assert site.sync.enqueue(7).id == first.id
     let_pass("here")
-    eventually(lambda: rows.finished().count() == 2, within=LONG)
+    until(lambda: rows.finished().count() == 2, within=LONG)
     assert (runs(), rows.count(), held()) == (["sync 7"] * 2, 2, [])
 
 
@@ -291,11 +285,9 @@ def test_at_once_the_lock_is_acquired_at_the_start(site: Any) -> None:
     assert runs() == ["report 7"] * 2
 
 
-def test_at_once_a_change_that_was_asked_for_meanwhile_is_made_at_the_end(
-    site: Any, eventually: Eventually, other: Any
-) -> None:
+def test_at_once_a_change_that_was_asked_for_meanwhile_is_made_at_the_end(site: Any, other: Any) -> None:
     running = other().start(lambda: site.sync.enqueue(7, wait="here"))
-    eventually(runs)
+    until(runs)
     assert site.sync.enqueue(7).return_value is None
     let_pass("here")
     assert running.result(LONG).return_value == "sync 7"

@@ -11,9 +11,9 @@ import pytest
 
 from django_redislock import Lock, LockNotAcquired, get_lock
 from redisserver import RedisServer
+from tests.helpers.actors import until
 from tests.helpers.jobs import Program, held, lease_of, let_pass, require_package, runs
 
-Eventually = Callable[..., Any]
 Start = Callable[..., Program]
 LONG = 60_000  # ms
 
@@ -98,9 +98,7 @@ def stub(site: Any) -> Iterator[Stub]:
 # -- with real workers -------------------------------------------------------------------------------------------------
 
 
-def test_of_equal_messages_one_is_queued_and_the_others_get_its_result(
-    actors: Any, worker: Start, eventually: Eventually
-) -> None:
+def test_of_equal_messages_one_is_queued_and_the_others_get_its_result(actors: Any, worker: Start) -> None:
     first = actors.report.send(7, wait="here")
     assert [actors.report.send(7).message_id for _ in range(3)] == [first.message_id] * 3
     other = actors.report.send(8)
@@ -108,7 +106,7 @@ def test_of_equal_messages_one_is_queued_and_the_others_get_its_result(
     assert sorted(held()) == ["report:7", "report:8"]
     worker()
     assert other.get_result(block=True, timeout=LONG) == "report 8"
-    eventually(lambda: "report 7 0" in runs())
+    until(lambda: "report 7 0" in runs())
     again = actors.report.send(7)  # it runs
     assert again.message_id == first.message_id
     info = get_lock("report:7")
@@ -116,45 +114,41 @@ def test_of_equal_messages_one_is_queued_and_the_others_get_its_result(
     assert f"report[{first.message_id}]" in info.owner
     let_pass("here")
     assert again.get_result(block=True, timeout=LONG) == "report 7"
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
     assert actors.report.send(7).get_result(block=True, timeout=LONG) == "report 7"
     assert sorted(runs()) == ["report 7 0", "report 7 0", "report 8 0"]
 
 
 @pytest.mark.complete
-def test_a_message_that_is_delivered_again_after_a_kill_enters_at_once(
-    actors: Any, worker: Start, eventually: Eventually
-) -> None:
+def test_a_message_that_is_delivered_again_after_a_kill_enters_at_once(actors: Any, worker: Start) -> None:
     first = actors.report.send(7, wait="here")
     killed = worker(TEST_HEARTBEAT=1000)
-    eventually(lambda: runs())
+    until(lambda: runs())
     killed.kill()
     assert actors.report.send(7).message_id == first.message_id
     worker(TEST_HEARTBEAT=1000)
-    eventually(lambda: runs() == ["report 7 0"] * 2)
+    until(lambda: runs() == ["report 7 0"] * 2)
     assert lease_of("report:7") > 300  # of the lock that it has adopted
     let_pass("here")
     assert first.get_result(block=True, timeout=LONG) == "report 7"
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
 
 
 @pytest.mark.complete
-def test_a_copy_runs_neither_beside_its_message_nor_after_it(
-    site: Any, actors: Any, worker: Start, eventually: Eventually
-) -> None:
+def test_a_copy_runs_neither_beside_its_message_nor_after_it(site: Any, actors: Any, worker: Start) -> None:
     first = actors.report.send(7, wait="here")
     worker()
-    eventually(lambda: runs())
+    until(lambda: runs())
     site.broker.enqueue(first)
     size = site.broker.client.hlen
-    eventually(lambda: size("dramatiq:default.DQ.msgs") == 1)  # put off
+    until(lambda: size("dramatiq:default.DQ.msgs") == 1)  # put off
     let_pass("here")
     assert first.get_result(block=True, timeout=LONG) == "report 7"
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
     site.broker.enqueue(first)
     other = actors.report.send(8)
     assert other.get_result(block=True, timeout=LONG) == "report 8"
-    eventually(lambda: size("dramatiq:default.msgs") == 0)
+    until(lambda: size("dramatiq:default.msgs") == 0)
     assert runs() == ["report 7 0", "report 8 0"]
     assert first.get_result() == "report 7"
 
@@ -209,12 +203,12 @@ def test_the_name_is_made_of_what_the_worker_will_find(stub: Stub) -> None:
 # -- when it runs ------------------------------------------------------------------------------------------------------
 
 
-def test_busy_may_come_again_later(stub: Stub, eventually: Eventually) -> None:
+def test_busy_may_come_again_later(stub: Stub) -> None:
     from dramatiq.results import ResultMissing
 
     stub.actors.report.send(7, wait="here")
     second = stub.actors.patient.send(7)
-    eventually(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
+    until(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
     with pytest.raises(ResultMissing):
         second.get_result(backend=stub.results)
     let_pass("here")
@@ -225,16 +219,14 @@ def test_busy_may_come_again_later(stub: Stub, eventually: Eventually) -> None:
 
 
 @pytest.mark.parametrize(("fails", "retries"), [(0, 1), (1, 1), (1, 0)])
-def test_busy_may_be_merged_so_that_no_change_is_lost(
-    fails: int, retries: int, stub: Stub, eventually: Eventually
-) -> None:
+def test_busy_may_be_merged_so_that_no_change_is_lost(fails: int, retries: int, stub: Stub) -> None:
     stub.actors.sync.options.update(max_retries=retries, min_backoff=1)
     first = stub.actors.sync.send(7, wait="here", fails=fails)
-    eventually(lambda: runs() == ["sync 7 0"])
+    until(lambda: runs() == ["sync 7 0"])
     for _ in range(3):
         assert stub.actors.sync.send(7).message_id == first.message_id
     let_pass("here")
-    eventually(lambda: len(runs()) == 2 and held() == [])
+    until(lambda: len(runs()) == 2 and held() == [])
     stub.wait()
     assert runs() == ["sync 7 0", f"sync 7 {min(fails, retries)}"]
 
@@ -256,24 +248,22 @@ def test_a_copy_that_comes_after_the_end_leaves_the_result_alone(stub: Stub) -> 
     assert (runs(), stub.result(message), held()) == (["report 7 0"], "report 7", [])
 
 
-def test_while_redis_is_away_a_message_is_put_off(
-    site: Any, own: RedisServer, retry_for: Any, eventually: Eventually
-) -> None:
+def test_while_redis_is_away_a_message_is_put_off(site: Any, own: RedisServer, retry_for: Any) -> None:
     retry_for(0.1)
     stub = Stub(site)
     message = stub.declare(lambda: "done", actor_name="run").send()
     own.stop()
     stub.start()
-    eventually(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
+    until(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
     own.start()
     assert stub.result(message) == "done"
     stub.close()
 
 
-def test_a_retry_keeps_the_lock(stub: Stub, eventually: Eventually) -> None:
+def test_a_retry_keeps_the_lock(stub: Stub) -> None:
     message = stub.actors.stubborn.send_with_options(args=(7,), kwargs={"fails": 1}, min_backoff=500)
-    eventually(lambda: runs() == ["stubborn 7 0"])
-    eventually(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
+    until(lambda: runs() == ["stubborn 7 0"])
+    until(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
     assert stub.actors.stubborn.send(7).message_id == message.message_id
     assert stub.result(message) == "stubborn 7"
     assert runs() == ["stubborn 7 0", "stubborn 7 1"]
@@ -281,7 +271,7 @@ def test_a_retry_keeps_the_lock(stub: Stub, eventually: Eventually) -> None:
     assert held() == []
 
 
-def test_the_lock_lasts_until_the_retry(stub: Stub, eventually: Eventually) -> None:
+def test_the_lock_lasts_until_the_retry(stub: Stub) -> None:
     from dramatiq import Retry
 
     def fail(year: int, delay: int | None) -> None:
@@ -289,17 +279,17 @@ def test_the_lock_lasts_until_the_retry(stub: Stub, eventually: Eventually) -> N
 
     actor = stub.declare(fail, lock="report:{year}", queued_ttl=100, min_backoff=1_000_000)
     actor.send(7, delay=5_000_000)
-    eventually(lambda: stub.broker.queues["default.DQ"].unfinished_tasks and 4900 < lease_of("report:7") <= 5100)
+    until(lambda: stub.broker.queues["default.DQ"].unfinished_tasks and 4900 < lease_of("report:7") <= 5100)
     actor.send(8, delay=None)
-    eventually(lambda: stub.broker.queues["default.DQ"].unfinished_tasks == 2)
+    until(lambda: stub.broker.queues["default.DQ"].unfinished_tasks == 2)
     assert 1900 < lease_of("report:8") <= 2100
 
 
 @pytest.mark.parametrize("name", ["hopeless", "thrower", "stubborn"])
-def test_a_message_that_fails_for_good_releases_its_lock(name: str, stub: Stub, eventually: Eventually) -> None:
+def test_a_message_that_fails_for_good_releases_its_lock(name: str, stub: Stub) -> None:
     message = getattr(stub.actors, name).send(7, fails=9)
-    eventually(lambda: [each.message_id for each in stub.broker.dead_letters] == [message.message_id])
-    eventually(lambda: held() == [])
+    until(lambda: [each.message_id for each in stub.broker.dead_letters] == [message.message_id])
+    until(lambda: held() == [])
 
 
 def test_without_retries_a_failure_releases_the_lock(stub: Stub) -> None:
@@ -311,7 +301,7 @@ def test_without_retries_a_failure_releases_the_lock(stub: Stub) -> None:
     assert (runs(), held()) == (["report 7 0"], [])
 
 
-def test_a_message_that_is_skipped_even_by_its_function_releases_its_lock(site: Any, eventually: Eventually) -> None:
+def test_a_message_that_is_skipped_even_by_its_function_releases_its_lock(site: Any) -> None:
     from dramatiq import Middleware
     from dramatiq.middleware import SkipMessage
 
@@ -328,7 +318,7 @@ def test_a_message_that_is_skipped_even_by_its_function_releases_its_lock(site: 
     stub.actors.at_start.send_with_options(args=(7,), max_age=1)
     assert held() == ["report:7", "x"]
     stub.start()
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
     stub.wait()
     stub.broker.add_middleware(Refuses())
     stub.actors.report.send(8)
@@ -337,21 +327,21 @@ def test_a_message_that_is_skipped_even_by_its_function_releases_its_lock(site: 
     stub.close()
 
 
-def test_a_message_of_an_unknown_actor_is_no_matter_of_ours(stub: Stub, eventually: Eventually) -> None:
+def test_a_message_of_an_unknown_actor_is_no_matter_of_ours(stub: Stub) -> None:
     stub.broker.enqueue(stub.actors.report.message(7).copy(actor_name="gone"))
-    eventually(lambda: stub.broker.dead_letters)
+    until(lambda: stub.broker.dead_letters)
 
 
-def test_members_of_a_group_acquire_when_they_start(stub: Stub, eventually: Eventually) -> None:
+def test_members_of_a_group_acquire_when_they_start(stub: Stub) -> None:
     from dramatiq import group
 
     done = stub.declare(lambda: stub.actors.report.fn(9), actor_name="done")
     members = group([stub.actors.report.message(7, wait="here"), stub.actors.report.message(7)], broker=stub.broker)
     members.add_completion_callback(done.message())
     members.run()
-    eventually(lambda: stub.broker.queues["default"].unfinished_tasks == 1)
+    until(lambda: stub.broker.queues["default"].unfinished_tasks == 1)
     let_pass("here")
-    eventually(lambda: "report 9 0" in runs())
+    until(lambda: "report 9 0" in runs())
     assert runs() == ["report 7 0", "report 9 0"]
     stub.wait()
     assert held() == []

@@ -12,11 +12,10 @@ from django.db import transaction
 
 from django_redislock import Lock, LockNotAcquired, LockUnavailable
 from redisserver import RedisServer
-from tests.helpers.actors import Other
+from tests.helpers.actors import Other, until
 from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_package, runs, url
 from tests.helpers.proxy import Proxy
 
-Eventually = Callable[..., Any]
 Work = Callable[..., None]
 
 FIRST, CONSUMER = "import huey.bin.huey_consumer, tests.jobs.huey_site", "huey.bin.huey_consumer.consumer_main()"
@@ -61,9 +60,7 @@ def state(site: Any) -> tuple[int, int]:
 # -- from the call to the end ------------------------------------------------------------------------------------------
 
 
-def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(
-    site: Any, consumer: Any, eventually: Eventually
-) -> None:
+def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(site: Any, consumer: Any) -> None:
     first = site.report(2024, wait="here")
     others = [site.report(2024) for _ in range(3)]
     assert [result.id for result in others] == [first.id] * 3
@@ -72,11 +69,11 @@ def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(
     assert held() == ["report:2024", "report:2025"]
     consumer("-w", "2", "-k", "process")
     assert other.get(blocking=True, timeout=60) == 2025
-    eventually(lambda: "begins 2024" in runs(), within=60)
+    until(lambda: "begins 2024" in runs(), within=60)
     assert site.report(2024).id == first.id  # it runs
     let_pass("here")
     assert others[0].get(blocking=True, timeout=60) == 2024
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
     last = site.report(2024)
     assert last.id != first.id
     assert last.get(blocking=True, timeout=60) == 2024
@@ -211,7 +208,7 @@ def test_what_was_merged_into_a_task_that_never_runs_is_run(how: str, site: Any,
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_a_retry_survives_that_redis_is_away_when_it_is_due(
-    delay: int, site: Any, work: Work, network: Proxy, retry_for: Any, eventually: Eventually, monkeypatch: Any
+    delay: int, site: Any, work: Work, network: Proxy, retry_for: Any, monkeypatch: Any
 ) -> None:
     """That of the locks. Huey has taken it out of its schedule by then, while whoever calls anew is told."""
     retry_for(0.1)
@@ -233,7 +230,7 @@ def test_a_retry_survives_that_redis_is_away_when_it_is_due(
         work()
         return len(runs()) == 2
 
-    eventually(has_run_twice)
+    until(has_run_twice)
     site.huey.disconnect_signal(cut)
     assert (runs(), held(), state(site)) == (["mail fails"] * 2, [], (0, 0))
 
@@ -249,12 +246,12 @@ def test_a_task_may_be_scheduled_for_another_time(by_whom: str, site: Any, work:
     assert (second.get(), len(runs()), held()) == (2024, 2, [])
 
 
-def test_a_task_that_fails_gives_its_lock_back(site: Any, consumer: Any, eventually: Eventually) -> None:
+def test_a_task_that_fails_gives_its_lock_back(site: Any, consumer: Any) -> None:
     result = site.slow()
     site.sync(fails=True)
     assert held() == ["slow", "sync"]
     consumer("-w", "2", "-k", "process")
-    eventually(lambda: held() == [], within=60)
+    until(lambda: held() == [], within=60)
     with pytest.raises(Exception, match=r"timeout \(3s\)"):
         result.get(blocking=True, timeout=60)
 
@@ -297,11 +294,11 @@ def test_a_periodic_task_is_queued_once(site: Any, work: Work) -> None:
 
 
 @pytest.mark.complete
-def test_the_lock_of_a_task_whose_process_is_killed_ends(site: Any, consumer: Any, eventually: Eventually) -> None:
+def test_the_lock_of_a_task_whose_process_is_killed_ends(site: Any, consumer: Any) -> None:
     site.killed()
     consumer("-w", "1", "-k", "process")
-    eventually(lambda: runs() == ["killed"], within=60)
-    eventually(lambda: held() == [])
+    until(lambda: runs() == ["killed"], within=60)
+    until(lambda: held() == [])
     assert state(site) == (0, 0)  # Huey has forgotten it
 
 

@@ -23,7 +23,7 @@ from django_redislock import (
 )
 from django_redislock.models import Fence
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.databases import Account, with_fences
 from tests.helpers.jobs import held, lease_of
 from tests.helpers.proxy import Proxy
@@ -133,7 +133,7 @@ def test_what_fails_for_good_gives_its_lock_back_and_may_be_queued_again_by_hand
 
 
 def test_a_copy_that_waits_for_the_end_leaves_the_lock_as_long_as_it_has_to_stay(
-    eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limit(monkeypatch, look_every=0.05)
     lock, found = make(at_least=300, blocking_timeout=GENEROUS), list[Any]()
@@ -141,7 +141,7 @@ def test_a_copy_that_waits_for_the_end_leaves_the_lock_as_long_as_it_has_to_stay
 
     def body() -> None:
         copy.start()
-        eventually(lambda: waiting() == 1)
+        until(lambda: waiting() == 1)
 
     lock.run(Job(), (7,), {}, body)
     copy.join(GENEROUS)
@@ -287,7 +287,7 @@ def test_redis_is_away_when_it_starts(busy: str, network: Proxy, retry_for: Call
 
 @pytest.mark.parametrize("at_least", [0, 300])
 def test_redis_is_away_once_it_has_the_lock(
-    at_least: float, network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any]
+    at_least: float, network: Proxy, retry_for: Callable[[float], None]
 ) -> None:
     lock, job = make(at_least=at_least), Job()
     retry_for(0.1)
@@ -305,7 +305,7 @@ def test_redis_is_away_once_it_has_the_lock(
     assert lock.run(unseen, (7,), {}, lambda: pytest.fail("it ran")) == "later"
     assert unseen.asked == [("later", 1.0, LockUnavailable)]
     network.mend()
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
 
 
 def test_redis_is_away_when_the_lock_was_busy(
@@ -323,7 +323,7 @@ def test_redis_is_away_when_the_lock_was_busy(
 
 @pytest.mark.parametrize(("busy", "asked"), [("skip", []), ("merge", [False])])
 def test_redis_is_away_when_it_ends(
-    busy: str, asked: list[Any], network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any]
+    busy: str, asked: list[Any], network: Proxy, retry_for: Callable[[float], None]
 ) -> None:
     """What was done is done; the lock is released in the background. What was merged runs, as nobody knows of none."""
     lock, job = make(busy=busy, ttl=600, auto_renew=False), Job()
@@ -342,17 +342,17 @@ def test_redis_is_away_when_it_ends(
     assert lock.run(job, (7,), {}, body) == "ran"
     assert job.asked == asked  # without the lock
     network.mend()
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
 
 
 def test_redis_was_away_when_it_ended_and_what_was_merged_is_not_merged_into_what_is_over(
-    network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any], caplog: Any
+    network: Proxy, retry_for: Callable[[float], None], caplog: Any
 ) -> None:
     lock, job = make(busy="merge"), Job()
     retry_for(0.1)
 
     def mend() -> None:
-        eventually(lambda: caplog.text.count("event=renewal-failed") >= 2)  # of the release, in the background
+        until(lambda: caplog.text.count("event=renewal-failed") >= 2)  # of the release, in the background
         network.mend()
 
     mender = threading.Thread(target=mend)
@@ -369,7 +369,7 @@ def test_redis_was_away_when_it_ended_and_what_was_merged_is_not_merged_into_wha
 
 
 def test_redis_is_away_when_it_cannot_be_queued(
-    network: Proxy, retry_for: Callable[[float], None], eventually: Callable[..., Any], caplog: Any
+    network: Proxy, retry_for: Callable[[float], None], caplog: Any
 ) -> None:
     """The queue is on the same server, say. Nobody else would give the lock back, for an hour."""
     retry_for(0.1)
@@ -382,7 +382,7 @@ def test_redis_is_away_when_it_cannot_be_queued(
         make().enqueue((7,), {}, Job().id, publish, lambda other: other)
     assert f"event=not-released name={NAME} error=" in caplog.text
     network.mend()
-    eventually(lambda: held() == [])
+    until(lambda: held() == [])
 
 
 def test_what_was_queued_although_that_seems_to_have_failed_keeps_its_lock() -> None:

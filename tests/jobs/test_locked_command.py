@@ -18,7 +18,7 @@ from django.core.management.base import BaseCommand, OutputWrapper
 
 from django_redislock import Lock, LockedCommand, LockLost, force_release, get_lock
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS, Other, until
 from tests.helpers.proxy import Proxy, proxy
 from tests.inside import INFO, RELEASE
 
@@ -213,7 +213,7 @@ def test_an_error_of_the_command_propagates_and_the_lock_is_free(error: type[Bas
 
 @pytest.mark.parametrize(("at_least", "request_"), [(0, RELEASE), (600, "detach")])
 def test_a_command_interrupted_while_it_releases_leaves_no_lock(
-    at_least: float, request_: str, network: Proxy, other: Callable[[], Other], eventually: Any
+    at_least: float, request_: str, network: Proxy, other: Callable[[], Other]
 ) -> None:
     held_up = network.hold_request(request_)
 
@@ -225,7 +225,7 @@ def test_a_command_interrupted_while_it_releases_leaves_no_lock(
     with pytest.raises(KeyboardInterrupt):
         report(lock_using="far", lock_ttl=6, lock_at_least=at_least)
     held_up.let_go()
-    eventually(lambda: not get_lock("report"))
+    until(lambda: not get_lock("report"))
 
 
 @pytest.mark.parametrize("at_least", [0, 20])

@@ -11,10 +11,9 @@ from django.db import transaction
 
 from django_redislock import Lock, LockNotAcquired
 from redisserver import RedisServer
-from tests.helpers.actors import Other
+from tests.helpers.actors import Other, until
 from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_package, runs, url
 
-Eventually = Callable[..., Any]
 Work = Callable[..., None]
 
 FIRST, WORKER = "import rq.cli, tests.jobs.rq_site", "rq.cli.main()"
@@ -76,23 +75,21 @@ def status(job: Any) -> str:
 # -- from the call to the end ------------------------------------------------------------------------------------------
 
 
-def test_of_equal_calls_one_is_queued_and_the_others_get_its_job(
-    site: Any, worker: Any, eventually: Eventually
-) -> None:
+def test_of_equal_calls_one_is_queued_and_the_others_get_its_job(site: Any, worker: Any) -> None:
     first = site.report.delay(2024, wait="here")
     assert [site.report.delay(2024).id for _ in range(3)] == [first.id] * 3
     other = site.report.delay(2025)
     assert other.id != first.id
     assert held() == ["report:2024", "report:2025"]
     worker()
-    eventually(lambda: runs() == ["begins 2024"], within=60)
+    until(lambda: runs() == ["begins 2024"], within=60)
     assert site.report.delay(2024).id == first.id  # it runs
     let_pass("here")
-    eventually(lambda: status(other) == "finished", within=60)
+    until(lambda: status(other) == "finished", within=60)
     assert (first.return_value(), held()) == (2024, [])
     last = site.report.delay(2024)
     assert last.id != first.id
-    eventually(lambda: status(last) == "finished", within=60)
+    until(lambda: status(last) == "finished", within=60)
     assert runs() == [f"{what} {year}" for year in (2024, 2025, 2024) for what in ("begins", "ends")]
 
 
@@ -274,40 +271,36 @@ def test_where_the_lock_cannot_be_taken_before_it_is_when_the_job_starts(site: A
 
 
 @pytest.mark.complete
-def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(
-    site: Any, queue: Any, worker: Any, eventually: Eventually
-) -> None:
+def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(site: Any, queue: Any, worker: Any) -> None:
     from rq import Retry
 
     job = queue.enqueue(site.killed, "again", retry=Retry(1))
     worker()
-    eventually(lambda: status(job) == "finished", within=60)
+    until(lambda: status(job) == "finished", within=60)
     assert (runs(), held()) == (["killed again"] * 2, [])
     job = queue.enqueue(site.killed, "once")
-    eventually(lambda: status(job) == "failed", within=60)
-    eventually(lambda: held() == [])  # its lock has ended
+    until(lambda: status(job) == "failed", within=60)
+    until(lambda: held() == [])  # its lock has ended
 
 
 @pytest.mark.complete
-def test_a_job_is_delivered_again_while_it_runs_and_runs_once(
-    site: Any, queue: Any, worker: Any, eventually: Eventually
-) -> None:
+def test_a_job_is_delivered_again_while_it_runs_and_runs_once(site: Any, queue: Any, worker: Any) -> None:
     """RQ takes it for abandoned, since its worker has shown no sign of life for long."""
     from rq import Retry
 
     job = queue.enqueue(site.copied, "here", retry=Retry(2))
     worker()
-    eventually(lambda: runs() == ["begins"], within=60)
+    until(lambda: runs() == ["begins"], within=60)
     registry = queue.started_job_registry
     queue.connection.zadd(registry.key, dict.fromkeys(queue.connection.zrange(registry.key, 0, -1), 1))
     registry.cleanup()
     assert len(queue) == 1
     worker("--with-scheduler")
-    eventually(lambda: status(job) == "scheduled", within=60)  # the copy has met the job itself
+    until(lambda: status(job) == "scheduled", within=60)  # the copy has met the job itself
     let_pass("here")
-    eventually(lambda: runs() == ["begins", "ends"] and held() == [], within=60)
-    eventually(lambda: not queue.scheduled_job_registry.get_job_ids() and len(queue) == 0, within=60)
-    eventually(lambda: status(job) == "finished", within=60)
+    until(lambda: runs() == ["begins", "ends"] and held() == [], within=60)
+    until(lambda: not queue.scheduled_job_registry.get_job_ids() and len(queue) == 0, within=60)
+    until(lambda: status(job) == "finished", within=60)
     assert runs() == ["begins", "ends"]
 
 

@@ -18,27 +18,26 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django_redislock import Lock, LockError, LockLost, force_release, get_lock, leader
 from django_redislock.testing import hold, lose
 from redisserver import RedisServer, redis_server
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, auntil, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import LOCK, NAME, leftovers, queued
 from tests.inside import ACQUIRE, limit
 
-Eventually = Callable[..., Any]
 Start = Callable[..., Worker]
 
 
-def stand_by(person: Any, client: redis.Redis, eventually: Eventually, **options: Any) -> tuple[Any, Any]:
+def stand_by(person: Any, client: redis.Redis, **options: Any) -> tuple[Any, Any]:
     """A leader that waits, and the future of its lead()."""
     before, term = queued(client), leader(NAME, **options)
     person(term, "enter")
     future = person.start(term, "lead")
-    eventually(lambda: queued(client) == before + 1)
+    until(lambda: queued(client) == before + 1)
     return term, future
 
 
 def test_one_leads_and_the_standbys_wait_in_silence_and_follow_in_order(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, settings: Any, caplog: Any
+    crowd: Crowd, client: redis.Redis, settings: Any, caplog: Any
 ) -> None:
     settings.REDISLOCK = {"SLOW_WAIT": 0.01, "BLOCKING_TIMEOUT": 0.01, "MAX_WAITERS": {"*": 1}, "AUTO_RENEW": False}
     people = [crowd() for _ in range(4)]
@@ -46,7 +45,7 @@ def test_one_leads_and_the_standbys_wait_in_silence_and_follow_in_order(
     fences: list[int] = []
     people[0](terms[0][0], "enter")
     assert people[0](terms[0][0], "lead") is True
-    terms += [stand_by(person, client, eventually) for person in people[1:]]
+    terms += [stand_by(person, client) for person in people[1:]]
     time.sleep(0.05)
     for person, (term, future) in zip(people, terms, strict=True):
         assert future is None or future.result(GENEROUS) is True
@@ -89,12 +88,12 @@ async def test_coroutines_lead_as_well(client: redis.Redis) -> None:
     assert leftovers(client) == []
 
 
-async def test_a_standby_may_wait_with_a_timeout_and_go_on(aeventually: Eventually, client: redis.Redis) -> None:
+async def test_a_standby_may_wait_with_a_timeout_and_go_on(client: redis.Redis) -> None:
     async with leader(NAME) as term:
         with hold(NAME):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(term.alead(), 0.05)
-            await aeventually(lambda: not queued(client))
+            await auntil(lambda: not queued(client))
         assert await asyncio.wait_for(term.alead(), GENEROUS)  # in a task of its own, before Python 3.12
         assert term.remaining() > 15
         assert await term.alead()
@@ -130,7 +129,7 @@ def test_a_copy_and_a_forked_child_do_not_lead() -> None:
 
 @pytest.mark.complete
 def test_a_lost_leader_is_told_a_third_of_the_ttl_before_anybody_else_can_lead(
-    network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
+    network: Proxy, crowd: Crowd, client: redis.Redis
 ) -> None:
     """Of the end of its lease as Redis has it, which goes on by its own clock."""
     told: list[float] = []
@@ -140,8 +139,8 @@ def test_a_lost_leader_is_told_a_third_of_the_ttl_before_anybody_else_can_lead(
     network.cut()
     left = client.pttl(LOCK) / 1000  # first, so that whatever time passes in between makes no difference
     assert me.read(term.remaining) < left - 2.9
-    eventually(lambda: not me(term, "lead"))
-    eventually(lambda: told)
+    until(lambda: not me(term, "lead"))
+    until(lambda: told)
     assert me.read(lambda: term.lost)
     assert told[0] > 0
     me(term, "exit", None, None, None)  # and does not wait for Redis
@@ -160,19 +159,19 @@ def test_a_grant_that_comes_late_is_no_term_but_the_next_one_is(network: Proxy, 
 
 
 @pytest.mark.complete
-def test_it_is_renewed_and_a_term_may_have_an_end(eventually: Eventually) -> None:
+def test_it_is_renewed_and_a_term_may_have_an_end() -> None:
     def end() -> float:
         return time.monotonic() + term.remaining()
 
     with leader(NAME, ttl=6) as term:
         assert term.lead()
         first = end()
-        eventually(lambda: end() > first + 0.5)
+        until(lambda: end() > first + 0.5)
         assert term.lead()
     with leader(NAME, ttl=3, max_hold=0.5) as term:
         while term.lead():
             time.sleep(0.01)
-    eventually(lambda: get_lock(NAME) is None)
+    until(lambda: get_lock(NAME) is None)
 
 
 def test_with_cancel_the_task_is_cancelled_before_anybody_else_can_lead(own: RedisServer) -> None:
@@ -201,7 +200,7 @@ def test_with_cancel_the_loss_is_raised_also_where_lead_has_told_of_it_first() -
 
 @pytest.mark.parametrize("poll", [False, True])
 def test_a_standby_outlasts_any_outage_of_redis_and_keeps_its_place(
-    poll: bool, crowd: Crowd, own: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch,
+    poll: bool, crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch,
     settings: Any, caplog: Any,
 ) -> None:  # fmt: skip
     settings.REDISLOCK = {"RETRY_FOR": 0.05, "POLL": poll}
@@ -212,19 +211,19 @@ def test_a_standby_outlasts_any_outage_of_redis_and_keeps_its_place(
     me, people, lock = crowd(), [crowd() for _ in range(4)], Lock(NAME, ttl=300)
     with own.client() as client:
         me(lock, "acquire")
-        standbys = [(person, *stand_by(person, client, eventually)) for person in people[:3]]
+        standbys = [(person, *stand_by(person, client)) for person in people[:3]]
     own.stop()
     late = leader(NAME)
     people[3](late, "enter")
     standbys.append((people[3], late, people[3].start(late, "lead")))  # while Redis is away
-    eventually(lambda: sum("event=standby-cut-off" in message for message in caplog.messages) >= 4)
+    until(lambda: sum("event=standby-cut-off" in message for message in caplog.messages) >= 4)
     own.start()
     with own.client() as client:
-        eventually(lambda: queued(client) == 4)
+        until(lambda: queued(client) == 4)
     me(lock, "release")
     led = []
     while left := [one for one in standbys if one[0] not in led]:
-        for person, term, future in eventually(lambda left=left: [one for one in left if one[2].done()]):
+        for person, term, future in until(lambda left=left: [one for one in left if one[2].done()]):
             assert future.result() is True
             led.append(person)
             person(term, "exit", None, None, None)
@@ -232,13 +231,11 @@ def test_a_standby_outlasts_any_outage_of_redis_and_keeps_its_place(
 
 
 @pytest.mark.complete
-def test_a_standby_waits_on_for_replicas_that_are_missing(
-    own: RedisServer, crowd: Crowd, eventually: Eventually, caplog: Any
-) -> None:
+def test_a_standby_waits_on_for_replicas_that_are_missing(own: RedisServer, crowd: Crowd, caplog: Any) -> None:
     me, term = crowd(), leader(NAME, replicas=1)
     me(term, "enter")
     future = me.start(term, "lead")
-    eventually(lambda: "0 of 1 replicas acknowledged it" in caplog.text)
+    until(lambda: "0 of 1 replicas acknowledged it" in caplog.text)
     assert not future.done()
     with redis_server() as replica, replica.client() as client:
         client.replicaof("127.0.0.1", own.port)
@@ -260,13 +257,11 @@ hear()
 
 
 @pytest.mark.complete
-def test_processes_take_over_from_one_that_ends_and_from_one_that_is_killed(
-    start: Start, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_processes_take_over_from_one_that_ends_and_from_one_that_is_killed(start: Start, client: redis.Redis) -> None:
     workers = []
     for number in range(3):
         workers.append(start(LEADS, name=NAME, ttl=6))
-        eventually(lambda number=number: client.exists(LOCK) and queued(client) == number)
+        until(lambda number=number: client.exists(LOCK) and queued(client) == number)
     fences = [int(workers[0].expect("leads")[1])]
     workers[0].kill()
     fences.append(int(workers[1].expect("leads")[1]))
@@ -277,7 +272,7 @@ def test_processes_take_over_from_one_that_ends_and_from_one_that_is_killed(
 
 @pytest.mark.complete
 def test_a_process_that_is_cut_off_has_ended_its_term_before_the_next_one_leads(
-    start: Start, server: RedisServer, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    start: Start, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with proxy(server.port) as network:
         monkeypatch.setenv("REDISLOCK_TEST_URL", network.url)
@@ -285,7 +280,7 @@ def test_a_process_that_is_cut_off_has_ended_its_term_before_the_next_one_leads(
         one.expect("leads")
         monkeypatch.setenv("REDISLOCK_TEST_URL", server.url)
         two = start(LEADS, name=NAME, ttl=6)
-        eventually(lambda: queued(client))
+        until(lambda: queued(client))
         network.partition()
         over, leads = float(one.expect("over")[0]), float(two.expect("leads")[0])
         assert over < leads

@@ -13,10 +13,10 @@ from django.dispatch import Signal
 
 from django_redislock import Lock, LockSet
 from redisserver import RedisServer
+from tests.helpers.actors import until
 from tests.helpers.proxy import Proxy, proxy
 from tests.inside import command, will_hear_of
 
-Eventually = Callable[..., Any]
 Heard = list[tuple[str, dict[str, Any]]]
 
 
@@ -63,10 +63,10 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def hears(eventually: Callable[..., Any]) -> Callable[[Any, Lock], None]:
+def hears() -> Callable[[Any, Lock], None]:
     """Wait until this process is told at once what happens to a lock that is held here."""
 
-    return lambda person, lock: eventually(lambda: person.read(lambda: will_hear_of(lock)))
+    return lambda person, lock: until(lambda: person.read(lambda: will_hear_of(lock)))
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 import redis
 
 from django_redislock import FairLock, Lock, LockError, LockLost, LockNotOwned, get_lock
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
 from tests.inside import inherit, limit
 
-from .conftest import Block, Eventually
+from .conftest import Block
 
 FAILING = (ZeroDivisionError, ZeroDivisionError(), None)
 
@@ -76,7 +76,7 @@ hear()
 
 
 def test_what_a_signal_handler_raises_ends_a_wait_and_leaves_no_place_in_the_queue(
-    start: Callable[..., Any], client: redis.Redis, eventually: Eventually
+    start: Callable[..., Any], client: redis.Redis
 ) -> None:
     """Ctrl-C, and the time limit of a task queue."""
     lock = Lock(NAME)
@@ -84,10 +84,10 @@ def test_what_a_signal_handler_raises_ends_a_wait_and_leaves_no_place_in_the_que
     worker = start(INTERRUPTED, name=NAME)
     for number in (signal.SIGINT, signal.SIGALRM):
         worker.expect("waits")
-        eventually(lambda: queued(client))
+        until(lambda: queued(client))
         worker.signal(number)
         worker.expect("interrupted")
-        eventually(lambda: queued(client) == 0)
+        until(lambda: queued(client) == 0)
         if number == signal.SIGALRM:
             assert lock.owned()
             lock.release()
@@ -152,13 +152,13 @@ def test_a_child_that_was_forked_inside_a_block_does_not_release_its_lock(client
 
 
 def test_an_exception_in_the_block_matters_more_than_the_loss(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    crowd: Crowd, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "enter")
     client.delete(LOCK)
     assert not me(lock, "exit", *FAILING)
-    eventually(lambda: caplog.text.count("event=lost") == 1)
+    until(lambda: caplog.text.count("event=lost") == 1)
     assert "event=not-released" not in caplog.text  # which would tell the same again
 
 
@@ -176,7 +176,7 @@ def test_every_block_of_a_reentrant_lock_tells_of_the_loss(crowd: Crowd, client:
 
 
 def test_who_holds_a_lock_on_one_alias_neither_enters_nor_is_refused_one_of_that_name_on_another(
-    crowd: Crowd, settings: Any, eventually: Eventually
+    crowd: Crowd, settings: Any
 ) -> None:
     settings.CACHES = {**settings.CACHES, "other": {**settings.CACHES["default"], "KEY_PREFIX": "other"}}
     me, you, theirs = crowd(), crowd(), Lock(NAME, using="other")
@@ -184,7 +184,7 @@ def test_who_holds_a_lock_on_one_alias_neither_enters_nor_is_refused_one_of_that
     me(Lock(NAME, ttl=600), "enter")
     assert me(Lock(NAME, using="other", reentrant=True), "acquire", blocking=False) is False
     waiting = me.start(Lock(NAME, using="other"), "acquire")
-    eventually(lambda: you(theirs, "info").waiters == 1)
+    until(lambda: you(theirs, "info").waiters == 1)
     you(theirs, "release")
     assert waiting.result(GENEROUS) is True
 
@@ -210,7 +210,7 @@ def test_a_lock_that_is_held_through_another_alias_of_the_same_redis_is_held(
 
 
 def test_what_a_block_that_raised_could_not_release_is_released_in_the_background(
-    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture,
+    crowd: Crowd, network: Proxy, client: redis.Redis, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As long as the lease may last: what is given up sooner is what was abandoned in a queue."""
@@ -221,6 +221,6 @@ def test_what_a_block_that_raised_could_not_release_is_released_in_the_backgroun
     assert not me(lock, "exit", *FAILING)
     assert holder(client)
     assert f"event=not-released name={NAME} error=" in caplog.text
-    eventually(lambda: "event=renewal-failed" in caplog.text)
+    until(lambda: "event=renewal-failed" in caplog.text)
     network.mend()
-    eventually(lambda: not holder(client))
+    until(lambda: not holder(client))

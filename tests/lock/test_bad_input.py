@@ -13,10 +13,8 @@ import redis
 from redis.backoff import ConstantBackoff
 
 from django_redislock import ConditionalValue, Counter, Lock, get_lock, list_locks, lock_name, locked
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.state import NAME, leftovers, queued
-
-from .conftest import Eventually
 
 # texts that mean harm to whoever reads, parses or prints them
 MEGA = 10_000_000
@@ -121,14 +119,12 @@ def test_names_are_compared_as_they_are_written_and_not_normalised() -> None:
 
 
 @pytest.mark.parametrize("note", ["\n", " ", "x" * 1000, "\u00fc" * 500, *ENCODABLE], ids=ascii)
-def test_the_notes_of_holder_and_waiters_are_kept_as_they_are(
-    note: str, crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_the_notes_of_holder_and_waiters_are_kept_as_they_are(note: str, crowd: Crowd, client: redis.Redis) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME, note=note)
     me(lock, "acquire")
     me(lock, "extend", 5)
     waiting = you.start(Lock(NAME, note=note), "acquire")
-    eventually(lambda: queued(client))
+    until(lambda: queued(client))
     info = me(lock, "info")
     assert (info.note, info.queue[0].note) == (note, note)
     assert "\n" not in info.owner + info.queue[0].owner

@@ -18,11 +18,10 @@ import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, LockError, LockNotOwned, LockPool, LockStatus, force_release, get_lock, list_locks
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS, Other, auntil, until
 from tests.helpers.state import NAME, holder, queued
 from tests.inside import hang_up_idle, hears, listen, watch_connections
 
-from .conftest import Eventually
 from .kin import FACTORIES, Kin
 
 TTL = 4.5
@@ -60,7 +59,7 @@ async def test_a_sync_call_in_a_coroutine_names_the_async_one_and_does_nothing(
 
 @pytest.mark.parametrize("on_lost", [None, "cancel"])
 async def test_the_lock_of_a_task_that_was_collected_inside_its_block_is_not_renewed(
-    on_lost: Any, client: redis.Redis, aeventually: Eventually
+    on_lost: Any, client: redis.Redis
 ) -> None:
     held = asyncio.Event()
 
@@ -72,22 +71,20 @@ async def test_the_lock_of_a_task_that_was_collected_inside_its_block_is_not_ren
     asyncio.create_task(hold())  # noqa: RUF006
     await asyncio.wait_for(held.wait(), GENEROUS)
     gc.collect()
-    await aeventually(lambda: holder(client) == "")
+    await auntil(lambda: holder(client) == "")
 
 
-def test_waiters_whose_event_loop_was_closed_delay_nobody(
-    client: redis.Redis, eventually: Eventually, aeventually: Callable[..., Any], other: Callable[[], Other]
-) -> None:
+def test_waiters_whose_event_loop_was_closed_delay_nobody(client: redis.Redis, other: Callable[[], Other]) -> None:
     async def wait() -> None:
         await Lock(NAME, ttl=600).aacquire()
 
     listen()
-    eventually(hears)  # else they look again while their connections are closed
+    until(hears)  # else they look again while their connections are closed
     you, held, loop = other(), Lock(NAME, ttl=600), asyncio.new_event_loop()
     you(held.acquire)
     loop.set_exception_handler(lambda *args: None)  # it reports abandoned tasks, as it should
     tasks = [loop.create_task(wait()) for _ in range(3)]
-    loop.run_until_complete(aeventually(lambda: queued(client) == 3 and not watch_connections()()[0]))
+    loop.run_until_complete(auntil(lambda: queued(client) == 3 and not watch_connections()()[0]))
     hang_up_idle(loop)
     loop.close()
     you(held.release)

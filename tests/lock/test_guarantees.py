@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from itertools import takewhile
 from time import monotonic
@@ -18,26 +18,25 @@ from django.test import RequestFactory
 
 from django_redislock import Lock, LockSet, LockUnavailable, lock_released, locked, locked_view
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, RUNS, Crowd
+from tests.helpers.actors import GENEROUS, RUNS, Crowd, auntil, until
 from tests.helpers.docs import blocks, page
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, QUEUE, Monitor, holder, put, queued
 
 from .kin import Kin
 
-AEventually = Callable[..., Awaitable[Any]]
 TTL = 4.5
 
 
 def test_the_first_waiter_of_a_process_queues_two_round_trips_after_its_request(
-    start: Callable[..., Worker], server: RedisServer, client: redis.Redis, eventually: Callable[..., Any]
+    start: Callable[..., Worker], server: RedisServer, client: redis.Redis
 ) -> None:
     worker = start("with Lock('warm-up'):\n    pass\nsay('ready')\nhear()\nLock(name).acquire()", name=NAME)
     worker.expect("ready")
     put(client, NAME, ttl=600)
     with closing(Monitor(server)) as monitor:
         worker.tell()
-        eventually(lambda: queued(client))
+        until(lambda: queued(client))
         until_it_queues = takewhile(lambda one: one.words[:2] != ["ZADD", QUEUE], monitor.seen())
         sent = [one.name for one in until_it_queues if one.name in ("eval", "evalsha", "subscribe")]
     assert len(sent) == 4  # the request, the subscription, a message to itself, and the request again
@@ -59,7 +58,7 @@ def test_acquire_asks_a_redis_that_is_away_no_longer_than_its_blocking_timeout(
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize("how", ["with", "ExitStack", "acquire"])
 @pytest.mark.complete
-async def test_sync_code_whose_task_was_cancelled_keeps_its_lock(how: str, run: Any, aeventually: AEventually) -> None:
+async def test_sync_code_whose_task_was_cancelled_keeps_its_lock(how: str, run: Any) -> None:
     lock, inside, go_on, found = Lock(NAME, ttl=TTL), threading.Event(), threading.Event(), list[Any]()
 
     @locked(NAME, reentrant=True, blocking_timeout=0)
@@ -79,19 +78,17 @@ async def test_sync_code_whose_task_was_cancelled_keeps_its_lock(how: str, run: 
         found.append(lock.locked())
 
     task = asyncio.ensure_future(run(work))
-    await aeventually(inside.is_set)
+    await auntil(inside.is_set)
     task.cancel()
     await asyncio.wait([task])
     for _ in range(2):
         assert await Kin(tasks=True).renewed(TTL)
     go_on.set()
-    await aeventually(lambda: len(found) == 2)
+    await auntil(lambda: len(found) == 2)
     assert found == [True, False]
 
 
-async def test_the_documented_view_waits_under_its_lock_for_the_thread_that_it_has_started(
-    client: redis.Redis, aeventually: AEventually
-) -> None:
+async def test_the_documented_view_waits_under_its_lock_for_the_thread_that_it_has_started(client: redis.Redis) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def save_rows(pk: int) -> None:
@@ -106,14 +103,14 @@ async def test_the_documented_view_waits_under_its_lock_for_the_thread_that_it_h
     }
     exec(blocks(page("guarantees"))[0], names)
     task = asyncio.ensure_future(names["import_rows"](RequestFactory().get("/"), pk=7))
-    await aeventually(begun.is_set)
+    await auntil(begun.is_set)
     task.cancel()
     await asyncio.sleep(0.3)
     assert holder(client, "import:7")
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await aeventually(lambda: not holder(client, "import:7"))
+    await auntil(lambda: not holder(client, "import:7"))
 
 
 @pytest.mark.parametrize("lock", [Lock(NAME), LockSet("a", "b")], ids=["lock", "set"])

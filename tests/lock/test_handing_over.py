@@ -19,12 +19,10 @@ from django_redislock import (
     get_lock,
     locked,
 )
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, leftovers
 from tests.inside import RELEASE, hears
-
-from .conftest import Eventually
 
 
 def adopter(token: str, **options: Any) -> Lock:
@@ -40,7 +38,7 @@ def left(me: Any, using: str | None = None, ttl: float | None = None) -> str:
 
 @pytest.mark.complete
 def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here_and_busy_for_everybody(
-    crowd: Crowd, using: str, eventually: Eventually
+    crowd: Crowd, using: str
 ) -> None:
     losses: list[LockLost] = []
     me, you, lock = crowd(), crowd(), Lock(NAME, ttl=4, on_lost=losses.append, using=using)
@@ -54,7 +52,7 @@ def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here_and_busy_for_e
     for method in ("release", "detach"):
         with pytest.raises(LockNotOwned):
             me(lock, method)
-    eventually(lambda: not me(lock, "locked"))
+    until(lambda: not me(lock, "locked"))
     assert losses == []
 
 
@@ -142,7 +140,7 @@ def test_a_detached_lock_stays_held_for_its_ttl_or_the_given_one(
 
 @pytest.mark.parametrize(("note", "adopt"), [("", False), ("another", False), ("", True)])
 def test_whoever_adopts_a_detached_lock_has_its_fence_and_note_and_renews_it(
-    crowd: Crowd, using: str, note: str, adopt: bool, eventually: Eventually
+    crowd: Crowd, using: str, note: str, adopt: bool
 ) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME, ttl=4, using=using, note="two\nlines ")
     me(lock, "acquire")
@@ -153,27 +151,25 @@ def test_whoever_adopts_a_detached_lock_has_its_fence_and_note_and_renews_it(
     first = get_lock(NAME, using=using)
     assert first is not None
     assert first.note == (note or "two\nlines ")
-    eventually(lambda: get_lock(NAME, using=using).expires > first.expires)  # type: ignore[union-attr]
+    until(lambda: get_lock(NAME, using=using).expires > first.expires)  # type: ignore[union-attr]
     assert you(second, "owned")
     you(second, "exit", None, None, None)
     assert not me(lock, "locked")
 
 
 @pytest.mark.parametrize("since", ["released", "ended", "taken", "waited for"])
-def test_a_lock_that_is_gone_is_lost_for_one_who_only_adopts(
-    since: str, crowd: Crowd, using: str, eventually: Eventually
-) -> None:
+def test_a_lock_that_is_gone_is_lost_for_one_who_only_adopts(since: str, crowd: Crowd, using: str) -> None:
     """Others may have held the lock in between, so this would not be a hand-over."""
     me, you, third, busy = crowd(), crowd(), crowd(), since in ("taken", "waited for")
     token = left(me, using, ttl=0.003 if since == "ended" else None)
     if since != "ended":
         if since == "waited for":
             third.start(Lock(NAME, using=using), "acquire")
-            eventually(lambda: get_lock(NAME, using=using).waiters)  # type: ignore[union-attr]
+            until(lambda: get_lock(NAME, using=using).waiters)  # type: ignore[union-attr]
         me(Lock(NAME, token=token, using=using), "release")
     if since == "taken":
         me(Lock(NAME, using=using), "acquire")
-    eventually(lambda: busy or get_lock(NAME, using=using) is None)
+    until(lambda: busy or get_lock(NAME, using=using) is None)
     for who, reentrant in ((you, False), (me, True)):  # who may hold it by another acquisition
         lock = adopter(token, using=using, reentrant=reentrant)
         with pytest.raises(LockLost, match=rf"Could not adopt the lock '{NAME}': it was released, has ended, or some"):
@@ -204,7 +200,7 @@ def test_without_a_token_nothing_is_adopted_or_sent(crowd: Crowd) -> None:
 
 
 def test_an_adoption_whose_caller_never_learned_of_it_is_left_to_the_next_one_with_the_token(
-    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], eventually: Eventually, client: redis.Redis
+    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], client: redis.Redis
 ) -> None:
     retry_for(0.1)
     me, you = crowd(), crowd()
@@ -213,7 +209,7 @@ def test_an_adoption_whose_caller_never_learned_of_it_is_left_to_the_next_one_wi
     with pytest.raises(LockUnavailable):
         me(adopter(token, using="far"), "acquire")
     assert lost.caught.is_set()
-    eventually(lambda: flag(client) == "d")
+    until(lambda: flag(client) == "d")
     assert you(adopter(token), "acquire")
 
 
@@ -236,33 +232,33 @@ def test_a_token_that_is_in_use_in_this_process_adopts_nothing_there(crowd: Crow
 
 
 def test_a_process_that_is_not_subscribed_does_not_take_itself_for_dead(
-    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
+    crowd: Crowd, network: Proxy, client: redis.Redis
 ) -> None:
     me, you, held = crowd(), crowd(), Lock(NAME, token=TOKEN, ttl=600, using="far")
     me(held, "acquire")
-    eventually(lambda: hears("far"))
+    until(lambda: hears("far"))
     network.lose_answer("SUBSCRIBE", times=1000)
     client.client_kill_filter(_type="pubsub")
-    eventually(lambda: not hears("far"))
+    until(lambda: not hears("far"))
     assert not you(Lock(NAME, token=TOKEN, using="far"), "acquire", blocking=False)
     assert me(held, "owned")
 
 
 def test_a_lock_that_is_being_released_is_not_adopted_and_a_release_by_token_finds_it_gone(
-    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
+    crowd: Crowd, network: Proxy, client: redis.Redis
 ) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME, token=TOKEN, using="far")
     me(lock, "acquire")
     held = network.hold_request(RELEASE)
     releasing = me.start(lock, "release")
-    eventually(held.caught.is_set)
+    until(held.caught.is_set)
     assert not you(Lock(NAME, token=TOKEN, using="far"), "acquire", blocking=False)
     held.let_go()
     releasing.result(GENEROUS)
     me(lock, "acquire")
     held = network.hold_request(RELEASE)
     releasing = you.start(Lock(NAME, token=TOKEN, using="far"), "release")  # not by the holder
-    eventually(held.caught.is_set)
+    until(held.caught.is_set)
     client.delete(LOCK)
     held.let_go()
     with pytest.raises(LockNotOwned):

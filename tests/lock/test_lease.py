@@ -20,12 +20,12 @@ from freezegun import freeze_time
 import django_redislock
 from django_redislock import Lock, LockLost, LockNotAcquired, LockPool, LockStatus, LockUnavailable
 from django_redislock.testing import hold
-from tests.helpers.actors import GENEROUS, Crowd, server_time
+from tests.helpers.actors import GENEROUS, Crowd, server_time, until
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, put, queued, value
 from tests.inside import end_is_seen
 
-from .conftest import Eventually, Heard
+from .conftest import Heard
 
 SHORT = 4.0  # seconds
 FAR = 3600.0  # seconds
@@ -103,7 +103,7 @@ def test_extending_a_lost_lease_raises_lock_lost(
 )
 def test_a_lease_that_redis_may_have_shortened_is_lost_before_anybody_else_gets_the_lock(
     method: str, options: dict[str, Any], auto_renew: bool, seconds: float, retried: float,
-    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], eventually: Eventually,
+    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None],
 ) -> None:  # fmt: skip
     retry_for(retried)
     losses: list[LockLost] = []
@@ -116,13 +116,11 @@ def test_a_lease_that_redis_may_have_shortened_is_lost_before_anybody_else_gets_
     assert lost.caught.is_set()
     assert you(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
     assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
-    eventually(lambda: losses)
+    until(lambda: losses)
 
 
 @pytest.mark.parametrize("how", ["default", "option", *FREEZERS])
-def test_a_lock_is_renewed_as_long_as_it_is_held(
-    crowd: Crowd, how: str, settings: Any, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_a_lock_is_renewed_as_long_as_it_is_held(crowd: Crowd, how: str, settings: Any, client: redis.Redis) -> None:
     settings.REDISLOCK = {"AUTO_RENEW": how != "option"}
     losses: list[LockLost] = []
     me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=True if how == "option" else None, on_lost=losses.append)
@@ -130,7 +128,7 @@ def test_a_lock_is_renewed_as_long_as_it_is_held(
     with FREEZERS[how]() if how in FREEZERS else nullcontext():
         me.read(lock.check)
         first, before = end(client), value(client)
-        eventually(lambda: end(client) > first + SHORT / 4)
+        until(lambda: end(client) > first + SHORT / 4)
         assert me(lock, "owned")
         assert 0 < me.read(lock.remaining) <= SHORT
         assert value(client) == before
@@ -168,26 +166,26 @@ def noticed(heard: Heard) -> bool:
 @pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
 @pytest.mark.complete
 def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
-    take: Callable[[Any], Any], crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
+    take: Callable[[Any], Any], crowd: Crowd, client: redis.Redis, heard: Heard
 ) -> None:
     me = crowd()
     lock = take(me)
     me(lock, "extend", FAR, replace_ttl=True)
     before = count(client, "evalsha")
-    eventually(lambda: count(client, "evalsha") > before + 2)
+    until(lambda: count(client, "evalsha") > before + 2)
     left = me(lock, "info").lease_left  # first: it only shrinks
     assert FAR * 0.9 < me.read(lock.remaining) <= left + 0.1
     assert me(lock, "owned")
     client.flushdb()  # of which nobody is told
     with hold(lock.name):
-        eventually(lambda: noticed(heard))
+        until(lambda: noticed(heard))
         assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
 
 
 @pytest.mark.parametrize("kind", ["not renewed", "cache.lock", "cache.lock, extended"])
 @pytest.mark.complete
 def test_the_loss_of_a_lock_that_is_not_renewed_is_noticed_before_its_end(
-    kind: str, crowd: Crowd, cache_lock: Callable[..., Any], client: redis.Redis, eventually: Eventually, heard: Heard
+    kind: str, crowd: Crowd, cache_lock: Callable[..., Any], client: redis.Redis, heard: Heard
 ) -> None:
     if kind == "not renewed":
         plain(crowd(), ttl=9, auto_renew=False)
@@ -197,21 +195,21 @@ def test_the_loss_of_a_lock_that_is_not_renewed_is_noticed_before_its_end(
         assert not kind.endswith("extended") or lock.extend(FAR)
     sleep(0.3)  # Redis may be asked once when it has been held for 0.1 s
     client.flushdb()
-    eventually(lambda: noticed(heard))
+    until(lambda: noticed(heard))
 
 
-def test_a_renewed_lock_outlives_a_lease_that_is_made_short(crowd: Crowd, eventually: Eventually) -> None:
+def test_a_renewed_lock_outlives_a_lease_that_is_made_short(crowd: Crowd) -> None:
     me, lock = crowd(), Lock(NAME, ttl=30)
     me(lock, "acquire")
     assert me(lock, "extend", 0.005, replace_ttl=True) is True
     left = me.read(lock.remaining)
     assert 0 < left <= 3 or left > 20  # it has been renewed already
-    eventually(lambda: me.read(lock.remaining) > 20)
+    until(lambda: me.read(lock.remaining) > 20)
     assert me(lock, "owned")
 
 
 def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_after_its_end(
-    crowd: Crowd, network: Proxy, eventually: Eventually
+    crowd: Crowd, network: Proxy
 ) -> None:
     """A command with a minimum time may detach its lock in the last millisecond."""
     losses: list[LockLost] = []
@@ -220,7 +218,7 @@ def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_afte
     token, is_seen = me.read(lambda: (lock.token, end_is_seen(lock)))
     held = network.hold_answer("detach")
     detaching = me.start(lock, "detach", 0.003)
-    eventually(is_seen)
+    until(is_seen)
     held.let_go()
     assert detaching.result(GENEROUS) == token
     assert not me.read(lambda: lock.lost)
@@ -258,14 +256,14 @@ def known_as(person: Any) -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{thread}{task}"
 
 
-def test_info_tells_who_holds_and_who_waits_in_order(crowd: Crowd, using: str, eventually: Eventually) -> None:
+def test_info_tells_who_holds_and_who_waits_in_order(crowd: Crowd, using: str) -> None:
     me, lock = crowd(), Lock(NAME, ttl=100, using=using)
     assert me(lock, "info") is None
     me(lock, "acquire")
     queue = [(crowd(), Lock(NAME, using=using, purpose=f"/{number}")) for number in range(1, 4)]
     for number, (person, theirs) in enumerate(queue, 1):
         person.start(theirs, "acquire")
-        eventually(lambda number=number: me(lock, "info").waiters == number)
+        until(lambda number=number: me(lock, "info").waiters == number)
     info = me(lock, "info")
     assert (info.name, info.fence, info.waiters, info.note) == (NAME, me.read(lambda: lock.fence), 3, "")
     assert info.owner == known_as(me)
@@ -284,10 +282,10 @@ def test_info_tells_who_holds_and_who_waits_in_order(crowd: Crowd, using: str, e
 
 
 @frozen
-def test_bounded_waits_end(crowd: Crowd, freeze: Freeze, client: redis.Redis, eventually: Eventually) -> None:
+def test_bounded_waits_end(crowd: Crowd, freeze: Freeze, client: redis.Redis) -> None:
     with hold(NAME):
         waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=1)
-        eventually(lambda: queued(client) or waiting.done())
+        until(lambda: queued(client) or waiting.done())
         with freeze():
             for lock in (Lock(NAME), Lock(NAME, poll=True)):
                 assert crowd()(lock, "acquire", blocking_timeout=WAIT) is False
@@ -306,8 +304,8 @@ def test_a_bounded_wait_of_a_loop_that_begins_inside_ends(using: str, freeze: Fr
         assert Lock(NAME, using=using).acquire(blocking_timeout=WAIT) is False
 
 
-async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis.Redis, eventually: Eventually) -> None:
+async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis.Redis) -> None:
     async with Lock(NAME, ttl=4) as lock:
         before = end(client)
-        eventually(lambda: end(client) > before + 0.3)  # blocks
+        until(lambda: end(client) > before + 0.3)  # blocks
         assert not lock.lost

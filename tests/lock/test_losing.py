@@ -30,13 +30,13 @@ from django_redislock import (
     lock_released,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil
+from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil, until
 from tests.helpers.databases import Account
 from tests.helpers.state import NAME, fence_of, holder, put, queued
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_TAKEN
 from tests.project.programs import environment
 
-from .conftest import Block, Eventually, Heard, receiving
+from .conftest import Block, Heard, receiving
 
 Events = Callable[[], list[tuple[str, str]]]
 
@@ -61,14 +61,12 @@ def losses_in(heard: Heard) -> list[tuple[str, bool]]:
     return [(facts["name"], facts["expired"]) for which, facts in heard if which == "lost"]
 
 
-def test_acquiring_and_releasing_send_signals(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
-) -> None:
+def test_acquiring_and_releasing_send_signals(crowd: Crowd, client: redis.Redis, heard: Heard) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
     first = me.read(lambda: lock.fence)
     waiting = you.start(Lock(NAME), "acquire")
-    eventually(lambda: queued(client))
+    until(lambda: queued(client))
     me(lock, "release")
     assert waiting.result(GENEROUS)
     # the next holder's signal may come before that of the release that handed the lock over
@@ -82,7 +80,7 @@ def test_acquiring_and_releasing_send_signals(
 
 @pytest.mark.parametrize("how", ["well", "a function that raises", "a coroutine that raises"])
 def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor_meet(
-    how: str, crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    how: str, crowd: Crowd, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Losses are told by a thread of their own. What a receiver raises is logged."""
     seen: list[tuple[object, type, str]] = []
@@ -102,8 +100,8 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
         assert force_release(NAME) is not None
         with pytest.raises(LockLost):
             me(lock, "release")
-        eventually(lambda: len(seen) == 5)
-        eventually(lambda: caplog.text.count("event=receiver-failed") == (0 if how == "well" else 5))
+        until(lambda: len(seen) == 5)
+        until(lambda: caplog.text.count("event=receiver-failed") == (0 if how == "well" else 5))
     assert {signal for signal, _, _ in seen} == set(ALL)
     assert {sender for _, sender, _ in seen} == {Lock}
     if how != "a coroutine that raises":
@@ -128,7 +126,7 @@ def test_a_process_that_has_not_imported_lock_sends_its_signals_by_it_too(call: 
     subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
 
 
-async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: str, aeventually: Eventually) -> None:
+async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: str) -> None:
     seen: list[tuple[object, asyncio.AbstractEventLoop]] = []
 
     async def receiver(*, signal: object, **facts: object) -> None:
@@ -142,7 +140,7 @@ async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: 
         with pytest.raises(LockLost):
             await lock.arelease()
         await Lock("short", ttl=1, auto_renew=False, using=using).aacquire()
-        await aeventually(lambda: len(seen) == 5)
+        await auntil(lambda: len(seen) == 5)
     assert [signal for signal, _ in seen].count(lock_lost) == 2
     assert {loop for signal, loop in seen if signal is not lock_lost} == {asyncio.get_running_loop()}
 
@@ -151,7 +149,7 @@ async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: 
     "how", ["flushed", "taken", "forced while polling", "found by the release", "taken, found by the release"]
 )
 def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
-    how: str, crowd: Crowd, hears: Eventually, client: redis.Redis, eventually: Eventually, heard: Heard, events: Events
+    how: str, crowd: Crowd, hears: Callable[..., Any], client: redis.Redis, heard: Heard, events: Events
 ) -> None:
     losses, taken = list[LockLost](), how.startswith("taken")
     ttl = 600 if "found" in how else 6  # renewals, which would notice it as well, come long after the release; or soon
@@ -167,7 +165,7 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
         client.flushall()
     theirs, reason = holder(client), WAS_TAKEN if how == "taken" else HAS_VANISHED  # not because of the local clock
     if "found" not in how:
-        eventually(lambda: losses)
+        until(lambda: losses)
         with pytest.raises(LockLost, match=re.escape(reason)):
             me.read(lock.check)
     with pytest.raises(LockLost, match=rf"was lost while it was held here.*{re.escape(reason)}") as caught:
@@ -177,7 +175,7 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
     with pytest.raises(LockNotOwned) as again:
         me(lock, "release")
     assert type(again.value) is LockNotOwned
-    eventually(lambda: losses)
+    until(lambda: losses)
     assert [loss.reason for loss in losses] == [reason]
     facts = {"name": NAME, "template": NAME, "fence": fence, "reason": reason, "expired": False}
     assert [found for which, found in heard if which == "lost"] == [facts]
@@ -187,7 +185,7 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
 
 @pytest.mark.complete
 def test_the_end_of_a_lease_is_reported_when_redis_refuses_the_renewal(
-    crowd: Crowd, own: RedisServer, settings: Any, eventually: Eventually
+    crowd: Crowd, own: RedisServer, settings: Any
 ) -> None:
     database = {**settings.CACHES["default"], "LOCATION": f"redis://127.0.0.1:{own.port}/1"}
     settings.CACHES = {**settings.CACHES, "default": database}
@@ -197,12 +195,12 @@ def test_the_end_of_a_lease_is_reported_when_redis_refuses_the_renewal(
     with own.client() as client:
         client.execute_command("ACL", "SETUSER", "default", "-select")  # no new connection reaches its database
         client.client_kill_filter(_type="normal", skipme=True)
-    eventually(lambda: losses)
+    until(lambda: losses)
     assert losses[0].reason == HAS_ENDED
 
 
 def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_losses(
-    eventually: Eventually, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def on_lost(error: LockLost) -> None:
         raise ZeroDivisionError if error.name == NAME else SystemExit
@@ -212,13 +210,13 @@ def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_loss
     kept.acquire()
     for name, told in ((NAME, on_lost), ("order:43", on_lost), ("last", losses.append)):
         Lock(name, ttl=1, auto_renew=False, on_lost=told).acquire()
-    eventually(lambda: losses)
-    eventually(lambda: caplog.text.count("event=on-lost-failed") == 2)
-    eventually(lambda: kept.remaining() < 3.6)
-    eventually(lambda: kept.remaining() > 3.6)
+    until(lambda: losses)
+    until(lambda: caplog.text.count("event=on-lost-failed") == 2)
+    until(lambda: kept.remaining() < 3.6)
+    until(lambda: kept.remaining() > 3.6)
 
 
-def test_a_slow_on_lost_runs_in_a_thread_of_its_own_and_delays_no_waiter(crowd: Crowd, eventually: Eventually) -> None:
+def test_a_slow_on_lost_runs_in_a_thread_of_its_own_and_delays_no_waiter(crowd: Crowd) -> None:
     told, go_on = [], threading.Event()
 
     def on_lost(error: LockLost) -> None:
@@ -232,16 +230,14 @@ def test_a_slow_on_lost_runs_in_a_thread_of_its_own_and_delays_no_waiter(crowd: 
     force_release("lost")
     with pytest.raises(LockLost):
         me(lost, "extend", 1)
-    eventually(lambda: told)
+    until(lambda: told)
     me(held, "release")
     assert waiting.result(GENEROUS)
     go_on.set()
     assert told == [(True, "redislock-notifier")]
 
 
-def test_the_thread_that_tells_of_a_loss_closes_its_connections_to_the_database(
-    account: Account, eventually: Eventually
-) -> None:
+def test_the_thread_that_tells_of_a_loss_closes_its_connections_to_the_database(account: Account) -> None:
     used: list[Any] = []
 
     def on_lost(error: LockLost) -> None:
@@ -250,9 +246,9 @@ def test_the_thread_that_tells_of_a_loss_closes_its_connections_to_the_database(
 
     mine = connections["default"].connection
     Lock(NAME, ttl=SHORT, auto_renew=False, on_lost=on_lost).acquire()
-    eventually(lambda: used)
+    until(lambda: used)
     assert used[0] is not connections["default"]
-    eventually(lambda: used[0].connection is None)
+    until(lambda: used[0].connection is None)
     assert account.balance == 1
     assert connections["default"].connection is mine is not None
 
@@ -271,7 +267,6 @@ ENDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings and opti
 @pytest.mark.complete
 def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired_and_one_that_runs_into_max_hold_is_lost(
     kind: str, crowd: Crowd, settings: Any, cache_lock: Callable[..., Any], events: Events, heard: Heard,
-    eventually: Eventually,
 ) -> None:  # fmt: skip
     settings.REDISLOCK, options = ENDED[kind][0], {"ttl": SHORT, **ENDED[kind][1]}
     me, pool, expires = crowd(), LockPool("accounts"), "max_hold" not in kind.lower()
@@ -284,7 +279,7 @@ def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired_and_one_that
     else:
         lock = Lock(NAME, **options)
         me(lock, "acquire")
-    eventually(lambda: losses_in(heard))
+    until(lambda: losses_in(heard))
     assert losses_in(heard) == [(lock.name, expires)]
     reason = "not to be renewed" if expires else "not to be renewed beyond max_hold"
     if kind != "cache.lock":
@@ -298,7 +293,7 @@ def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired_and_one_that
 @pytest.mark.parametrize("ends", ["thread", "event loop"])
 @pytest.mark.complete
 def test_one_whose_thread_or_event_loop_has_ended_is_warned_of_once_and_expires(
-    ends: str, using: str, events: Events, heard: Heard, eventually: Eventually, other: Callable[[], Other]
+    ends: str, using: str, events: Events, heard: Heard, other: Callable[[], Other]
 ) -> None:
     lock, me = Lock(NAME, ttl=4, using=using), other()
 
@@ -313,22 +308,20 @@ def test_one_whose_thread_or_event_loop_has_ended_is_warned_of_once_and_expires(
     if ends == "thread":
         me(lock.acquire)
         begun = me(end_of_lease)
-        eventually(lambda: me(end_of_lease) > begun + 0.1)
+        until(lambda: me(end_of_lease) > begun + 0.1)
         me.end()
     else:
         asyncio.run(hold())
-    eventually(lambda: losses_in(heard))
+    until(lambda: losses_in(heard))
     assert losses_in(heard) == [(NAME, True)]
     assert events() == [("WARNING", "owner-ended"), ("INFO", "expired")]
 
 
-def test_a_loss_is_known_though_somebody_else_acquires_through_the_same_object(
-    crowd: Crowd, eventually: Eventually
-) -> None:
+def test_a_loss_is_known_though_somebody_else_acquires_through_the_same_object(crowd: Crowd) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
     force_release(NAME)
-    eventually(lambda: me.read(lambda: lock.lost))
+    until(lambda: me.read(lambda: lock.lost))
     you(lock, "acquire")
     assert me.read(lambda: lock.lost)
     with pytest.raises(LockLost):
@@ -426,7 +419,7 @@ async def test_a_loss_before_the_block_begins_is_lock_lost_as_well(how: str, usi
 
 @pytest.mark.parametrize("first", ["loss", "cancellation"])
 async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
-    first: str, actor: Callable[[], Actor], eventually: Eventually
+    first: str, actor: Callable[[], Actor]
 ) -> None:
     tellers: list[threading.Thread] = []
 
@@ -436,7 +429,7 @@ async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
         async with short():
             if first == "cancellation":
                 loop.call_soon(task.cancel)
-            eventually(lambda: tellers)  # which blocks the loop until the holder has been told
+            until(lambda: tellers)  # which blocks the loop until the holder has been told
             tellers[0].join(GENEROUS)
             if first == "loss":
                 loop.call_soon(task.cancel)

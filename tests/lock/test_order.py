@@ -15,12 +15,12 @@ import redis
 import django_redislock
 from django_redislock import Lock, LockLost, LockUnavailable
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other, until
 from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, flag, holder, queued
 from tests.helpers.ways import DJANGO_REDIS, alias, caches, stopped
 from tests.inside import before_each_request, limit
 
-from .conftest import Block, Eventually
+from .conftest import Block
 
 Start = Callable[..., Any]
 
@@ -29,7 +29,7 @@ RetryFor = Callable[[float], None]
 HELD = "held"
 
 
-def test_a_lock_is_acquired_in_the_order_of_the_requests(crowd: Crowd, using: str, eventually: Eventually) -> None:
+def test_a_lock_is_acquired_in_the_order_of_the_requests(crowd: Crowd, using: str) -> None:
     with closing(Crowd(tasks=not crowd.awaits)) as others:  # threads and tasks
         me, *people = [(crowd, others)[number % 2]() for number in range(16)]
         lock, order, waiting = Lock(NAME, using=using), list[int](), []
@@ -37,7 +37,7 @@ def test_a_lock_is_acquired_in_the_order_of_the_requests(crowd: Crowd, using: st
         for number, person in enumerate(people, 1):
             section = Block(Lock(NAME, using=using), lambda number=number: order.append(number))  # type: ignore[misc]
             waiting.append(person.start(section, "run"))
-            eventually(lambda number=number: lock.info().waiters == number)  # type: ignore[union-attr]
+            until(lambda number=number: lock.info().waiters == number)  # type: ignore[union-attr]
         me(lock, "release")
         for future in waiting:
             future.result(GENEROUS)
@@ -65,7 +65,7 @@ hear()
 
 
 def test_processes_get_a_lock_in_the_order_in_which_they_asked_and_exclude_each_other(
-    start: Start, client: redis.Redis, eventually: Eventually
+    start: Start, client: redis.Redis
 ) -> None:
     workers = [start(SECTIONS, name=NAME) for _ in range(3)]
     for worker in workers:
@@ -75,7 +75,7 @@ def test_processes_get_a_lock_in_the_order_in_which_they_asked_and_exclude_each_
         fences, before = [lock.fence], holder(client)
         for number, worker in enumerate(workers, 1):
             worker.tell()
-            eventually(lambda number=number: queued(client) == number)
+            until(lambda number=number: queued(client) == number)
     assert holder(client) not in ("", before)  # by the release itself
     fences += [int(worker.expect("first")[0]) for worker in workers]
     assert fences == sorted(fences)
@@ -104,7 +104,7 @@ def test_nobody_overtakes_a_waiter(
 
 
 def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases_at_once(
-    server: RedisServer, client: redis.Redis, settings: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, client: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = f"redis://localhost:{server.port}/0"  # not a pool that is there already
     settings.CACHES = {**settings.CACHES, "small": alias(DJANGO_REDIS, elsewhere, max_connections=2)}
@@ -125,7 +125,7 @@ def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases
     threads = [threading.Thread(target=wait, daemon=True) for _ in range(300)]
     for thread in threads:
         thread.start()
-    eventually(lambda: queued(client) == 300 or errors, within=60)
+    until(lambda: queued(client) == 300 or errors, within=60)
     assert client.info("clients")["connected_clients"] - already <= 2 + 2  # the listener, the watchdog
     limit(monkeypatch, patience_threads=600.0)  # a holder that had to wait for a connection would not come back
     mine.release()
@@ -157,7 +157,7 @@ hear()
 
 @pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.complete)])
 def test_after_kill_9_of_all_before_it_a_waiter_has_the_lock_at_once_after_the_release(
-    count: int, start: Start, other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+    count: int, start: Start, other: Callable[[], Other], client: redis.Redis
 ) -> None:
     crowd = start(FORKS, name=NAME, count=count)
     crowd.expect("ready")
@@ -167,19 +167,19 @@ def test_after_kill_9_of_all_before_it_a_waiter_has_the_lock_at_once_after_the_r
     try:
         crowd.tell()
         children.extend(int(crowd.expect("child", within=60)[0]) for _ in range(count))
-        eventually(lambda: queued(client) == count, within=60)
+        until(lambda: queued(client) == count, within=60)
         entries: Any = client.hvals(WAITERS)
         channels = {entry.split(b" ")[0] for entry in entries}
         assert len(channels) == count
         last = other().start(Lock(NAME).acquire)
-        eventually(lambda: queued(client) == count + 1)
+        until(lambda: queued(client) == count + 1)
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)
     crowd.tell()
     crowd.expect("buried")
     # Redis has read the end of their connections
-    eventually(lambda: not any(client.execute_command("PUBSUB", "NUMSUB", *channels)[1::2]))
+    until(lambda: not any(client.execute_command("PUBSUB", "NUMSUB", *channels)[1::2]))
     mine.release()
     assert last.result(5)  # a dead waiter considered alive would cost a lease of 10 s
 
@@ -226,7 +226,7 @@ def test_a_redis_that_is_down_makes_every_call_raise_lock_unavailable_and_the_re
 
 @pytest.mark.parametrize("restarts", [True, False])
 def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
-    restarts: bool, crowd: Crowd, own: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch,
+    restarts: bool, crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch,
     retry_for: RetryFor,
 ) -> None:  # fmt: skip
     retry_for(0.1)
@@ -237,7 +237,7 @@ def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
     fence = me.read(lambda: lock.fence)
     waiting = you.start(second, "acquire")
     with own.client() as client:
-        eventually(lambda: queued(client))
+        until(lambda: queued(client))
     own.stop()
     if not restarts:
         with pytest.raises(LockUnavailable, match="cannot be reached") as caught:
@@ -246,18 +246,18 @@ def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
         return
     tries: list[None] = []
     before_each_request(monkeypatch, lambda: tries.append(None))
-    eventually(lambda: waiting.done() or len(tries) > 1)
+    until(lambda: waiting.done() or len(tries) > 1)
     own.start()  # and has forgotten everything
     assert waiting.result(GENEROUS) is True
     assert you.read(lambda: second.fence) > fence
-    eventually(lambda: me.read(lambda: lock.lost))
+    until(lambda: me.read(lambda: lock.lost))
     with pytest.raises(LockLost):
         me(lock, "release")
     assert you(second, "owned")
 
 
 def test_when_redis_hangs_the_waiters_of_a_process_give_up_together(
-    crowd: Crowd, own: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them looks, and the others do not wait to find out by themselves, one after the other."""
     limit(monkeypatch, look_every=0.2, sit_out=3)
@@ -266,9 +266,9 @@ def test_when_redis_hangs_the_waiters_of_a_process_give_up_together(
         me(Lock(NAME, ttl=300), "acquire")
         waiting = [crowd().start(Lock(NAME), "acquire") for _ in range(15)]
         with own.client() as client:
-            eventually(lambda: queued(client) == 15)
+            until(lambda: queued(client) == 15)
         with stopped(own):
-            eventually(lambda: all(one.done() for one in waiting), within=30)
+            until(lambda: all(one.done() for one in waiting), within=30)
         assert {type(one.exception()) for one in waiting} == {LockUnavailable}
 
 
@@ -278,13 +278,13 @@ def listeners(client: redis.Redis) -> set[str]:
 
 @pytest.mark.parametrize("how", ["flushed", "evicted", "cut off", "dropped"])
 def test_a_waiter_survives_the_loss_of_its_place(
-    how: str, crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    how: str, crowd: Crowd, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_every=0.2, look_late=300.0)  # there is no message
     me, you, lock, second = crowd(), crowd(), Lock(NAME, ttl=300), Lock(NAME)
     me(lock, "acquire")
     waiting = you.start(second, "acquire")
-    eventually(lambda: client.zcard(QUEUE))
+    until(lambda: client.zcard(QUEUE))
     if how == "flushed":
         client.flushall()
     elif how == "evicted":
@@ -292,7 +292,7 @@ def test_a_waiter_survives_the_loss_of_its_place(
     elif how == "dropped":
         before = listeners(client)
         client.delete(QUEUE)
-        eventually(lambda: client.zcard(QUEUE))
+        until(lambda: client.zcard(QUEUE))
         me(lock, "release")
         assert waiting.result(GENEROUS) is True
         assert listeners(client) == before  # nothing is wrong with the connection
@@ -300,7 +300,7 @@ def test_a_waiter_survives_the_loss_of_its_place(
         for kind in ("pubsub", "normal"):
             client.client_kill_filter(_type=kind, skipme=True)
         client.delete(QUEUE)
-        eventually(lambda: client.zcard(QUEUE))  # it queues again
+        until(lambda: client.zcard(QUEUE))  # it queues again
         assert not waiting.done()
         me(lock, "release")
     assert waiting.result(GENEROUS) is True
@@ -310,16 +310,16 @@ def test_a_waiter_survives_the_loss_of_its_place(
 @pytest.mark.usefixtures("no_look_by_the_clock")
 @pytest.mark.complete
 def test_the_lock_of_a_killed_process_goes_to_the_next_one(
-    crowd: Crowd, start: Callable[..., Any], client: redis.Redis, eventually: Eventually
+    crowd: Crowd, start: Callable[..., Any], client: redis.Redis
 ) -> None:
     worker = start("lock = Lock(name, ttl=3)\nlock.acquire()\nsay('held')\nhear()", name=NAME)
     worker.expect("held")
     you, lock = crowd(), Lock(NAME)
     waiting = you.start(lock, "acquire")
-    eventually(lambda: queued(client))
+    until(lambda: queued(client))
     first = holder(client)
-    eventually(lambda: client.pttl(LOCK) < 2200)
-    eventually(lambda: client.pttl(LOCK) > 2400)  # renewed
+    until(lambda: client.pttl(LOCK) < 2200)
+    until(lambda: client.pttl(LOCK) > 2400)  # renewed
     assert holder(client) == first
     worker.kill()
     assert waiting.result(GENEROUS) is True  # it looks at the end of the lease

@@ -36,11 +36,11 @@ from django_redislock import (
     locked_view,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.state import NAME
 from tests.inside import limit, redis_py_lock
 
-from .conftest import Eventually, Heard, receiving
+from .conftest import Heard, receiving
 
 POLLS = pytest.mark.parametrize("polls", [False, True], ids=["woken", "polling"])
 TOKEN = "a-token-of-the-site-itself"
@@ -55,13 +55,13 @@ def waiters(using: str, name: str = NAME) -> int:
 
 @POLLS
 def test_a_caller_is_refused_at_once_when_the_queue_is_full(
-    polls: bool, crowd: Crowd, using: str, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    polls: bool, crowd: Crowd, using: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_every=0.01)
     holder, last, held = crowd(), crowd(), Lock(NAME, using=using)
     holder(held, "acquire")
     waiting = crowd().start(Lock(NAME, max_waiters=1, using=using), "acquire")
-    eventually(lambda: waiters(using) == 1)
+    until(lambda: waiters(using) == 1)
     assert last(Lock(NAME, max_waiters=1, poll=polls, using=using), "acquire", blocking_timeout=GENEROUS) is False
     with override_settings(REDISLOCK={"MAX_WAITERS": {"view:*": 5, "order:*": 1}}):
         assert last(Lock(NAME, using=using), "acquire", blocking_timeout=GENEROUS) is False
@@ -114,7 +114,7 @@ def test_error_signal_and_log_say_why_and_who_holds_the_lock(
 
 @POLLS
 def test_a_long_wait_is_logged_once_with_the_holder_unless_it_is_on_purpose(
-    polls: bool, crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    polls: bool, crowd: Crowd, using: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, held, standby = crowd(), Lock(NAME, using=using), Lock("standby", using=using)
     first(held, "acquire")
@@ -125,9 +125,9 @@ def test_a_long_wait_is_logged_once_with_the_holder_unless_it_is_on_purpose(
         with override_settings(REDISLOCK={"SLOW_WAIT": setting}):
             lock, person, logged = Lock(name, using=using, poll=polls, slow_wait=slow_wait), crowd(), caplog.text
             waiting.append((person, lock, person.start(lock, "acquire")))
-            eventually(lambda name=name: waiters(using, name))
+            until(lambda name=name: waiters(using, name))
             if name == NAME:
-                eventually(lambda logged=logged: caplog.text.count("still-waiting") > logged.count("still-waiting"))
+                until(lambda logged=logged: caplog.text.count("still-waiting") > logged.count("still-waiting"))
     lines = [record.getMessage() for record in caplog.records if "still-waiting" in record.msg]
     assert len(lines) == 2
     for line in lines:

@@ -27,12 +27,11 @@ from django_redislock import (
     aforce_release,
     lock_name,
 )
-from tests.helpers.actors import GENEROUS, RUNS, Crowd
+from tests.helpers.actors import GENEROUS, RUNS, Crowd, until
 from tests.helpers.state import LOCK, NAME, holder
 from tests.inside import keys_of, renew_all
 from tests.project.programs import environment
 
-from .conftest import Eventually
 from .kin import Kin, both, in_a_task
 
 Ask = Callable[[Kin, Lock], Coroutine[Any, Any, Any]]
@@ -210,7 +209,7 @@ async def test_many_locks_are_held_and_released_in_one_thread_or_task(kin: Kin, 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_lost_lock_is_not_entered_again_or_refused_but_acquired_anew(
-    reentrant: bool, crowd: Crowd, client: redis.Redis, eventually: Eventually
+    reentrant: bool, crowd: Crowd, client: redis.Redis
 ) -> None:
     """Redis is asked first, before the error about waiting for oneself is raised."""
     losses: list[LockLost] = []
@@ -220,7 +219,7 @@ def test_a_lost_lock_is_not_entered_again_or_refused_but_acquired_anew(
     client.delete(LOCK)
     assert me(lock, "acquire")
     assert me.read(lambda: lock.fence) > fence
-    eventually(lambda: [loss.fence for loss in losses] == [fence])
+    until(lambda: [loss.fence for loss in losses] == [fence])
     me(lock, "release")
     assert holder(client) == ""
 

@@ -32,6 +32,7 @@ from django_redislock import (
 )
 from django_redislock.models import Fence
 from django_redislock.testing import overtaken, redis_away
+from tests.helpers.actors import until
 from tests.helpers.databases import Account, Commits
 
 A, B = "account:10", "account:3"
@@ -78,7 +79,7 @@ def test_a_function_holds_all_of_them(call: Any, heard: list[Any]) -> None:
 
 
 def test_a_function_does_not_run_where_one_is_busy_and_ends_with_an_error_where_one_is_lost(
-    call: Any, other: Any, eventually: Any
+    call: Any, other: Any
 ) -> None:
     somebody, told = other(), list[LockLost]()
     somebody(Lock(B).acquire)
@@ -88,7 +89,7 @@ def test_a_function_does_not_run_where_one_is_busy_and_ends_with_an_error_where_
     force_release(B)
     with pytest.raises(LockLost, match=B):
         call(locked(LIST, on_lost=told.append), lambda: [force_release(B), force_release(A)], 3, 10)
-    eventually(lambda: told)
+    until(lambda: told)
     assert (len(told), held()) == (1, [])
     with suppress(ZeroDivisionError):
         call(locked(LIST), lambda: 1 / 0, 3, 10)
@@ -147,13 +148,11 @@ def test_a_transaction_claims_all_of_them(atomic: Any, account: Account, ledger:
     assert account.balance == 3
 
 
-def test_a_transaction_is_rolled_back_where_one_is_lost(
-    atomic: Any, account: Account, heard: list[Any], eventually: Any
-) -> None:
+def test_a_transaction_is_rolled_back_where_one_is_lost(atomic: Any, account: Account, heard: list[Any]) -> None:
     def lose() -> None:
         account.book()
         force_release(B)
-        eventually(lambda: [facts["name"] for event, facts in heard if event == "lost"] == [B])
+        until(lambda: [facts["name"] for event, facts in heard if event == "lost"] == [B])
 
     with pytest.raises(LockLost, match=B):
         atomic(lose, ttl=4)

@@ -29,13 +29,13 @@ from django_redislock import (
 from django_redislock.testing import lose, redis_away
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, auntil, until
 from tests.helpers.cancelling import TTL, Closed, Closing, Interrupt, Interrupted, auntil_done_or, nothing_left
 from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import holder, leftovers, queued
 from tests.helpers.ways import DJANGO_REDIS, alias, caches, stopped
 from tests.inside import RELEASE, Ears, keys_of
-from tests.lock.conftest import Block, Eventually, Heard, receiving
+from tests.lock.conftest import Block, Heard, receiving
 
 Start = Callable[..., Any]
 
@@ -78,12 +78,12 @@ def never() -> None:
 
 
 @pytest.mark.complete
-def test_the_timeout_is_for_all_of_them(crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_timeout_is_for_all_of_them(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
     me, you, refusals = crowd(), crowd(), list[dict[str, Any]]()
     you(LockSet(A, B), "acquire")
     with receiving(lambda **facts: refusals.append(facts), lock_not_acquired):
         waiting = me.start(Block(LockSet(A, B, blocking_timeout=5, slow_wait=0.5), never), "run")
-        eventually(lambda: "still-waiting" in caplog.text)  # so that it has waited for half a second at least
+        until(lambda: "still-waiting" in caplog.text)  # so that it has waited for half a second at least
         force_release(A)
         with pytest.raises(LockNotAcquired) as caught:
             waiting.result(GENEROUS)
@@ -92,23 +92,21 @@ def test_the_timeout_is_for_all_of_them(crowd: Crowd, eventually: Eventually, ca
     assert alone["waited"] < 5 <= caught.value.waited
 
 
-def test_where_one_raises_none_is_held(me: Any, client: redis.Redis, eventually: Eventually) -> None:
+def test_where_one_raises_none_is_held(me: Any, client: redis.Redis) -> None:
     client.rpush(keys_of(B).lock, "of somebody else")
     locks = LockSet(A, B, C)
     for use in ((locks, "acquire"), (Block(locks), "run")):
         with pytest.raises(LockUnavailable, match="Somebody else has written the key"):
             me(*use)
-        eventually(lambda: free(client, A, C))
+        until(lambda: free(client, A, C))
 
 
-def test_whoever_holds_one_of_them_already_is_told_and_the_others_are_given_back(
-    me: Any, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_whoever_holds_one_of_them_already_is_told_and_the_others_are_given_back(me: Any, client: redis.Redis) -> None:
     one = Lock(B)  # renewed as long as the test has it
     me(one, "acquire")
     with pytest.raises(LockError, match=f"Cannot wait for the lock '{B}'"):
         me(LockSet(A, B), "acquire")
-    eventually(lambda: free(client, A))
+    until(lambda: free(client, A))
     with pytest.raises(LockNotAcquired, match="holds it already") as caught:
         me(Block(LockSet(A, B, blocking_timeout=0)), "run")
     assert caught.value.outcome == "own"
@@ -163,12 +161,12 @@ async def test_cancelled_at_any_await_it_leaves_nothing(
 
 @pytest.mark.complete
 def test_of_a_process_killed_while_it_waits_for_the_second_the_first_is_free_after_its_ttl(
-    start: Start, client: redis.Redis, eventually: Eventually
+    start: Start, client: redis.Redis
 ) -> None:
     with Lock(B):
         worker = start("say('begins')\nLockSet(*names, ttl=4, blocking_timeout=60).acquire()", names=[A, B])
         worker.expect("begins")
-        eventually(lambda: queued(client, B) == 1)
+        until(lambda: queued(client, B) == 1)
         assert not free(client, A)
         worker.kill()
         with Lock(A, blocking_timeout=GENEROUS):
@@ -177,9 +175,7 @@ def test_of_a_process_killed_while_it_waits_for_the_second_the_first_is_free_aft
         pass
 
 
-def test_when_one_is_lost_all_count_as_lost_and_it_is_told_once(
-    me: Any, client: redis.Redis, heard: Heard, eventually: Eventually
-) -> None:
+def test_when_one_is_lost_all_count_as_lost_and_it_is_told_once(me: Any, client: redis.Redis, heard: Heard) -> None:
     told: list[LockLost] = []
     locks = LockSet(A, B, C, on_lost=told.append)
     me(locks, "acquire")
@@ -187,13 +183,13 @@ def test_when_one_is_lost_all_count_as_lost_and_it_is_told_once(
     assert me.read(locks.remaining) > 0
     me.read(locks.check)
     force_release(B)
-    eventually(lambda: locks.lost)
+    until(lambda: locks.lost)
     assert me.read(locks.remaining) == 0.0
     assert not me(locks, "owned")
     with pytest.raises(LockLost, match=B):
         me.read(locks.check)
     force_release(A)
-    eventually(lambda: [event for event, _ in heard].count("lost") == 2)
+    until(lambda: [event for event, _ in heard].count("lost") == 2)
     with pytest.raises(LockLost):
         me(locks, "extend", 5)
     with pytest.raises(LockLost, match=B):  # it has come to that first
@@ -205,39 +201,37 @@ def test_when_one_is_lost_all_count_as_lost_and_it_is_told_once(
 
 
 def test_one_that_is_lost_while_it_waits_for_the_next_is_an_error(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, listens: Any
+    crowd: Crowd, client: redis.Redis, listens: Any
 ) -> None:
     me, you = crowd(), crowd()
     you(Lock(B), "acquire")
     locks = LockSet(A, B)
     waiting = me.start(locks, "acquire")
-    eventually(lambda: queued(client, B) == 1)
+    until(lambda: queued(client, B) == 1)
     force_release(A)
-    eventually(lambda: locks.lost)
+    until(lambda: locks.lost)
     force_release(B)
     with pytest.raises(LockLost, match=A):
         waiting.result(GENEROUS)
-    eventually(lambda: leftovers(client) == [])
+    until(lambda: leftovers(client) == [])
 
 
-async def test_a_loss_while_the_block_ends_cancels_it_as_well(
-    network: Proxy, client: redis.Redis, aeventually: Any
-) -> None:
+async def test_a_loss_while_the_block_ends_cancels_it_as_well(network: Proxy, client: redis.Redis) -> None:
     async def hold() -> None:
         async with LockSet(A, B, C, on_lost="cancel", using="far"):
             pass
 
     late = network.hold_request(RELEASE)
     task = asyncio.create_task(hold())
-    await aeventually(late.caught.is_set)
+    await auntil(late.caught.is_set)
     await asyncio.to_thread(force_release, B)
     with pytest.raises(LockLost, match=B):
         await task
     late.let_go()
-    await aeventually(lambda: leftovers(client) == [])
+    await auntil(lambda: leftovers(client) == [])
 
 
-async def test_a_loss_can_cancel_the_task(client: redis.Redis, aeventually: Any) -> None:
+async def test_a_loss_can_cancel_the_task(client: redis.Redis) -> None:
     locks, forced = LockSet(A, B, on_lost="cancel"), list[Any]()
 
     async def hold(*lost: str) -> None:
@@ -250,15 +244,15 @@ async def test_a_loss_can_cancel_the_task(client: redis.Redis, aeventually: Any)
         with pytest.raises(LockLost):
             await hold(*lost)
         await asyncio.gather(*forced)
-        await aeventually(lambda: leftovers(client) == [])
+        await auntil(lambda: leftovers(client) == [])
     await asyncio.to_thread(Lock(B).acquire)
 
     task = asyncio.create_task(hold())
-    await aeventually(lambda: queued(client, B) == 1)
+    await auntil(lambda: queued(client, B) == 1)
     await asyncio.to_thread(force_release, A)
     with pytest.raises(LockLost, match=A):
         await task
-    await aeventually(lambda: queued(client, B) == 0)
+    await auntil(lambda: queued(client, B) == 0)
 
 
 def test_each_lock_has_its_fence_and_they_grow(me: Any) -> None:
@@ -314,7 +308,7 @@ async def test_blocking_calls_in_a_coroutine_name_the_async_ones() -> None:
 
 
 def test_what_could_not_be_released_is_in_the_background(
-    client: redis.Redis, retry_for: Callable[[float], None], eventually: Eventually
+    client: redis.Redis, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(0.05)
     locks = LockSet(A, B)
@@ -322,32 +316,30 @@ def test_what_could_not_be_released_is_in_the_background(
     with redis_away(), pytest.raises(LockUnavailable, match="was not released") as caught:
         locks.release()
     assert caught.value.name == B
-    eventually(lambda: free(client, A, B))
+    until(lambda: free(client, A, B))
 
 
-def test_a_set_that_waits_in_vain_gives_up_in_time_where_redis_hangs(
-    crowd: Crowd, own: RedisServer, eventually: Eventually
-) -> None:
+def test_a_set_that_waits_in_vain_gives_up_in_time_where_redis_hangs(crowd: Crowd, own: RedisServer) -> None:
     me, you, locks = crowd(), crowd(), LockSet(A, B, ttl=60)
     with caches(alias(DJANGO_REDIS, own.url, socket_timeout=300)), own.client() as raw:
         me(Lock(B, ttl=60), "acquire")
         you(Lock(B), "acquire", blocking_timeout=0.1)
-        eventually(lambda: Ears(name=B).hears)  # so that it does not look once more
+        until(lambda: Ears(name=B).hears)  # so that it does not look once more
         waiting = you.start(locks, "acquire", blocking_timeout=2)
-        eventually(lambda: raw.exists(f"redislock{{0}}:queue:{B}"))
+        until(lambda: raw.exists(f"redislock{{0}}:queue:{B}"))
         with stopped(own):
             assert waiting.result(60) is False
-        eventually(lambda: free(raw, A))
+        until(lambda: free(raw, A))
 
 
 def test_the_end_of_a_set_that_is_lost_waits_for_redis_once_not_for_each_lock(
-    me: Any, own: RedisServer, retry_for: Callable[[float], None], eventually: Eventually
+    me: Any, own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(1)
     locks = LockSet(*map(str, range(30)), ttl=1, auto_renew=False)
     me(locks, "acquire")
     own.stop()
-    eventually(lambda: me.read(lambda: locks.lost))
+    until(lambda: me.read(lambda: locks.lost))
     began = monotonic()
     with pytest.raises(LockLost):
         me(locks, "release")
@@ -355,7 +347,7 @@ def test_the_end_of_a_set_that_is_lost_waits_for_redis_once_not_for_each_lock(
 
 
 def test_the_loss_of_one_is_raised_and_what_redis_was_not_told_of_another_is_logged(
-    crowd: Crowd, retry_for: Callable[[float], None], eventually: Eventually, client: redis.Redis, caplog: Any
+    crowd: Crowd, retry_for: Callable[[float], None], client: redis.Redis, caplog: Any
 ) -> None:
     retry_for(0.05)
     me, locks = crowd(), LockSet(A, B)
@@ -365,7 +357,7 @@ def test_the_loss_of_one_is_raised_and_what_redis_was_not_told_of_another_is_log
         with pytest.raises(LockLost, match=f"'{B}'"):
             me(locks, "exit", None, None, None)
         assert f"event=not-released name={A} error=" in caplog.text
-    eventually(lambda: free(client, A, B))
+    until(lambda: free(client, A, B))
 
 
 def test_a_set_is_released_inside_a_transaction_with_a_warning(account: Any) -> None:
@@ -462,17 +454,17 @@ def test_free_locks_are_acquired_in_one_round_trip_and_released_in_one(trips: li
 
 
 def test_while_it_waits_for_a_busy_one_those_before_it_are_held_and_those_behind_it_are_not(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
+    crowd: Crowd, client: redis.Redis
 ) -> None:
     me, you, somebody = crowd(), crowd(), crowd()
     you(LockSet(B, D), "acquire")
     locks = LockSet(A, B, C, D)
     waiting = me.start(locks, "acquire")
-    eventually(lambda: queued(client, B) == 1)
+    until(lambda: queued(client, B) == 1)
     assert somebody(Lock(C), "acquire", blocking_timeout=GENEROUS)
     assert (free(client, A), queued(client, D)) == (False, 0)
     force_release(B)
-    eventually(lambda: queued(client, C) == 1)
+    until(lambda: queued(client, C) == 1)
     force_release(C)
     force_release(D)
     assert waiting.result(GENEROUS)
@@ -481,9 +473,7 @@ def test_while_it_waits_for_a_busy_one_those_before_it_are_held_and_those_behind
     assert free(client, A, B, C, D)
 
 
-def test_where_the_connection_fails_it_is_tried_again(
-    me: Any, network: Proxy, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_where_the_connection_fails_it_is_tried_again(me: Any, network: Proxy, client: redis.Redis) -> None:
     locks = LockSet(A, B, C, using="far")
     me(locks, "acquire")
     me(locks, "release")
@@ -492,7 +482,7 @@ def test_where_the_connection_fails_it_is_tried_again(
     assert me(locks, "acquire", blocking_timeout=GENEROUS)
     assert me(locks, "owned")
     me(locks, "release")
-    eventually(lambda: leftovers(client) == [])
+    until(lambda: leftovers(client) == [])
 
 
 @pytest.fixture
@@ -514,7 +504,7 @@ def test_the_end_of_a_block_is_one_round_trip_whether_well_or_with_an_error(me: 
 
 
 def test_one_that_was_lost_unnoticed_is_an_error_and_costs_no_round_trip_more(
-    me: Any, releases: Trouble, client: redis.Redis, heard: Heard, eventually: Eventually
+    me: Any, releases: Trouble, client: redis.Redis, heard: Heard
 ) -> None:
     locks = LockSet(A, B, C, using="far")
     me(locks, "acquire")
@@ -523,7 +513,7 @@ def test_one_that_was_lost_unnoticed_is_an_error_and_costs_no_round_trip_more(
     with pytest.raises(LockLost, match=B):
         me(locks, "release")
     assert (releases.seen, leftovers(client)) == (1, [])
-    eventually(lambda: len(heard) == 3)  # of a loss, in a thread of its own
+    until(lambda: len(heard) == 3)  # of a loss, in a thread of its own
     assert {(event, facts["name"]) for event, facts in heard} == {("released", A), ("lost", B), ("released", C)}
 
 
@@ -541,7 +531,7 @@ def test_a_release_whose_answer_is_lost_is_repeated_for_each(
 
 
 def test_whoever_waits_gets_its_lock_by_the_release_of_the_set(
-    crowd: Crowd, releases: Trouble, client: redis.Redis, eventually: Eventually, ghost: Any
+    crowd: Crowd, releases: Trouble, client: redis.Redis, ghost: Any
 ) -> None:
     me, you, somebody = crowd(), crowd(), crowd()
     locks = LockSet(A, B, C, using="far")
@@ -551,7 +541,7 @@ def test_whoever_waits_gets_its_lock_by_the_release_of_the_set(
         dead.queue(f"{number}{'d' * 22}", name=C)
     wait = {"blocking_timeout": GENEROUS}
     waiting = [you.start(Lock(A), "acquire", **wait), somebody.start(Lock(C), "acquire", **wait)]
-    eventually(lambda: (queued(client, A), queued(client, C)) == (1, 4))
+    until(lambda: (queued(client, A), queued(client, C)) == (1, 4))
     me(locks, "release")
     assert all(one.result(GENEROUS) for one in waiting)
     assert (releases.seen, free(client, B)) == (1, True)
@@ -579,7 +569,7 @@ def test_one_that_is_used_elsewhere_too_is_kept_and_the_others_are_released(
     assert (releases.seen, free(client, B)) == (2, True)
 
 
-def test_a_release_that_is_interrupted_is_completed_in_the_background(eventually: Any) -> None:
+def test_a_release_that_is_interrupted_is_completed_in_the_background() -> None:
     """R18, for a plain call; blocks are watched."""
 
     def strike(**facts: Any) -> None:
@@ -589,4 +579,4 @@ def test_a_release_that_is_interrupted_is_completed_in_the_background(eventually
     assert locks.acquire()
     with receiving(strike, lock_released), pytest.raises(Interrupt):
         locks.release()
-    eventually(lambda: list_locks() == [])
+    until(lambda: list_locks() == [])

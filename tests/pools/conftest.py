@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,11 +10,9 @@ import pytest
 import redis
 
 from django_redislock import LockPool, PoolMember
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.pools import POOL, TTL, Held, Wait, in_line
 from tests.inside import Ears
-
-Eventually = Callable[..., Any]
 
 
 @pytest.fixture(params=["default", "memory"])
@@ -33,12 +31,12 @@ def accounts() -> LockPool:
 
 
 @pytest.fixture
-def listening(settings: Any, eventually: Eventually) -> None:
+def listening(settings: Any) -> None:
     """Subscribe first, so that waiters queue at once; and start without leftovers of other tests."""
     settings.CACHES = {**settings.CACHES}
     ears = Ears()
     ears.start()
-    eventually(lambda: ears.ready)
+    until(lambda: ears.ready)
 
 
 @pytest.fixture
@@ -50,7 +48,7 @@ def held(accounts: LockPool, crowd: Crowd) -> Held:
 
 
 @pytest.fixture
-def wait(client: redis.Redis, eventually: Eventually, crowd: Crowd) -> Iterator[Wait]:
+def wait(client: redis.Redis, crowd: Crowd) -> Iterator[Wait]:
     """Another user waits for a member in the queue, and keeps it once it has it."""
     made: list[Future[PoolMember]] = []
 
@@ -58,7 +56,7 @@ def wait(client: redis.Redis, eventually: Eventually, crowd: Crowd) -> Iterator[
         before = len(in_line(client))
         wanted: Future[PoolMember] = crowd().start(LockPool(POOL), "acquire", **{"ttl": TTL, **options})
         made.append(wanted)
-        eventually(lambda: len(in_line(client)) > before)
+        until(lambda: len(in_line(client)) > before)
         return wanted
 
     yield wait

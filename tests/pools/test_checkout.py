@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,7 +25,7 @@ from django_redislock import (
     force_release,
 )
 from redisserver import RedisServer, redis_server
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, auntil, until
 from tests.helpers.cancelling import Interrupted, add_gates
 from tests.helpers.pools import POOL, TTL, Held, Wait, audit, got, in_line, leftovers, lock_of
 from tests.helpers.processes import Worker
@@ -34,8 +34,6 @@ from tests.helpers.state import count
 from tests.helpers.ways import DJANGO, alias, caches
 from tests.inside import CHECKOUT, PREFIX, RELEASE_MEMBER, hears, limit, parked
 
-Eventually = Callable[..., Any]
-AEventually = Callable[..., Awaitable[Any]]
 RetryFor = Callable[[float], None]
 
 
@@ -185,25 +183,25 @@ async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) 
 
 @pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
 def test_who_waits_gets_a_member_with_the_note_and_the_purpose_that_were_in_the_queue_and_a_long_wait_is_logged(
-    me: Any, crowd: Crowd, pool: LockPool, poll: bool, settings: Any, eventually: Eventually, caplog: Any
+    me: Any, crowd: Crowd, pool: LockPool, poll: bool, settings: Any, caplog: Any
 ) -> None:
     settings.REDISLOCK = {"SLOW_WAIT": 0.05}
     me(pool, "extend", ["alice"])
     held, you = me(pool, "acquire", poll=poll), crowd()
     wanted = you.start(pool, "acquire", poll=poll, note="invoice 42\nof Monday", purpose="nightly run")
-    (waiter,) = eventually(lambda: me(pool, "info").queue)
-    eventually(lambda: "event=still-waiting pool=accounts waited=" in caplog.text)
+    (waiter,) = until(lambda: me(pool, "info").queue)
+    until(lambda: "event=still-waiting pool=accounts waited=" in caplog.text)
     me(held, "release")
     for known in (waiter, you(wanted.result(GENEROUS), "info")):
         assert known.note == "invoice 42\nof Monday"
         assert "nightly run" in known.owner
-    eventually(lambda: hears(pool.using) is not poll)  # who polls does not subscribe
+    until(lambda: hears(pool.using) is not poll)  # who polls does not subscribe
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 @pytest.mark.parametrize("busy", [False, True], ids=["free", "busy"])
 async def test_a_checkout_cancelled_wherever_it_is_suspended_leaves_no_lock_and_no_place_in_the_queue(
-    busy: bool, client: redis.Redis, aeventually: AEventually, monkeypatch: pytest.MonkeyPatch
+    busy: bool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_gates(monkeypatch)  # many more suspensions
     pool = LockPool(POOL)
@@ -217,21 +215,21 @@ async def test_a_checkout_cancelled_wherever_it_is_suspended_leaves_no_lock_and_
         holder = await pool.aacquire(ttl=TTL) if busy else None
         task = asyncio.create_task(want(at))
         if holder is not None:
-            await aeventually(lambda task=task: task.done() or parked())
+            await auntil(lambda task=task: task.done() or parked())
             await holder.arelease()
         await asyncio.wait([task])
         # not because a lease ends or somebody looks
-        await aeventually(lambda: audit(client).free == {"alice"} and not in_line(client))
+        await auntil(lambda: audit(client).free == {"alice"} and not in_line(client))
         if not task.cancelled():
             break
     assert at > 2
     assert await task is None  # type: ignore[func-returns-value]
-    await aeventually(lambda: leftovers(client) == [])
+    await auntil(lambda: leftovers(client) == [])
 
 
 @pytest.mark.parametrize("trouble", ["answers are lost", "requests come late"])
 def test_a_checkout_whose_sender_has_given_up_takes_nothing(
-    trouble: str, me: Any, network: Proxy, client: redis.Redis, eventually: Eventually, retry_for: RetryFor
+    trouble: str, me: Any, network: Proxy, client: redis.Redis, retry_for: RetryFor
 ) -> None:
     retry_for(0.5)
     if trouble == "answers are lost":
@@ -239,12 +237,12 @@ def test_a_checkout_whose_sender_has_given_up_takes_nothing(
     late = [network.hold_request(CHECKOUT) for _ in range(30)] if trouble == "requests come late" else []
     with pytest.raises(LockUnavailable):
         me(LockPool(POOL), "acquire")
-    eventually(lambda: not late or client.keys(f"{PREFIX}gone:*"))
+    until(lambda: not late or client.keys(f"{PREFIX}gone:*"))
     for request in late:
         request.let_go()
-    eventually(lambda: all(request.over.is_set() for request in late if request.caught.is_set()))
-    eventually(lambda: audit(client).held == set())
-    eventually(lambda: leftovers(client) == [])
+    until(lambda: all(request.over.is_set() for request in late if request.caught.is_set()))
+    until(lambda: audit(client).held == set())
+    until(lambda: leftovers(client) == [])
 
 
 def test_a_checkout_and_a_release_whose_answers_were_lost_or_that_are_repeated_late_happen_once(
@@ -269,26 +267,24 @@ def test_a_checkout_and_a_release_whose_answers_were_lost_or_that_are_repeated_l
 
 
 @pytest.mark.complete
-def test_who_confirms_too_late_what_it_was_handed_still_wants_any(
-    own: RedisServer, crowd: Crowd, eventually: Eventually
-) -> None:
+def test_who_confirms_too_late_what_it_was_handed_still_wants_any(own: RedisServer, crowd: Crowd) -> None:
     """With ``replicas``, a handoff counts when it is confirmed."""
     with redis_server() as replica, replica.client() as follower, own.client() as client, proxy(own.port) as network:
         follower.replicaof("127.0.0.1", own.port)
-        eventually(lambda: follower.info("replication")["master_link_status"] == "up")
+        until(lambda: follower.info("replication")["master_link_status"] == "up")
         with caches(alias(DJANGO, own.url), far=alias(DJANGO, network.url)):
             me, accounts = crowd(), LockPool(POOL)
             accounts.assign(["alice", "bob"])
             first, second = accounts.acquire(ttl=600), accounts.acquire(ttl=600)
             waiting = me.start(LockPool(POOL, using="far"), "acquire", ttl=2, replicas=1)
-            eventually(lambda: in_line(client))
+            until(lambda: in_line(client))
             late = network.hold_request("confirm")
             first.release()
             assert late.caught.wait(GENEROUS)
             third = accounts.acquire(ttl=600, blocking_timeout=GENEROUS)
             assert third.key == first.key
             late.let_go()
-            eventually(lambda: in_line(client))
+            until(lambda: in_line(client))
             second.release()
             assert waiting.result(GENEROUS).key == second.key
             third.release()
@@ -427,7 +423,7 @@ say("over")
 
 @pytest.mark.complete
 def test_no_member_is_held_twice_and_none_is_lost(
-    start: Callable[..., Worker], client: redis.Redis, server: RedisServer, eventually: Callable[..., Any]
+    start: Callable[..., Worker], client: redis.Redis, server: RedisServer
 ) -> None:
     print(f"REDISLOCK_TEST_SEED={SEED}")
     dice, pool, members = random.Random(SEED), LockPool(POOL), set(KEYS)
@@ -482,7 +478,7 @@ def test_no_member_is_held_twice_and_none_is_lost(
                 inside = None
 
     # no member is lost: those that killed processes held come back when their leases end
-    eventually(lambda: pool.health_check() == (0, len(members)))
+    until(lambda: pool.health_check() == (0, len(members)))
     held = [pool.acquire(blocking_timeout=GENEROUS) for _ in members]
     assert {member.key for member in held} == {*pool.keys()} == members
     pool.clear()
@@ -495,4 +491,4 @@ def test_no_member_is_held_twice_and_none_is_lost(
         # killed processes that waited for one member may have left these behind
         return all(key.startswith(("queue:", "waiters:", "wanted:")) for key in leftovers(client))
 
-    eventually(nothing_is_left)
+    until(nothing_is_left)

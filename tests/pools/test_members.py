@@ -28,7 +28,7 @@ from django_redislock import (
     get_lock,
     list_locks,
 )
-from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time, until
 from tests.helpers.pools import (
     ANY,
     BUSY,
@@ -48,8 +48,6 @@ from tests.helpers.pools import (
 from tests.helpers.processes import Worker
 from tests.helpers.state import count
 from tests.inside import PREFIX, note_round_trips
-
-Eventually = Callable[..., Any]
 
 OLD, NEW = [f"old-{number:05}" for number in range(20_000)], [f"new-{number:05}" for number in range(20_000)]
 ODD = ["a:b", "a%3Ab", "x y", "größe", "日本", "{0}", "100%", "line\nbreak", "*", "\u3000", "-", "%"]
@@ -107,10 +105,10 @@ def test_pools_whose_names_look_alike_are_apart(pool: LockPool) -> None:
 
 @pytest.mark.complete
 def test_a_process_that_dies_during_an_assign_changes_nothing_and_its_data_expires(
-    accounts: LockPool, client: redis.Redis, start: Callable[..., Worker], eventually: Eventually
+    accounts: LockPool, client: redis.Redis, start: Callable[..., Worker]
 ) -> None:
     worker = start("LockPool(name).assign(f'key-{n}' for n in range(300_000))", name=POOL)
-    sent = eventually(lambda: client.keys(f"{PREFIX}next_*"), within=60)
+    sent = until(lambda: client.keys(f"{PREFIX}next_*"), within=60)
     worker.kill()
     assert accounts.keys() == ["alice", "bob"]
     assert all(0 < int(client.pttl(key)) <= 60_000 for key in sent)
@@ -191,9 +189,7 @@ def test_each_member_has_a_status(me: Any, crowd: Crowd, pool: LockPool) -> None
     assert me(pool, "acquire", blocking_timeout=GENEROUS).key == "carol"
 
 
-def test_info_tells_who_holds_members_and_who_waits(
-    me: Any, crowd: Crowd, pool: LockPool, eventually: Eventually
-) -> None:
+def test_info_tells_who_holds_members_and_who_waits(me: Any, crowd: Crowd, pool: LockPool) -> None:
     me(pool, "extend", ["alice", "bob", "carol"])
     held = [me(pool, "acquire").name for _ in range(2)]
     info = me(pool, "info")
@@ -201,7 +197,7 @@ def test_info_tells_who_holds_members_and_who_waits(
     assert [lock.name for lock in info.locks] == held == [lock_of("alice"), lock_of("bob")]
     me(pool, "shrink", ["carol"])
     wanted = crowd().start(pool, "acquire", blocking_timeout=GENEROUS)
-    eventually(lambda: me(pool, "info").waiters == 1)
+    until(lambda: me(pool, "info").waiters == 1)
     (waiter,) = me(pool, "info").queue
     assert waiter.owner
     of_member = get_lock(held[0], using=pool.using)
@@ -236,7 +232,7 @@ def test_a_held_member_that_is_taken_out_stays_with_its_holder_and_is_gone_after
 
 
 def test_a_held_member_stays_with_its_holder_however_often_it_is_taken_out_and_put_in_again(
-    me: Any, crowd: Crowd, pool: LockPool, eventually: Eventually
+    me: Any, crowd: Crowd, pool: LockPool
 ) -> None:
     me(pool, "extend", ["alice", "bob"])
     lost: list[LockLost] = []
@@ -251,9 +247,9 @@ def test_a_held_member_stays_with_its_holder_however_often_it_is_taken_out_and_p
     refuses(you, pool)
     before = get_lock(member.name, using=pool.using)
     assert before is not None
-    eventually(lambda: (now := get_lock(member.name, using=pool.using)) and now.expires > before.expires)  # renewed
+    until(lambda: (now := get_lock(member.name, using=pool.using)) and now.expires > before.expires)  # renewed
     assert force_release(member.name, using=pool.using)
-    eventually(lambda: lost)
+    until(lambda: lost)
     assert lost[0].name == lock_of("alice")
     assert you(pool, "acquire", blocking_timeout=0).key == "alice"
 

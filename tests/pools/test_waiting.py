@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockNotAcquired, LockPool, force_release
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, until
 from tests.helpers.pools import (
     ANY,
     POOL,
@@ -35,7 +35,6 @@ from tests.helpers.processes import Worker
 from tests.helpers.state import queued
 from tests.inside import ALREADY, GRANTED, limit
 
-Eventually = Callable[..., Any]
 Ghosts = Callable[..., Ghost]
 Start = Callable[..., Worker]
 
@@ -79,14 +78,12 @@ def test_first_come_first_served_over_all_members_and_new_ones(
 
 
 @pytest.mark.complete
-def test_the_members_of_a_killed_process_all_go_to_waiters(
-    start: Start, wait: Wait, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_the_members_of_a_killed_process_all_go_to_waiters(start: Start, wait: Wait, client: redis.Redis) -> None:
     """There is no message: the waiters look when the leases end."""
     keys = {f"key-{number}" for number in range(30)}
     LockPool(POOL).extend(keys)
     worker = start(WAITS, name=POOL, count=30, ttl=3, keeps=True, look_every=1000.0)
-    eventually(lambda: len(audit(client).held) == 30, within=60)
+    until(lambda: len(audit(client).held) == 30, within=60)
     waiters = [wait() for _ in keys]
     worker.kill()
     assert {got(waiter) for waiter in waiters} == keys
@@ -164,10 +161,10 @@ def test_one_member_is_left_for_a_polling_head_and_all_others_are_handed_out(
 @pytest.mark.complete
 @pytest.mark.parametrize("code", ["Lock(alice, poll=True).acquire()", "LockPool(name).acquire(poll=True)"])
 def test_a_member_is_not_lost_with_a_dead_process_that_polls_for_it(
-    code: str, held: Held, start: Start, wait: Wait, client: redis.Redis, eventually: Eventually
+    code: str, held: Held, start: Start, wait: Wait, client: redis.Redis
 ) -> None:
     worker = start(code, name=POOL, alice=ALICE)
-    eventually(lambda: queued(client, ALICE) + len(in_line(client)) == 1, within=60)
+    until(lambda: queued(client, ALICE) + len(in_line(client)) == 1, within=60)
     worker.signal(signal.SIGSTOP)
     held("alice")
     worker.kill()
@@ -190,11 +187,11 @@ def test_a_thousand_dead_waiters_are_dropped_when_members_become_free(
 
 @pytest.mark.complete
 def test_members_that_were_handed_to_a_stopped_process_go_to_others_and_its_waiters_come_back(
-    held: Held, start: Start, wait: Wait, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    held: Held, start: Start, wait: Wait, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_every=0.2)
     stuck = start(WAITS, name=POOL, count=12, ttl=9, keeps=False, look_every=1000.0)
-    eventually(lambda: len(in_line(client)) == 12, within=60)
+    until(lambda: len(in_line(client)) == 12, within=60)
     stuck.signal(signal.SIGSTOP)
     waiters = [wait() for _ in range(2)]
     held("alice")
@@ -203,7 +200,7 @@ def test_members_that_were_handed_to_a_stopped_process_go_to_others_and_its_wait
     assert in_line(client) == []  # its other waiters were dropped
     stuck.signal(signal.SIGCONT)
     # two may find instead that they have lost what they had just been handed
-    eventually(lambda: len(in_line(client)) >= 10)
+    until(lambda: len(in_line(client)) >= 10)
     for name in (ALICE, BOB):
         force_release(name)
     for _ in range(10):
@@ -246,13 +243,13 @@ def test_a_member_is_detached_and_adopted_like_any_lock_and_leaves_no_trace(
 
 
 @pytest.fixture
-def want(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Callable[..., tuple[Any, Lock, Future[bool]]]:
+def want(crowd: Crowd, client: redis.Redis) -> Callable[..., tuple[Any, Lock, Future[bool]]]:
     """Somebody queues for alice, and for no other member: who, the lock, and what acquire() returns."""
 
     def want(**options: Any) -> tuple[Any, Lock, Future[bool]]:
         you, lock = crowd(), Lock(ALICE, ttl=TTL, **options)
         wanted = you.start(lock, "acquire")
-        eventually(lambda: queued(client, ALICE) == 1)
+        until(lambda: queued(client, ALICE) == 1)
         return you, lock, wanted
 
     return want

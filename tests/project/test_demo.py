@@ -16,6 +16,7 @@ import pytest
 
 from django_redislock import force_release, list_locks
 from redisserver import RedisServer
+from tests.helpers.actors import until
 from tests.project.programs import ROOT
 
 SMALL = ["--seats", "24", "--buyers", "12"]
@@ -111,10 +112,10 @@ def test_the_demo_oversells_only_without_a_lock_draws_what_it_prints_and_with_re
 
 @pytest.mark.complete
 def test_the_demo_fails_when_locks_are_force_released_under_the_buyers_hands(
-    manage: Manage, server: RedisServer, client: Any, eventually: Any, settings: Any
+    manage: Manage, server: RedisServer, client: Any, settings: Any
 ) -> None:
     process = manage("demo", *SMALL, REDIS_URL=server.url)
-    key = eventually(lambda: next(client.scan_iter("shop-demo-*lock:seats:*"), b"")).decode()
+    key = until(lambda: next(client.scan_iter("shop-demo-*lock:seats:*"), b"")).decode()
     options = {**settings.CACHES["default"], "LOCATION": server.url, "KEY_PREFIX": key.partition(":")[0]}
     settings.CACHES = {"default": options}
     while process.poll() is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +14,7 @@ from django.test import AsyncClient
 from django.urls import path
 
 from django_redislock import Lock, locked_view
+from tests.helpers.actors import until
 from tests.helpers.state import leftovers
 
 pytestmark = pytest.mark.complete
@@ -30,9 +30,7 @@ urlpatterns = [path("visit", visit)]
 
 
 @pytest.mark.urls(__name__)
-def test_10_event_loops_in_a_row_use_the_locks_of_views_and_leave_no_connection(
-    client: Any, eventually: Callable[..., Any]
-) -> None:
+def test_10_event_loops_in_a_row_use_the_locks_of_views_and_leave_no_connection(client: Any) -> None:
     async def use() -> list[int]:
         browser = AsyncClient()
         return [response.status_code for response in await asyncio.gather(*[browser.get("/visit") for _ in range(5)])]
@@ -44,7 +42,7 @@ def test_10_event_loops_in_a_row_use_the_locks_of_views_and_leave_no_connection(
         assert asyncio.run(use()) == [200] * 5
         gc.collect()
     # on a busy machine, the process has begun to listen and to renew meanwhile
-    eventually(lambda: client.info("clients")["connected_clients"] <= already + 2)
+    until(lambda: client.info("clients")["connected_clients"] <= already + 2)
     assert leftovers(client) == []
 
 

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from django_redislock import list_locks
+from tests.helpers.actors import until
 from tests.helpers.processes import Worker
 from tests.helpers.state import holder, leftovers, value
 from tests.project.programs import complaints, environment
 
 pytestmark = pytest.mark.complete
 
-Eventually = Callable[..., Any]
 Start = Callable[..., Worker]
 
 
 def test_a_child_forked_in_an_event_loop_that_holds_a_lock_neither_renews_nor_releases_it(
-    start: Start, client: Any, eventually: Eventually
+    start: Start, client: Any
 ) -> None:
     code = """
 import asyncio
@@ -60,7 +60,7 @@ asyncio.run(main())
         assert f":{parent.pid}:" in value(client, "seat")[-1]
         os.kill(parent.pid, signal.SIGSTOP)
         os.waitpid(parent.pid, os.WUNTRACED)
-        eventually(lambda: not holder(client, "seat"))  # the child, alive, does not renew
+        until(lambda: not holder(client, "seat"))  # the child, alive, does not renew
         os.kill(int(child), 0)
     finally:
         os.kill(int(child), signal.SIGKILL)
@@ -179,7 +179,7 @@ if not child:
     ],
 )
 def test_a_child_that_leaves_the_section_it_was_forked_in_does_not_release_the_lock(
-    how: str, fails: bool, error: str, start: Start, eventually: Eventually
+    how: str, fails: bool, error: str, start: Start
 ) -> None:
     parent = start(LEAVES, fresh=True, how=how, fails=fails)
     assert parent.expect("child-left") == error.split()
@@ -189,7 +189,7 @@ def test_a_child_that_leaves_the_section_it_was_forked_in_does_not_release_the_l
     assert held.lease_left > 300
     parent.tell()
     parent.expect("released")
-    eventually(lambda: not list_locks())
+    until(lambda: not list_locks())
 
 
 POOL = """

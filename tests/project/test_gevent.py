@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.actors import until
 from tests.helpers.processes import PRELUDE, ROOT, Worker
 from tests.helpers.state import holder as is_held
 from tests.helpers.state import queued
@@ -43,7 +44,6 @@ def hold(name, **options):
     say("lost", name)
 """
 
-Eventually = Callable[..., Any]
 StartPatched = Callable[..., Worker]
 
 
@@ -59,7 +59,7 @@ def start_patched(start: Callable[..., Worker]) -> StartPatched:
 
 @pytest.mark.complete
 def test_a_lock_is_renewed_while_its_greenlet_or_thread_waits_for_something_else(
-    start_patched: StartPatched, client: Any, eventually: Eventually
+    start_patched: StartPatched, client: Any
 ) -> None:
     """gevent's threads are of several classes: the main one, its own, and one for each greenlet that is none."""
     worker = start_patched("""
@@ -74,14 +74,14 @@ hold("main", ttl=3)
     before = client.mget(keys)
     for _ in range(4):  # every third of the TTL
         for key in keys:
-            eventually(lambda key=key: client.pttl(key) < 2300)
+            until(lambda key=key: client.pttl(key) < 2300)
         for key in keys:
-            eventually(lambda key=key: client.pttl(key) > 2500)
+            until(lambda key=key: client.pttl(key) > 2500)
     assert client.mget(keys) == before
 
 
 def test_a_release_wakes_waiting_greenlets_at_once_and_those_that_gave_up_leave_no_place_in_the_queue(
-    start_patched: StartPatched, client: Any, eventually: Eventually
+    start_patched: StartPatched, client: Any
 ) -> None:
     worker = start_patched("""
 lock = Lock("seat", ttl=600)
@@ -100,10 +100,10 @@ hear()
 lock.release()
 say("got", all(waiter.get() for waiter in (waiters[1], waiters[3])))
 """)
-    eventually(lambda: queued(client, "seat") == 5)
+    until(lambda: queued(client, "seat") == 5)
     worker.tell()
     worker.expect("left")
-    eventually(lambda: queued(client, "seat") == 2)
+    until(lambda: queued(client, "seat") == 2)
     worker.tell()
     assert worker.expect("got") == ["True"]
     assert not is_held(client, "seat")
@@ -112,7 +112,7 @@ say("got", all(waiter.get() for waiter in (waiters[1], waiters[3])))
 
 @pytest.mark.complete
 def test_a_greenlet_that_is_killed_in_a_with_block_releases_the_lock_and_others_that_end_do_not_renew_theirs(
-    start_patched: StartPatched, client: Any, eventually: Eventually
+    start_patched: StartPatched, client: Any
 ) -> None:
     worker = start_patched("""
 def block(name):
@@ -131,7 +131,7 @@ alive.join()
     worker.tell()
     worker.expect("killed")
     assert not is_held(client, "block")
-    eventually(lambda: not is_held(client, "killed"))
+    until(lambda: not is_held(client, "killed"))
     assert is_held(client, "alive")
 
 

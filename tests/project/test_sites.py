@@ -21,6 +21,7 @@ import pytest
 import django_redislock
 from django_redislock import Lock
 from redisserver import free_ports
+from tests.helpers.actors import until
 from tests.helpers.docs import blocks, page
 from tests.helpers.processes import MissingError, require
 from tests.helpers.state import holder, leftovers, queued
@@ -28,7 +29,6 @@ from tests.project.programs import ROOT, complaints
 
 pytestmark = pytest.mark.complete
 
-Eventually = Callable[..., Any]
 Serve = Callable[..., "Site"]
 
 SITE = """
@@ -153,7 +153,7 @@ class Site:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, eventually: Eventually) -> Iterator[Serve]:
+def serve(tmp_path: Path) -> Iterator[Serve]:
     """Start servers, of the site above if no other folder is named."""
     (tmp_path / "site_of_tests.py").write_text(SITE)
     (tmp_path / "counter").write_text("0")
@@ -161,7 +161,7 @@ def serve(tmp_path: Path, eventually: Eventually) -> Iterator[Serve]:
 
     def serve(*arguments: str, folder: Path = tmp_path) -> Site:
         sites.append(Site(folder, *arguments))
-        eventually(sites[-1].responds)
+        until(sites[-1].responds)
         return sites[-1]
 
     yield serve
@@ -179,7 +179,7 @@ def count_together(site: Site, where: str) -> list[int]:
 
 
 def test_requests_that_hold_or_wait_when_uvicorn_gives_them_up_leave_no_lock_and_no_place_in_the_queue(
-    serve: Serve, client: Any, eventually: Eventually
+    serve: Serve, client: Any
 ) -> None:
     """They are cancelled twice, and then the process ends: pending releases are sent before that."""
     site = serve(*UVICORN, "--timeout-graceful-shutdown", "0")
@@ -187,7 +187,7 @@ def test_requests_that_hold_or_wait_when_uvicorn_gives_them_up_leave_no_lock_and
     assert count.acquire()
     with ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(site.get, where) for where in ("order/7", *["acount"] * 5)]
-        eventually(lambda: holder(client, "order:7") and queued(client, "count") == 5)
+        until(lambda: holder(client, "order:7") and queued(client, "count") == 5)
         said = site.stop()
         assert all(future.exception(30) or future.result()[0] >= 500 for future in asked)
     assert not holder(client, "order:7")
@@ -199,7 +199,7 @@ def test_requests_that_hold_or_wait_when_uvicorn_gives_them_up_leave_no_lock_and
 
 
 def test_requests_to_a_threaded_wsgi_server_hold_a_lock_one_at_a_time_in_sync_and_async_views(
-    serve: Serve, client: Any, eventually: Eventually
+    serve: Serve, client: Any
 ) -> None:
     """An async view under WSGI runs in an event loop of its own for each request."""
     already = client.info("clients")["connected_clients"]
@@ -208,7 +208,7 @@ def test_requests_to_a_threaded_wsgi_server_hold_a_lock_one_at_a_time_in_sync_an
         assert count_together(site, where) == list(range(counted + 1, counted + 49))
     assert leftovers(client) == []
     # one loop after the other, and all their connections are closed: the pool's, the listener's, the watchdog's stay
-    eventually(lambda: client.info("clients")["connected_clients"] - already <= 16 + 2)
+    until(lambda: client.info("clients")["connected_clients"] - already <= 16 + 2)
     assert site.complaints() == []
 
 

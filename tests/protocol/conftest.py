@@ -13,7 +13,7 @@ from django_redis.pool import ConnectionFactory
 from django_redislock import Lock, LockPool
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import LOCK, NAME
@@ -25,7 +25,6 @@ POOL = "pool:accounts:"  # the line of a pool
 SEMAPHORE = "semaphore:export"
 MEMBER = "pool:accounts:alice"  # the lock of its member
 
-Eventually = Callable[..., Any]
 Ghosts = Callable[..., Ghost]
 Join = Callable[..., "Waiting"]
 Listening = Callable[..., inside.Ears]
@@ -81,14 +80,14 @@ def lapse(client: redis.Redis, name: str = NAME) -> None:
 
 
 @pytest.fixture
-def join(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Join:
+def join(crowd: Crowd, client: redis.Redis) -> Join:
     """Let somebody queue. The test runs twice: with threads, and with tasks."""
 
     def join(thing: Any, **options: Any) -> Waiting:
         name = POOL if isinstance(thing, LockPool) else thing.name
         before = len(listed(client, name))
         waiting = Waiting(crowd(), thing, **options)
-        eventually(lambda: waiting.future.done() or len(listed(client, name)) > before)  # it may give up soon
+        until(lambda: waiting.future.done() or len(listed(client, name)) > before)  # it may give up soon
         return waiting
 
     return join
@@ -147,24 +146,24 @@ def look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def listening(eventually: Eventually) -> Listening:
+def listening() -> Listening:
     """Subscribe this process first, so that no waiter looks again because of a new subscription."""
 
     def listening(using: str | None = None) -> Ears:
         ears = Ears(using)
         ears.start()
-        eventually(lambda: ears.ready and (ears.heard or ears.polled))  # the probe, too, is a message
+        until(lambda: ears.ready and (ears.heard or ears.polled))  # the probe, too, is a message
         return ears
 
     return listening
 
 
 @pytest.fixture
-def renew_all(eventually: Eventually) -> Callable[..., None]:
+def renew_all() -> Callable[..., None]:
     """Let the watchdog renew all leases of an alias, as after a reconnect."""
 
     def renew_all(using: str | None = None) -> None:
-        eventually(lambda: all_seen())
+        until(lambda: all_seen())
         inside.renew_all(using)
 
     return renew_all

@@ -20,8 +20,6 @@ from tests.helpers.operations import all_of_them, locks_alone, use_values
 from tests.helpers.state import Monitor, Touched
 from tests.inside import Ears, page, redis_py_lock, scripts
 
-from .conftest import Eventually
-
 DATABASE = 3
 LOCKS, POOLS = redis_user()
 RULES = [*LOCKS, *POOLS]
@@ -80,10 +78,10 @@ def use_what_is_around_them(client: redis.Redis) -> None:
 
 
 def test_the_documented_user_can_do_everything_and_needs_every_right(
-    crowd: Crowd, root: redis.Redis, own: RedisServer, eventually: Eventually
+    crowd: Crowd, root: redis.Redis, own: RedisServer
 ) -> None:
     with closing(Monitor(own)) as monitor:
-        all_of_them(crowd, eventually)
+        all_of_them(crowd)
         use_what_is_around_them(root)
         call_command("redislocks", "pool", "accounts", verbosity=0)
         call_command("redislocks", "pool", verbosity=0)
@@ -95,11 +93,11 @@ def test_the_documented_user_can_do_everything_and_needs_every_right(
 
 
 def test_locks_and_values_need_only_the_rights_of_the_first_line(
-    crowd: Crowd, root: redis.Redis, own: RedisServer, eventually: Eventually
+    crowd: Crowd, root: redis.Redis, own: RedisServer
 ) -> None:
     give(root, *LOCKS)
     with closing(Monitor(own)) as monitor:
-        locks_alone(crowd, eventually)
+        locks_alone(crowd)
         use_what_is_around_them(root)
         assert used(monitor) == commands(LOCKS)
     use_values(crowd)
@@ -108,11 +106,9 @@ def test_locks_and_values_need_only_the_rights_of_the_first_line(
         LockPool("accounts").assign(["alice"])
 
 
-def test_without_the_right_to_evalsha_scripts_are_sent_as_text(
-    crowd: Crowd, root: redis.Redis, eventually: Eventually
-) -> None:
+def test_without_the_right_to_evalsha_scripts_are_sent_as_text(crowd: Crowd, root: redis.Redis) -> None:
     give(root, *(rule for rule in RULES if rule != "+evalsha"), "+scan")
-    all_of_them(crowd, eventually)
+    all_of_them(crowd)
     assert refused(root) == {"evalsha"}
 
 
@@ -132,14 +128,12 @@ def test_a_user_who_may_not_connect_or_ask_sees_the_error_of_redis(
         crowd()(Lock("a"), "acquire")
 
 
-def test_scripts_touch_no_key_that_they_do_not_declare(
-    server: RedisServer, crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_scripts_touch_no_key_that_they_do_not_declare(server: RedisServer, crowd: Crowd, client: redis.Redis) -> None:
     """As the server sees it, over all main operations."""
     body = "redis.call('GET', KEYS[1]); redis.call('EXISTS', KEYS[1], 'b{0}'); redis.call('PUBLISH', 'c', 'd')"
     monitor, touched, declared, wrong = Monitor(server), Touched(server), dict[str, int](), set[str]()
     client.script_flush()
-    all_of_them(crowd, eventually)
+    all_of_them(crowd)
     client.eval(body, 1, "a{0}")  # one that does is seen
     for call, inner in monitor.scripts():
         keys = set(call.words[3 : 3 + int(call.words[2])])

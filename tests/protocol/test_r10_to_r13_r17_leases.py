@@ -13,13 +13,13 @@ import redis
 from django_redislock import Lock, LockLost, LockPool, force_release, get_lock
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time, until
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, holder, value
 from tests.helpers.ways import stopped
 from tests.inside import Ears, all_seen
 
-from .conftest import LONG, MEMBER, POOL, Eventually, Ghosts, Join, Listening, lapse
+from .conftest import LONG, MEMBER, POOL, Ghosts, Join, Listening, lapse
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_r10_a_handoffs_lease_is_a_third_of_the_ttl_but_at_least_three_seconds_a
 @pytest.mark.parametrize("auto_renew", [True, False], ids=["renewed", "not renewed"])
 @pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "pool"])
 def test_r10_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
-    name: str, auto_renew: bool, pool: LockPool, join: Join, eventually: Eventually
+    name: str, auto_renew: bool, pool: LockPool, join: Join
 ) -> None:
     held = Lock(name)
     held.acquire()
@@ -55,8 +55,8 @@ def test_r10_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
     waiting = join(Lock(name, **options)) if name == NAME else join(pool, **options)
     held.release()
     assert waiting.result()
-    eventually(lambda: 200 < (get_lock(name).lease_left or 0) <= 300)  # type: ignore[union-attr]
-    eventually(lambda: 200 < waiting.person.read(waiting.lock.remaining) <= 300)
+    until(lambda: 200 < (get_lock(name).lease_left or 0) <= 300)  # type: ignore[union-attr]
+    until(lambda: 200 < waiting.person.read(waiting.lock.remaining) <= 300)
 
 
 def test_r10_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
@@ -110,32 +110,32 @@ def test_r11_whoever_comes_in_the_last_millisecond_of_a_lease_still_has_it(mark:
         inside.change_scripts()
 
 
-def is_renewed(lock: Lock, eventually: Eventually) -> None:
+def is_renewed(lock: Lock) -> None:
     ends = monotonic() + lock.remaining()
-    eventually(lambda: monotonic() + lock.remaining() > ends + 0.02)
+    until(lambda: monotonic() + lock.remaining() > ends + 0.02)
 
 
 def test_r12_the_end_of_a_lease_is_reported_while_redis_hangs_and_a_restart_at_once(
-    own: RedisServer, patient: None, eventually: Eventually
+    own: RedisServer, patient: None
 ) -> None:
     """After any reconnect everything is renewed."""
     losses: list[LockLost] = []
     short, long = (Lock(f"{NAME}:{ttl}", ttl=ttl, on_lost=losses.append) for ttl in (1, LONG))
     long.acquire()
-    eventually(lambda: Ears().ready)  # it is held for long, so its process listens
+    until(lambda: Ears().ready)  # it is held for long, so its process listens
     short.acquire()
     with stopped(own):
-        eventually(lambda: losses)
+        until(lambda: losses)
         assert short.lost
     own.stop()
     own.start()
-    eventually(lambda: len(losses) == 2)
+    until(lambda: len(losses) == 2)
     assert long.lost
     assert "gone from Redis" in losses[1].reason
 
 
 def test_r12_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
-    network: Proxy, add_alias: Any, renew_all: Any, eventually: Eventually
+    network: Proxy, add_alias: Any, renew_all: Any
 ) -> None:
     """One with a short TTL does not wait for one with a long TTL."""
     losses: list[LockLost] = []
@@ -147,15 +147,15 @@ def test_r12_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
         Lock(NAME, ttl=1, auto_renew=False, on_lost=losses.append, using="other").acquire()
         quick = Lock("quick", ttl=6, on_lost=losses.append, using="other")
         quick.acquire()
-        is_renewed(quick, eventually)
-        eventually(lambda: losses)
+        is_renewed(quick)
+        until(lambda: losses)
         assert [error.name for error in losses] == [NAME]
         held.let_go()
 
 
 @pytest.mark.complete
 def test_r12_a_redis_that_hangs_costs_no_lock_of_another_alias(
-    own: RedisServer, patient: None, server: RedisServer, add_alias: Any, renew_all: Any, eventually: Eventually
+    own: RedisServer, patient: None, server: RedisServer, add_alias: Any, renew_all: Any
 ) -> None:
     losses: list[LockLost] = []
     far, near = Lock(NAME, ttl=12), Lock(NAME, ttl=6, on_lost=losses.append, using=add_alias(server.url))
@@ -163,7 +163,7 @@ def test_r12_a_redis_that_hangs_costs_no_lock_of_another_alias(
     with stopped(own), near:
         renew_all()
         for _ in range(3):
-            is_renewed(near, eventually)
+            is_renewed(near)
     assert losses == []
 
 
@@ -183,7 +183,7 @@ ADOPTER = "adopter-adopter-adopte"
 
 
 @pytest.fixture
-def hold(crowd: Crowd, listening: Listening, eventually: Eventually) -> Callable[..., tuple[Any, Lock, list[LockLost]]]:
+def hold(crowd: Crowd, listening: Listening) -> Callable[..., tuple[Any, Lock, list[LockLost]]]:
     """Somebody holds the lock with TOKEN. Returns who, the lock, and the losses of which it is told."""
 
     def hold(using: str = "default") -> tuple[Any, Lock, list[LockLost]]:
@@ -191,7 +191,7 @@ def hold(crowd: Crowd, listening: Listening, eventually: Eventually) -> Callable
         me, lock = crowd(), Lock(NAME, token=TOKEN, ttl=30, on_lost=losses.append, using=using)
         listening(using)
         assert me(lock, "acquire")
-        eventually(all_seen)
+        until(all_seen)
         return me, lock, losses
 
     return hold
@@ -217,28 +217,28 @@ def test_r13_a_lock_is_adopted_only_if_nobody_uses_it_and_keeps_its_fence(
 
 @pytest.mark.parametrize("then", ["it is told", "it releases", "the adopter dies"])
 def test_r13_adoption_from_a_process_that_seems_dead_draws_a_new_fence_and_ends_what_that_has(
-    then: str, hold: Any, ghost: Ghosts, network: Proxy, client: redis.Redis, eventually: Eventually
+    then: str, hold: Any, ghost: Ghosts, network: Proxy, client: redis.Redis
 ) -> None:
     """If it is alive after all, its writes are outdated from now on. Renewals and releases go by the id of the attempt,
     not by the token."""
     me, lock, losses = hold("other")
     network.cut()
     _, channel, _, fence, *_ = value(client)
-    eventually(lambda: client.pubsub_numsub(channel)[0][1] == 0)
+    until(lambda: client.pubsub_numsub(channel)[0][1] == 0)
     assert adopt(ghost()).state == inside.ALREADY
     assert int(value(client)[3]) > int(fence)
     if then == "the adopter dies":
         client.pexpire(LOCK, 500)
     network.mend()
     if then == "it is told":
-        eventually(lambda: losses)  # at its next renewal, as no message could tell it
+        until(lambda: losses)  # at its next renewal, as no message could tell it
         assert [error.reason for error in losses] == [inside.WAS_ADOPTED]
     elif then == "it releases":
         with pytest.raises(LockLost):
             me(lock, "release")
         assert holder(client) == ADOPTER
     else:
-        eventually(lambda: not holder(client))  # nobody renews it
+        until(lambda: not holder(client))  # nobody renews it
 
 
 def released_elsewhere(client: redis.Redis) -> None:
@@ -267,7 +267,7 @@ ENDS: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_r17_every_end_of_a_lease_from_outside_is_told_once(
-    how: str, hold: Any, client: redis.Redis, renew_all: Callable[..., None], heard: list[Any], eventually: Eventually
+    how: str, hold: Any, client: redis.Redis, renew_all: Callable[..., None], heard: list[Any]
 ) -> None:
     """R17: ``lost`` is False only for a live lease that is ours."""
     end, reason = ENDS[how]
@@ -276,7 +276,7 @@ def test_r17_every_end_of_a_lease_from_outside_is_told_once(
     end(client)
     if how in ("expiry", "flush", "overwritten"):
         renew_all()
-    eventually(lambda: losses)
+    until(lambda: losses)
     assert me.read(lambda: lock.lost)
     with pytest.raises(LockLost) as caught:
         me(lock, "release")

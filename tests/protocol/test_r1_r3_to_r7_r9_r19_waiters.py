@@ -19,26 +19,12 @@ import redis
 from django_redislock import Lock, LockPool, LockUnavailable, Semaphore
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
+from tests.helpers.actors import GENEROUS, Crowd, Other, server_time, until
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, WAITERS, count, flag, holder, queued, value
 from tests.inside import change_probe, limit
 
-from .conftest import (
-    ACQUIRE,
-    LONG,
-    MEMBER,
-    POOL,
-    SEMAPHORE,
-    Eventually,
-    Ghosts,
-    Join,
-    Listening,
-    Start,
-    lapse,
-    listed,
-    told,
-)
+from .conftest import ACQUIRE, LONG, MEMBER, POOL, SEMAPHORE, Ghosts, Join, Listening, Start, lapse, listed, told
 
 nobody_looks = pytest.mark.usefixtures("nobody_looks")
 
@@ -75,30 +61,30 @@ def test_r1_however_late_the_news_a_lease_ends_here_no_later_than_in_redis(
 
 
 def test_r1_answers_that_come_after_the_end_of_their_lease_grant_nothing(
-    network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
+    network: Proxy, crowd: Crowd, client: redis.Redis
 ) -> None:
     late = network.delay_answer(ACQUIRE, 0.1, times=3)
     with pytest.raises(LockUnavailable, match=r"Redis takes longer to respond than the TTL of the lock \(0\.05 s"):
         crowd()(Lock(NAME, ttl=0.05, using="other"), "acquire", blocking=False)
     assert late.met == 3
-    eventually(lambda: not holder(client))
+    until(lambda: not holder(client))
 
 
 @nobody_looks
 @pytest.mark.parametrize("at_work", [True, False], ids=["others hold it", "it is free"])
 @pytest.mark.complete
 def test_r1_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
-    at_work: bool, held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
+    at_work: bool, held: Lock, network: Proxy, join: Join, client: redis.Redis
 ) -> None:
     waiting = join(Lock(NAME, ttl=3, auto_renew=False, using="other"))
     late = network.hold_message(f"g {listed(client)[0][0]}")
     held.release()
-    eventually(lambda: not holder(client))
+    until(lambda: not holder(client))
     if at_work:
         held.acquire()
     late.let_go()
     if at_work:
-        eventually(lambda: queued(client) == 1)
+        until(lambda: queued(client) == 1)
         held.release()
     assert waiting.result()
     assert value(client)[0] == waiting.id
@@ -106,13 +92,13 @@ def test_r1_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
 
 @nobody_looks
 def test_r6_all_waiters_are_in_the_queue_again_after_a_reconnect_and_in_order(
-    held: Lock, join: Join, client: redis.Redis, eventually: Eventually
+    held: Lock, join: Join, client: redis.Redis
 ) -> None:
     waiting = [join(Lock(NAME)) for _ in range(4)]
     before = listed(client)
     client.delete(QUEUE, WAITERS)  # as those do who find nobody listening while the connection is down
     client.client_kill_filter(_type="pubsub")
-    eventually(lambda: listed(client) == before)
+    until(lambda: listed(client) == before)
     held.release()
     for one in waiting:
         assert one.result()
@@ -140,7 +126,7 @@ def test_r7_a_message_to_a_waiter_that_has_left_reaches_the_next_at_once(
 
 @pytest.mark.complete
 def test_r7_a_withdrawal_that_could_not_be_sent_is_sent_later(
-    held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
+    held: Lock, network: Proxy, join: Join, client: redis.Redis
 ) -> None:
     waiting = join(Lock(NAME, blocking_timeout=4, using="other"))
     network.cut()
@@ -148,7 +134,7 @@ def test_r7_a_withdrawal_that_could_not_be_sent_is_sent_later(
         assert not waiting.result()
     assert queued(client) == 1
     network.mend()
-    eventually(lambda: queued(client) == 0)
+    until(lambda: queued(client) == 0)
 
 
 @nobody_looks
@@ -169,7 +155,6 @@ def test_r19_a_grant_of_which_nobody_has_told_or_an_odd_message_makes_the_listen
     join: Join,
     client: redis.Redis,
     listening: Listening,
-    eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limit(monkeypatch, look_late=LONG)  # however busy the machine is, that is no sign that this process stood
@@ -179,19 +164,19 @@ def test_r19_a_grant_of_which_nobody_has_told_or_an_odd_message_makes_the_listen
     if odd := {"half a message": b"*3\r\n$7\r\nmessage\r\n$20\r\nhalf", "an error": b"-ERR what?\r\n"}.get(what):
         *_, link = (one for one in network.links if one.port == ears.port)
         link.down.sendall(odd)
-        eventually(lambda: ears.generation > generation and ears.ready)
+        until(lambda: ears.generation > generation and ears.ready)
     else:
         network.swallow_message(f"g {listed(client)[0][0]}")
     held.release()
     if what == "granted long ago":  # its wake would have come
         granted = int(value(client)[3])
-        eventually(lambda: server_time(client) > granted + 1_100_000)
+        until(lambda: server_time(client) > granted + 1_100_000)
     elif what == "its handoff has ended":
-        eventually(lambda: not holder(client))
+        until(lambda: not holder(client))
     assert odd or not waiting.future.done()
     inside.let_them_look("other")
     assert waiting.result()
-    eventually(lambda: ears.generation > generation and ears.ready)
+    until(lambda: ears.generation > generation and ears.ready)
 
 
 @pytest.fixture(params=["no right to channels", "the probe is not counted"])
@@ -207,7 +192,7 @@ def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Any) 
 
 @pytest.mark.complete
 def test_r3_waiters_that_get_no_messages_poll_and_keep_their_places(
-    polled: tuple[str, int], join: Join, client: redis.Redis, listening: Listening, eventually: Eventually, caplog: Any
+    polled: tuple[str, int], join: Join, client: redis.Redis, listening: Listening, caplog: Any
 ) -> None:
     """They are never handed the lock, which is left for the first of them. It counts as gone if it does not look."""
     alias, logged = polled
@@ -227,7 +212,7 @@ def test_r3_waiters_that_get_no_messages_poll_and_keep_their_places(
         return int(entry.split(b" ")[2])
 
     first = alive_until()
-    eventually(lambda: alive_until() > first + 100_000)
+    until(lambda: alive_until() > first + 100_000)
     lock.release()
     assert not Lock(NAME, using=alias).acquire(blocking=False)
     for id, one in zip(ids, waiting, strict=True):
@@ -295,14 +280,14 @@ threading.Event().wait()
 @pytest.mark.usefixtures("look_soon")
 @pytest.mark.parametrize("busy", [True, False], ids=["held", "free"])
 def test_r4_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
-    busy: bool, start: Start, join: Join, client: redis.Redis, eventually: Eventually
+    busy: bool, start: Start, join: Join, client: redis.Redis
 ) -> None:
     """Dropped, but alive: when the process runs again, all its waiters are back at their places."""
     lock, worker = Lock(NAME), start(WAITS, fresh=True, name=NAME)  # a child of this process, which waits for it
     lock.acquire()
     for number in range(4):
         worker.tell()
-        eventually(lambda number=number: queued(client) == number + 1)
+        until(lambda number=number: queued(client) == number + 1)
     worker.signal(signal.SIGSTOP)
     os.waitpid(worker.pid, os.WUNTRACED)  # until it has stopped
     before = listed(client)
@@ -314,7 +299,7 @@ def test_r4_the_waiters_of_a_process_that_was_stopped_come_back_with_their_ticke
         waiting.release()
     worker.signal(signal.SIGCONT)
     if busy:
-        eventually(lambda: listed(client) == before)
+        until(lambda: listed(client) == before)
         waiting.release()
     # nobody has to wait for a look by the clock, which would come when the first holder's lease (30 s) would have ended
     entered = [worker.expect("acquired", within=15)[0] for _ in range(4)]
@@ -326,7 +311,6 @@ def test_r4_the_waiters_of_a_process_that_was_stopped_come_back_with_their_ticke
 @pytest.mark.parametrize("second_is", ["like the first", "a task of another thread", "not answered yet"])
 def test_r4_all_who_were_dropped_are_back_when_the_first_of_their_process_looks(
     second_is: str, held: Lock, network: Proxy, join: Join, other: Callable[[], Other], client: redis.Redis,
-    eventually: Eventually,
 ) -> None:  # fmt: skip
     """One that was dropped before the answer to its first request came is back as soon as it has come."""
 
@@ -340,19 +324,19 @@ def test_r4_all_who_were_dropped_are_back_when_the_first_of_their_process_looks(
         answer = network.hold_answer(ACQUIRE)
     if second_is == "a task of another thread":
         second = other().start(lambda: asyncio.run(pass_through()))
-        eventually(lambda: queued(client) == 2)
+        until(lambda: queued(client) == 2)
     else:
         second = join(Lock(NAME, using="other")).future
     before = listed(client)
     held.release()
-    eventually(lambda: not holder(client))
+    until(lambda: not holder(client))
     held.acquire()  # and drops both of them
     assert listed(client) == []
     wake.let_go()
     if answer:
-        eventually(lambda: listed(client) == before[:1])
+        until(lambda: listed(client) == before[:1])
         answer.let_go()
-    eventually(lambda: listed(client) == before)
+    until(lambda: listed(client) == before)
     held.release()
     assert first.result()
     first.release()
@@ -386,13 +370,13 @@ def test_r5_waiters_look_when_a_lease_ends_that_was_made_shorter(
 @pytest.mark.usefixtures("look_soon")
 @pytest.mark.complete
 def test_r5_waiters_of_a_process_look_no_more_often_than_one_and_the_next_goes_on_with_it(
-    join: Join, client: redis.Redis, eventually: Eventually
+    join: Join, client: redis.Redis
 ) -> None:
     Lock(NAME, ttl=LONG).acquire()
     leave = [join(Lock(NAME, blocking_timeout=12)) for _ in range(5)]
     stays = join(Lock(NAME))
     before, began = count(client, "evalsha"), monotonic()
-    eventually(lambda: count(client, "evalsha") >= before + 7)
+    until(lambda: count(client, "evalsha") >= before + 7)
     assert monotonic() - began > 3 * 0.3  # six of them, each for itself, would look 18 times
     assert not any(one.result() for one in leave)
     lapse(client)

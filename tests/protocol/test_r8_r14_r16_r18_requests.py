@@ -23,13 +23,13 @@ from redis.retry import Retry
 import django_redislock
 from django_redislock import Lock, LockLost, LockNotOwned, LockPool, LockSet, LockUnavailable, locked, locked_view
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued, value
 from tests.inside import Ears, keys_of, leases
 
-from .conftest import ACQUIRE, LONG, RELEASE, Eventually, Join
+from .conftest import ACQUIRE, LONG, RELEASE, Join
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["released", "left"])
@@ -60,13 +60,13 @@ def test_r8_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over
 
 
 def test_r8_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
-    impatient: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
+    impatient: Proxy, crowd: Crowd, client: redis.Redis
 ) -> None:
     late = [impatient.hold_request(ACQUIRE) for _ in range(30)]
     with pytest.raises(LockUnavailable):
         crowd()(Lock(NAME, using="other"), "acquire", blocking=False)
-    eventually(lambda: client.keys("*gone:*"))
-    met = eventually(lambda: [trouble for trouble in late if trouble.caught.is_set()])
+    until(lambda: client.keys("*gone:*"))
+    met = until(lambda: [trouble for trouble in late if trouble.caught.is_set()])
     for trouble in late:
         trouble.let_go()
     assert all(trouble.over.wait(GENEROUS) for trouble in met)
@@ -150,7 +150,7 @@ def test_r14_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, join: J
 
 
 def test_r14_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_background(
-    network: Proxy, client: redis.Redis, eventually: Eventually, renew_all: Any, retry_for: Callable[[float], None]
+    network: Proxy, client: redis.Redis, renew_all: Any, retry_for: Callable[[float], None]
 ) -> None:
     """Of those, several go in one pipeline, and each command is checked by itself."""
     retry_for(0.1)
@@ -163,12 +163,12 @@ def test_r14_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_backgro
             client.pexpire(key, 100_000)
         client.script_flush()
         renew_all("other")
-        eventually(lambda: all(int(client.pttl(key)) > 200_000 for key in keys))
+        until(lambda: all(int(client.pttl(key)) > 200_000 for key in keys))
         assert losses == []
         network.cut()
     client.script_flush()
     network.mend()
-    eventually(lambda: leftovers(client) == [])
+    until(lambda: leftovers(client) == [])
 
 
 @pytest.mark.parametrize("by", ["holder", "bearer"])
@@ -305,7 +305,7 @@ def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(ho
 
 
 def test_r18_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = Lock(NAME, ttl=LONG)
     inside.interrupt_ends_of_blocks(monkeypatch, Interrupt())
@@ -321,7 +321,7 @@ def test_r18_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["", "another section goes on"])
 def test_r18_who_wants_again_what_it_held_when_it_was_interrupted_does_not_wait_for_itself(
-    goes_on: bool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    goes_on: bool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a thread of the package has noticed."""
     inside.undo_late(monkeypatch)
@@ -334,4 +334,4 @@ def test_r18_who_wants_again_what_it_held_when_it_was_interrupted_does_not_wait_
             assert again.owned()
             assert not goes_on or again.fence == outer.fence
     monkeypatch.undo()
-    eventually(lambda: leftovers(client) == [] and not leases())
+    until(lambda: leftovers(client) == [] and not leases())

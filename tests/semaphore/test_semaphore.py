@@ -36,14 +36,13 @@ from django_redislock import (
 )
 from django_redislock.testing import hold, lose
 from tests.cli.conftest import fails, redislocks, sh
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import Pages, Twins
 from tests.helpers.state import INDEX, leftovers
 from tests.inside import ACQUIRE_PERMIT, FORCE_PERMIT, forget_limits, keys_of
 
-Eventually = Callable[..., Any]
 NAME = "export:7"
 PERMITS, ENDS, *_ = keys_of(f"semaphore:{NAME}").all
 LONG = 600  # seconds: longer than any test
@@ -59,21 +58,19 @@ def waiters() -> int:
     return info.waiters if info else 0
 
 
-def line_up(
-    crowd: Crowd, eventually: Eventually, amount: int, most: int, **options: Any
-) -> list[tuple[Any, Semaphore, Future[bool]]]:
+def line_up(crowd: Crowd, amount: int, most: int, **options: Any) -> list[tuple[Any, Semaphore, Future[bool]]]:
     """So many who wait for the semaphore NAME, in order: each with whoever waits, and the outcome."""
     before, found = waiters(), []
     for number in range(1, amount + 1):
         person, wanted = crowd(), Semaphore(NAME, limit=most, ttl=LONG, **options)
         found.append((person, wanted, person.start(wanted, "acquire")))
-        eventually(lambda number=number: waiters() == before + number)
+        until(lambda number=number: waiters() == before + number)
     return found
 
 
 @pytest.mark.parametrize("poll", [False, True])
 def test_no_more_than_the_limit_hold_it_and_waiters_come_in_order(
-    poll: bool, crowd: Crowd, client: redis.Redis, eventually: Eventually
+    poll: bool, crowd: Crowd, client: redis.Redis
 ) -> None:
     held = [(crowd(), Semaphore(NAME, limit=2, ttl=LONG)) for _ in range(2)]
     for person, semaphore in held:
@@ -83,7 +80,7 @@ def test_no_more_than_the_limit_hold_it_and_waiters_come_in_order(
     assert newcomer(Semaphore(NAME, limit=2), "acquire", blocking=False) is False
     with pytest.raises(LockNotAcquired, match=r"^Could not acquire the semaphore 'export:7' at once: none of"):
         newcomer(Semaphore(NAME, limit=2, blocking_timeout=0), "enter")
-    waiting = line_up(crowd, eventually, 4, 2, poll=poll)
+    waiting = line_up(crowd, 4, 2, poll=poll)
     while waiting:
         (person, semaphore), *held = held
         person(semaphore, "release")
@@ -110,13 +107,13 @@ hear()
 
 @pytest.mark.complete
 def test_a_killed_holders_permit_is_free_after_its_ttl_and_no_other(
-    start: Callable[..., Worker], crowd: Crowd, client: redis.Redis, eventually: Eventually
+    start: Callable[..., Worker], crowd: Crowd, client: redis.Redis
 ) -> None:
     me, mine = crowd(), Semaphore(NAME, limit=2, ttl=LONG)
     worker = start(WORKER, name=NAME)
     worker.expect("holds")
     assert me(mine, "acquire")
-    ((you, wanted, waiting),) = line_up(crowd, eventually, 1, 2)
+    ((you, wanted, waiting),) = line_up(crowd, 1, 2)
     worker.kill()
     assert waiting.result(GENEROUS)
     assert me(mine, "owned")
@@ -127,7 +124,7 @@ def test_a_killed_holders_permit_is_free_after_its_ttl_and_no_other(
 
 
 @pytest.mark.complete
-def test_nothing_stays_in_redis(start: Callable[..., Worker], client: redis.Redis, eventually: Eventually) -> None:
+def test_nothing_stays_in_redis(start: Callable[..., Worker], client: redis.Redis) -> None:
     """However a permit ends: it is released, lost, given up while it is waited for, or its process is killed."""
     with Semaphore("released", limit=3), Semaphore("released", limit=3):
         assert not Semaphore("released", limit=2).acquire(blocking_timeout=0.01)
@@ -136,15 +133,13 @@ def test_nothing_stays_in_redis(start: Callable[..., Worker], client: redis.Redi
     worker = start(WORKER, name="killed")
     worker.expect("holds")
     worker.kill()
-    eventually(lambda: get_lock("semaphore:killed") is None)
-    eventually(lambda: leftovers(client) in ([], ["index"]))  # which says nothing of it any more
+    until(lambda: get_lock("semaphore:killed") is None)
+    until(lambda: leftovers(client) in ([], ["index"]))  # which says nothing of it any more
     assert list_locks() == []
 
 
 @pytest.mark.complete
-def test_a_paused_process_is_passed_over_when_its_turn_has_run_out(
-    start: Callable[..., Worker], crowd: Crowd, eventually: Eventually
-) -> None:
+def test_a_paused_process_is_passed_over_when_its_turn_has_run_out(start: Callable[..., Worker], crowd: Crowd) -> None:
     """R4: Redis counts it as there; each handoff to it costs a lease, once."""
     me, mine = crowd(), Semaphore(NAME, limit=1, ttl=LONG)
     assert me(mine, "acquire")
@@ -155,8 +150,8 @@ def test_a_paused_process_is_passed_over_when_its_turn_has_run_out(
         name=NAME,
     )
     worker.expect("waits")
-    eventually(lambda: waiters() == 3)
-    ((you, wanted, waiting),) = line_up(crowd, eventually, 1, 1)
+    until(lambda: waiters() == 3)
+    ((you, wanted, waiting),) = line_up(crowd, 1, 1)
     worker.signal(signal.SIGSTOP)
     me(mine, "release")
     assert waiting.result(GENEROUS)
@@ -164,7 +159,7 @@ def test_a_paused_process_is_passed_over_when_its_turn_has_run_out(
     you(wanted, "release")
 
 
-def test_the_limit_that_was_asked_for_last_counts(crowd: Crowd, eventually: Eventually, caplog: Any) -> None:
+def test_the_limit_that_was_asked_for_last_counts(crowd: Crowd, caplog: Any) -> None:
     forget_limits()
     people = [crowd() for _ in range(4)]
     three = [Semaphore(NAME, limit=3, ttl=LONG) for _ in people]
@@ -173,20 +168,20 @@ def test_the_limit_that_was_asked_for_last_counts(crowd: Crowd, eventually: Even
     ]  # fmt: skip
     assert not caplog.records
     # fewer, as permits come back
-    ((you, two, waiting),) = line_up(crowd, eventually, 1, 2)
-    eventually(lambda: "event=limits-differ name=semaphore:export:7 limit=2 before=3" in caplog.text)
+    ((you, two, waiting),) = line_up(crowd, 1, 2)
+    until(lambda: "event=limits-differ name=semaphore:export:7 limit=2 before=3" in caplog.text)
     people[0](three[0], "release")
     assert (holders(), waiters(), waiting.done()) == (2, 1, False)
     people[1](three[1], "release")
     assert waiting.result(GENEROUS)
     # more at once: those who wait come first
-    ((she, also_two, waits),) = line_up(crowd, eventually, 1, 2)
+    ((she, also_two, waits),) = line_up(crowd, 1, 2)
     caplog.clear()
     him, four = crowd(), Semaphore(NAME, limit=4, ttl=LONG)
     assert him(four, "acquire", blocking=False)
     assert waits.result(GENEROUS)
     assert holders() == 4
-    eventually(lambda: "event=limits-differ name=semaphore:export:7 limit=4 before=2" in caplog.text)
+    until(lambda: "event=limits-differ name=semaphore:export:7 limit=4 before=2" in caplog.text)
     for person, semaphore in ((people[2], three[2]), (you, two), (she, also_two), (him, four)):
         person(semaphore, "release")
     assert get_lock(f"semaphore:{NAME}") is None
@@ -234,7 +229,7 @@ def test_it_says_whether_it_is_held_here_and_whether_a_permit_is_to_be_had(crowd
     ]
 
 
-def test_a_permit_is_renewed_extended_and_told_of_its_loss_by_itself(crowd: Crowd, eventually: Eventually) -> None:
+def test_a_permit_is_renewed_extended_and_told_of_its_loss_by_itself(crowd: Crowd) -> None:
     me, you, losses = crowd(), crowd(), list[LockLost]()
     mine, yours = Semaphore(NAME, limit=2, ttl=4, on_lost=losses.append), Semaphore(NAME, limit=2, ttl=4)
     assert me(mine, "acquire")
@@ -242,13 +237,13 @@ def test_a_permit_is_renewed_extended_and_told_of_its_loss_by_itself(crowd: Crow
     info = get_lock(f"semaphore:{NAME}")
     assert info is not None
     end = info.expires + timedelta(seconds=0.5)
-    eventually(lambda: (found := get_lock(f"semaphore:{NAME}")) and found.lease_left and found.expires > end)
+    until(lambda: (found := get_lock(f"semaphore:{NAME}")) and found.lease_left and found.expires > end)
     assert me(mine, "extend", LONG)
     assert me.read(mine.remaining) > LONG / 2 > you.read(yours.remaining)
     assert me(mine, "reacquire")
     assert me.read(mine.remaining) <= 4
     force_release(f"semaphore:{NAME}", permit=me.read(lambda: mine.fence))
-    eventually(lambda: losses)
+    until(lambda: losses)
     assert me.read(lambda: mine.lost)
     assert not you.read(lambda: yours.lost)
     with pytest.raises(LockLost):
@@ -256,11 +251,11 @@ def test_a_permit_is_renewed_extended_and_told_of_its_loss_by_itself(crowd: Crow
     you(yours, "release")
 
 
-def test_one_permit_can_be_force_released(crowd: Crowd, eventually: Eventually) -> None:
+def test_one_permit_can_be_force_released(crowd: Crowd) -> None:
     people = [(crowd(), Semaphore(NAME, limit=3, ttl=LONG, note=f"{number}")) for number in range(3)]
     for person, semaphore in people:
         assert person(semaphore, "acquire")
-    ((you, wanted, waiting),) = line_up(crowd, eventually, 1, 3)
+    ((you, wanted, waiting),) = line_up(crowd, 1, 3)
     info = get_lock(f"semaphore:{NAME}")
     assert info is not None
     facts = (info.limit, info.permits_held, info.waiters, [each.note for each in info.permits])
@@ -272,7 +267,7 @@ def test_one_permit_can_be_force_released(crowd: Crowd, eventually: Eventually) 
     assert waiting.result(GENEROUS)
     assert force_release(info.name, permit=info.fence) is None  # that is gone
     assert force_release(info.name, fence=info.fence) is not None  # those that were seen, and not the new one
-    eventually(lambda: all(person.read(lambda semaphore=semaphore: semaphore.lost) for person, semaphore in people))
+    until(lambda: all(person.read(lambda semaphore=semaphore: semaphore.lost) for person, semaphore in people))
     assert (you(wanted, "owned"), holders()) == (True, 1)
     assert force_release(info.name) is not None
     assert holders() == 0
@@ -295,11 +290,11 @@ def test_a_permit_that_is_given_back_meanwhile_was_not_force_released(
     assert "force-released" not in caplog.text
 
 
-def test_a_force_release_of_all_permits_spares_the_waiters_who_get_them(crowd: Crowd, eventually: Eventually) -> None:
+def test_a_force_release_of_all_permits_spares_the_waiters_who_get_them(crowd: Crowd) -> None:
     people = [(crowd(), Semaphore(NAME, limit=2, ttl=LONG)) for _ in range(2)]
     for person, semaphore in people:
         assert person(semaphore, "acquire")
-    waiting = line_up(crowd, eventually, 2, 2)
+    waiting = line_up(crowd, 2, 2)
     assert force_release(f"semaphore:{NAME}") is not None
     for person, semaphore, outcome in waiting:
         assert outcome.result(GENEROUS)
@@ -459,7 +454,7 @@ def test_functions_commands_and_programs_have_limits(crowd: Crowd, client: redis
         other.release()
 
 
-def test_the_command_shows_holders(crowd: Crowd, eventually: Eventually) -> None:
+def test_the_command_shows_holders(crowd: Crowd) -> None:
     people = [(crowd(), Semaphore(NAME, limit=3, ttl=LONG, note=note)) for note in ("books", "taxes")]
     for person, semaphore in people:
         assert person(semaphore, "acquire")
@@ -477,7 +472,7 @@ def test_the_command_shows_holders(crowd: Crowd, eventually: Eventually) -> None
     fails(1, "^Not held: semaphore:other", "clear", "semaphore:other", "--permit", "1", "--noinput")
     cleared = redislocks("clear", "semaphore:export:7", "--permit", fence, "--noinput")
     assert re.fullmatch(r"Force-released semaphore:export:7, held for .*, 0 waiting\.\n", cleared)
-    eventually(lambda: people[0][0].read(lambda: people[0][1].lost))
+    until(lambda: people[0][0].read(lambda: people[0][1].lost))
     assert not people[1][0].read(lambda: people[1][1].lost)
     assert redislocks("clear", "--all", "--noinput").startswith("Force-released semaphore:export:7, held for ")
     assert list_locks() == []
@@ -496,16 +491,16 @@ def test_values_that_were_evicted_are_lost_and_others_stay(client: redis.Redis) 
     assert get_lock(f"semaphore:{NAME}") is None
 
 
-def test_what_has_ended_stays_no_longer_than_what_has_not(client: redis.Redis, eventually: Eventually) -> None:
+def test_what_has_ended_stays_no_longer_than_what_has_not(client: redis.Redis) -> None:
     """A release sees what others have left behind, and gives the keys no longer than the leases that are left."""
     long, short = Semaphore(NAME, limit=3, ttl=LONG), Semaphore(NAME, limit=3, ttl=1, auto_renew=False)
     assert long.acquire()
     assert short.acquire()
     assert client.pttl(PERMITS) > LONG * 500
-    eventually(lambda: short.lost)
+    until(lambda: short.lost)
     with Semaphore(NAME, limit=3, ttl=5) as last:
         long.release()
-        eventually(lambda: holders() == 1)
+        until(lambda: holders() == 1)
         assert 0 < client.pttl(PERMITS) <= 10_000 >= client.pttl(ENDS) > 0
         assert last.owned()
     assert leftovers(client) == []

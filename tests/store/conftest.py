@@ -5,21 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 import django_redislock
 from django_redislock import Lock
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.inside import limit
 
-Eventually = Callable[..., Any]
 Exercise = Callable[[], None]
 
 
 @pytest.fixture
-def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> Exercise:
+def exercise(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> Exercise:
     """Use all connections of a lock: acquire, queue, hand over, confirm, look, extend."""
     limit(monkeypatch, look_every=1000.0)  # waiters must be told
 
@@ -28,7 +26,7 @@ def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPat
         lock, following = Lock("a", ttl=60), Lock("a", ttl=60)
         me(lock, "acquire")
         waiting = you.start(following, "acquire", blocking_timeout=GENEROUS)
-        eventually(lambda: me(lock, "info").waiters == 1)
+        until(lambda: me(lock, "info").waiters == 1)
         assert [info.name for info in me(django_redislock, "list_locks")] == ["a"]
         assert me(lock, "extend", 60)
         assert me(lock, "owned")
@@ -36,7 +34,7 @@ def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPat
         me(lock, "release")
         assert waiting.result(GENEROUS) is True  # the listener
         assert you.read(lambda: following.fence) > fence
-        eventually(lambda: you(following, "info").lease_left > 30)  # the watchdog: a handoff has 20 s at first
+        until(lambda: you(following, "info").lease_left > 30)  # the watchdog: a handoff has 20 s at first
         you(following, "release")
         assert me(django_redislock, "list_locks") == []
 

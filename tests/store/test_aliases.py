@@ -33,7 +33,7 @@ from tests.inside import (
     shown_alias,
 )
 
-from .conftest import Eventually, Exercise
+from .conftest import Exercise
 
 pytestmark = pytest.mark.usefixtures("own_pools")
 
@@ -239,9 +239,9 @@ def _memory(request: pytest.FixtureRequest, settings: Any) -> None:
 
 @in_memory
 @KINDS
-def test_locks_pools_and_values_work(crowd: Crowd, exercise: Exercise, eventually: Eventually) -> None:
+def test_locks_pools_and_values_work(crowd: Crowd, exercise: Exercise) -> None:
     exercise()
-    all_of_them(crowd, eventually)
+    all_of_them(crowd)
 
 
 @in_memory

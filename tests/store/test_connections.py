@@ -18,13 +18,13 @@ from freezegun import freeze_time
 import django_redislock
 from django_redislock import Lock, LockUnavailable, locked
 from redisserver import RedisServer, redis_server
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, auntil, until
 from tests.helpers.servers import Twins, wsgi_server
 from tests.helpers.state import count, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
 from tests.inside import AskedOnce, Wire, command, limit, listen, put_together, surplus, unused_by_turns, unused_here
 
-from .conftest import Eventually, all_at_once, use
+from .conftest import all_at_once, use
 
 pytestmark = pytest.mark.usefixtures("own_pools")
 
@@ -64,11 +64,11 @@ def test_the_number_of_connections_is_bounded(
 
 @pytest.mark.usefixtures("one")
 def test_who_finds_no_connection_free_waits_until_its_deadline_and_is_told_so_in_the_end(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, retry_for: Any
+    crowd: Crowd, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, retry_for: Any
 ) -> None:
     retry_for(0.1)
     me, lock, busy = crowd(), Lock("a"), crowd().start(WIRE, "exchange", ("BLPOP", "busy", str(GENEROUS)))
-    eventually(lambda: client.info("clients")["blocked_clients"])
+    until(lambda: client.info("clients")["blocked_clients"])
     waiting = [crowd().start(WIRE, "exchange", ("ECHO", "1")) for _ in range(5)]
     with pytest.raises(redis.TimeoutError, match="no connection became free in time"):
         me(WIRE, "exchange", ("ECHO", "1"), within=0.05)
@@ -84,15 +84,15 @@ def test_who_finds_no_connection_free_waits_until_its_deadline_and_is_told_so_in
 
 
 async def test_a_connection_that_becomes_free_in_the_moment_in_which_its_waiter_gives_up_is_used(
-    one: None, client: redis.Redis, eventually: Eventually, aeventually: Any, monkeypatch: pytest.MonkeyPatch
+    one: None, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, patience_loops=0.5)
     busy = asyncio.create_task(WIRE.aexchange(("BLPOP", "busy", str(GENEROUS))))
-    await aeventually(lambda: client.info("clients")["blocked_clients"])
+    await auntil(lambda: client.info("clients")["blocked_clients"])
     waiting, begun = asyncio.create_task(WIRE.aexchange(("ECHO", "1"))), monotonic()
     await asyncio.sleep(0)
     client.rpush("busy", "over")
-    eventually(lambda: not client.info("clients")["blocked_clients"])
+    until(lambda: not client.info("clients")["blocked_clients"])
     await asyncio.sleep(0)  # the loop reads the answer after this, and looks at the clock after that
     sleep(max(0.0, begun + 0.6 - monotonic()))
     await asyncio.wait([waiting])
@@ -153,12 +153,12 @@ def is_sending_to(port: int) -> bool:
 
 
 @pytest.mark.complete
-def test_an_error_of_the_network_names_the_server(me: Any, own: RedisServer, eventually: Eventually) -> None:
+def test_an_error_of_the_network_names_the_server(me: Any, own: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, own.url, socket_timeout=GENEROUS)):
         me(WIRE, "exchange", ("ECHO", "1"))
         with stopped(own):
             sending = me.start(WIRE, "exchange", ("ECHO", "1" * 50_000_000))
-            eventually(lambda: is_sending_to(own.port))
+            until(lambda: is_sending_to(own.port))
             own.process.kill()  # type: ignore[union-attr]
             with pytest.raises(redis.ConnectionError, match=f"127.0.0.1:{own.port}"):
                 sending.result(GENEROUS)
@@ -222,7 +222,7 @@ def test_the_errors_of_single_commands_stand_among_the_answers(using: str, me: A
 
 
 def test_killed_connections_and_a_restart_make_no_call_fail(
-    crowd: Crowd, own: RedisServer, eventually: Eventually, retry_for: Callable[[float], None]
+    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
     me, you, lock, following = crowd(), crowd(), Lock("a", ttl=60), Lock("a", ttl=60)
     all_at_once(use, 8)  # so that many connections go stale at once
@@ -235,11 +235,11 @@ def test_killed_connections_and_a_restart_make_no_call_fail(
         lambda: me(Lock("b"), "acquire"),
     ]
     with own.client() as client:
-        eventually(lambda: queued(client, "a") == 1)
+        until(lambda: queued(client, "a") == 1)
         for ask in asking:
             kill(client)
             assert ask()
-        eventually(lambda: queued(client, "a") == 1)
+        until(lambda: queued(client, "a") == 1)
         assert not waiting.done()
         kill(client)
         me(lock, "release")
@@ -289,7 +289,7 @@ def test_whoever_has_little_time_left_connects_within_it(client: redis.Redis, mo
     [("up", r"You can't write against a read only replica\."), ("down", r"MASTERDOWN Link with .*'no'\.")],
 )
 def test_a_server_that_is_a_replica_is_asked_again_for_a_moment(
-    link: str, refused: str, me: Any, server: RedisServer, client: redis.Redis, settings: Any, eventually: Eventually,
+    link: str, refused: str, me: Any, server: RedisServer, client: redis.Redis, settings: Any,
     retry_for: Any,
 ) -> None:  # fmt: skip
     lock = Lock("a", using="replica")
@@ -297,7 +297,7 @@ def test_a_server_that_is_a_replica_is_asked_again_for_a_moment(
     with redis_server(replica_serve_stale_data="no") as second, second.client() as replica:
         settings.CACHES = {**settings.CACHES, "replica": alias(DJANGO_REDIS, second.url)}
         replica.replicaof("127.0.0.1", str(server.port) if link == "up" else "1")
-        eventually(lambda: replica.info("replication")["master_link_status"] == link)
+        until(lambda: replica.info("replication")["master_link_status"] == link)
         retry_for(0.1)
         with pytest.raises(LockUnavailable, match=rf"^Redis refuses to serve the lock 'a' .*: {refused}$"):
             me(lock, "acquire")
@@ -305,7 +305,7 @@ def test_a_server_that_is_a_replica_is_asked_again_for_a_moment(
         replica.config_resetstat()
         acquired = me.start(lock, "acquire")
         # each time by another connection: an address may lead to another server by now
-        eventually(lambda: acquired.done() or replica.info("stats")["total_connections_received"] > 2)
+        until(lambda: acquired.done() or replica.info("stats")["total_connections_received"] > 2)
         assert not acquired.done()
         replica.replicaof("NO", "ONE")
         assert acquired.result(GENEROUS) is True
@@ -331,7 +331,7 @@ def test_what_redis_refuses_for_good_is_an_error_at_once(me: Any, own: RedisServ
 
 @pytest.mark.parametrize("trouble", ["password", "max number of clients"])
 def test_where_a_server_refuses_new_connections_those_that_there_are_go_on_working(
-    trouble: str, own: RedisServer, retry_for: Callable[[float], None], eventually: Eventually, caplog: Any
+    trouble: str, own: RedisServer, retry_for: Callable[[float], None], caplog: Any
 ) -> None:
     retry_for(0.1)
     with own.client() as client, caches(alias(DJANGO_REDIS, own.url.replace("//", "//:old@"))):
@@ -342,7 +342,7 @@ def test_where_a_server_refuses_new_connections_those_that_there_are_go_on_worki
         with pytest.raises(LockUnavailable, match=trouble):
             asyncio.run(Lock("b").aacquire())
         listen()
-        eventually(lambda: "listener-disconnected" in caplog.text)
+        until(lambda: "listener-disconnected" in caplog.text)
         lock.release()
 
 

@@ -13,11 +13,9 @@ from django.core.management import CommandError, call_command
 
 import django_redislock
 from django_redislock import ConditionalValue, Counter, Lock, LockError, LockNotAcquired, LockPool, LockUnavailable
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.state import FENCE, LOCK, NAME, QUEUE, TOKEN, WAITERS
 from tests.inside import PREFIX, command, heard, own_channel, subscriptions
-
-from .conftest import Eventually
 
 POOL = "pool:accounts:"
 
@@ -83,13 +81,13 @@ def test_so_are_the_waiters_of_a_held_lock_and_other_locks_go_on(crowd: Crowd, c
 
 @pytest.mark.complete
 def test_a_lock_that_is_overwritten_while_held_is_an_error_at_the_release_and_then_lost(
-    me: Any, client: redis.Redis, eventually: Eventually
+    me: Any, client: redis.Redis
 ) -> None:
     lock = Lock(NAME, ttl=3)
     me(lock, "acquire")
     with named(client, f"lock:{NAME}"):
         me(lock, "release")
-    eventually(lambda: me.read(lambda: lock.lost))
+    until(lambda: me.read(lambda: lock.lost))
     client.delete(LOCK)
     use(me)
 
@@ -200,9 +198,7 @@ NO_ENTRIES = [
 
 
 @pytest.mark.parametrize("entry", NO_ENTRIES, ids=lambda entry: entry[:40])
-def test_an_invalid_entry_is_dropped_from_the_queue(
-    entry: str, crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_an_invalid_entry_is_dropped_from_the_queue(entry: str, crowd: Crowd, client: redis.Redis) -> None:
     def forge(score: float) -> None:
         client.zadd(QUEUE, {"forged": score})
         client.hset(WAITERS, "forged", entry.format(channel=own_channel()))
@@ -215,7 +211,7 @@ def test_an_invalid_entry_is_dropped_from_the_queue(
         me(lock, "release")
     me(lock, "acquire")
     waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
-    eventually(lambda: client.zcard(QUEUE) == 1)
+    until(lambda: client.zcard(QUEUE) == 1)
     forge(1)
     me(lock, "release")
     assert waiting.result(GENEROUS)
@@ -234,17 +230,17 @@ MESSAGES = [
 
 
 def test_foreign_messages_end_neither_a_waiter_nor_the_listener(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    crowd: Crowd, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=600)
     me(lock, "acquire")
     waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
-    eventually(lambda: client.zcard(QUEUE) == 1)
+    until(lambda: client.zcard(QUEUE) == 1)
     subscribed = subscriptions()
     for message in MESSAGES:
         before, (id,) = heard(), list[Any](client.zrange(QUEUE, 0, -1))
         assert client.publish(own_channel(), message.replace(b"{id}", id)) == 1
-        eventually(lambda before=before: heard() > before)
+        until(lambda before=before: heard() > before)
         assert not waiting.done()
     me(lock, "release")
     assert waiting.result(GENEROUS)
@@ -264,7 +260,7 @@ def take_one(me: Any, pool: LockPool) -> str:
 @pytest.mark.parametrize("raw", [b"\xff\xfe", b"a:b", b"x\ny", b"%41", b"x" * 600, b""], ids=lambda raw: repr(raw[:20]))
 @pytest.mark.parametrize("where", ["fresh", "free"])
 def test_an_invalid_member_is_named_and_the_others_can_be_used(
-    where: str, raw: bytes, me: Any, client: redis.Redis, eventually: Eventually
+    where: str, raw: bytes, me: Any, client: redis.Redis
 ) -> None:
     pool = LockPool("accounts")
     me(pool, "assign", ["alice"])
@@ -279,7 +275,7 @@ def test_an_invalid_member_is_named_and_the_others_can_be_used(
     assert "alice" in taken
     assert all(found == "alice" or "is not a member of a pool" in found for found in taken)
     # what was got for nobody is given back in the background
-    eventually(lambda: not client.exists(f"{PREFIX}held:{POOL}"))
+    until(lambda: not client.exists(f"{PREFIX}held:{POOL}"))
     me(pool, "assign", ["alice"])
     assert me(pool, "keys") == ["alice"]
     assert take_one(me, pool) == take_one(me, pool) == "alice"

@@ -20,7 +20,7 @@ from django.test import override_settings
 from django_redislock import Lock, LockUnavailable
 from redisserver import RedisServer, redis_server
 from tests.helpers import state
-from tests.helpers.actors import Crowd
+from tests.helpers.actors import Crowd, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import proxy
 from tests.helpers.ways import (
@@ -48,14 +48,14 @@ from tests.inside import (
     watch_connections,
 )
 
-from .conftest import Eventually, Exercise, ause
+from .conftest import Exercise, ause
 
 pytestmark = pytest.mark.usefixtures("own_pools")
 
 
 @BOTH
 def test_changed_caches_lead_elsewhere_and_leave_no_connection_and_no_thread_behind(
-    backend: str, server: RedisServer, client: redis.Redis, me: Any, exercise: Exercise, eventually: Eventually
+    backend: str, server: RedisServer, client: redis.Redis, me: Any, exercise: Exercise
 ) -> None:
     def threads() -> int:
         return sum(thread.name.startswith("redislock") for thread in threading.enumerate())
@@ -70,28 +70,28 @@ def test_changed_caches_lead_elsewhere_and_leave_no_connection_and_no_thread_beh
             with another.client() as there:
                 assert there.exists("redislock{0}:lock:a")
             assert not client.exists("redislock{0}:lock:a")
-            eventually(lambda: not connections(client))
+            until(lambda: not connections(client))
         exercise()
         me(Lock("a"), "acquire")
         with override_settings(REDISLOCK={"CACHE": "third"}):
             assert not me(Lock("a"), "locked")
         assert me(Lock("a"), "locked")
-    eventually(lambda: not connections(client))
-    eventually(lambda: threads() <= before + 2)  # renewer and notifier, which are for all aliases
+    until(lambda: not connections(client))
+    until(lambda: threads() <= before + 2)  # renewer and notifier, which are for all aliases
 
 
 def test_a_lock_from_before_a_change_of_settings_can_be_released_and_leaves_no_connection(
-    me: Any, server: RedisServer, client: redis.Redis, eventually: Eventually
+    me: Any, server: RedisServer, client: redis.Redis
 ) -> None:
     """If it is held for long beyond that, too: nothing begins to listen."""
     lock = Lock("a", ttl=60)
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         me(lock, "acquire")
-    eventually(all_seen)  # by the renewer, which has planned its next look
+    until(all_seen)  # by the renewer, which has planned its next look
     assert not [connection for connection in connections(client) if connection["sub"] != "0"]
     me(lock, "release")
     assert not client.exists("redislock{0}:lock:a")
-    eventually(lambda: not connections(client))
+    until(lambda: not connections(client))
 
 
 FORK = """
@@ -131,12 +131,12 @@ else:
 
 
 def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
-    start: Callable[..., Worker], client: redis.Redis, eventually: Eventually
+    start: Callable[..., Worker], client: redis.Redis
 ) -> None:
     lock, parent = Lock(state.NAME), start(FORK, fresh=True, name=state.NAME)
     lock.acquire()
     (channel,) = parent.expect("parent")
-    eventually(lambda: state.queued(client) == 1)
+    until(lambda: state.queued(client) == 1)
     parent.tell()
     (child,) = map(int, parent.expect("forked"))
     try:
@@ -146,12 +146,12 @@ def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
         parent.process.wait()
         # were the child to keep the parent's socket open, Redis would count the parent as alive, and nobody would
         # overtake its waiters
-        eventually(lambda: dict(client.pubsub_numsub(channel)) == {channel.encode(): 0})
+        until(lambda: dict(client.pubsub_numsub(channel)) == {channel.encode(): 0})
         parent.tell()  # the child, which has used no lock yet
         own_channel, token, locks = parent.expect("child")
         assert own_channel != channel
         assert (token, locks) == ("None", "3")
-        eventually(lambda: state.queued(client) == 2)
+        until(lambda: state.queued(client) == 2)
         _, second = list[Any](client.zrange(state.QUEUE, 0, -1))
         assert dict(client.pubsub_numsub(own_channel)) == {own_channel.encode(): 1}
         lock.release()
@@ -170,7 +170,7 @@ def of_commands(client: redis.Redis) -> list[dict[str, str]]:
 
 @BOTH
 def test_many_event_loops_leave_no_connection_behind(
-    backend: str, server: RedisServer, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    backend: str, server: RedisServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[bool] = []
 
@@ -193,7 +193,7 @@ def test_many_event_loops_leave_no_connection_behind(
             asyncio.run(main(number))
         assert seen == [False] * 20
         gc.collect()  # a socket that nobody closed would warn now
-        eventually(lambda: len(of_commands(client)) <= 2)  # those of the process's threads, on a slow machine
+        until(lambda: len(of_commands(client)) <= 2)  # those of the process's threads, on a slow machine
         asyncio.run(ause(1))
         assert loops_with_connections() == 0
     assert caplog.text == ""
@@ -246,7 +246,7 @@ def test_tasks_of_a_closed_loop_end_silently(own: RedisServer, caplog: pytest.Lo
 
 @pytest.mark.complete
 @pytest.mark.parametrize("at_once", [True, False])
-def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, eventually: Eventually) -> None:
+def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels) -> None:
     old, new = sentinels.clients
     with closing(Crowd(tasks=False)) as threads, closing(Crowd(tasks=True)) as tasks, caches(sentinels.alias()):
         held, waiting = [], []
@@ -255,7 +255,7 @@ def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, even
             me(lock, "acquire")
             held.append((me, lock, me.read(lambda lock=lock: lock.fence)))
             waiting.append((you, following, you.start(following, "acquire", blocking_timeout=60)))
-            eventually(lambda me=me, lock=lock: me(lock, "info").waiters == 1)
+            until(lambda me=me, lock=lock: me(lock, "info").waiters == 1)
         assert connections(old)
         assert not connections(new)
         sentinels.replicate()
@@ -263,7 +263,7 @@ def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, even
         if at_once:  # what the sentinel does to the old master too, up to ten seconds later
             old.replicaof("127.0.0.1", str(sentinels.servers[1].port))
             kill(old)
-        eventually(lambda: old.info("replication")["role"] == "slave")
+        until(lambda: old.info("replication")["role"] == "slave")
         for me, lock, _ in held:
             assert me(lock, "owned")
             assert not me.read(lambda lock=lock: lock.lost)
@@ -272,12 +272,12 @@ def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, even
             assert acquired.result(60) is True
             assert you.read(lambda following=following: following.fence) > fence
         # not at once: whoever meets the end of the old master closes what idles, and a replica passes wakes on
-        eventually(lambda: connections(new))
+        until(lambda: connections(new))
 
 
 @pytest.mark.complete
 def test_of_a_master_that_hangs_the_first_call_is_told_and_the_next_reaches_its_successor(
-    sentinels: Sentinels, crowd: Crowd, eventually: Eventually, retry_for: Callable[[float], None]
+    sentinels: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(0.1)
     sentinels.wait_for_it(300)  # none is taken for dead, where a machine is busy
@@ -285,7 +285,7 @@ def test_of_a_master_that_hangs_the_first_call_is_told_and_the_next_reaches_its_
     given["OPTIONS"]["SOCKET_TIMEOUT"] = 5
     with caches(given):
         waiting = [crowd().start(Wire(), "exchange", ("BLPOP", "busy", "30")) for _ in range(3)]
-        eventually(lambda: master.info("clients")["blocked_clients"] == 3)
+        until(lambda: master.info("clients")["blocked_clients"] == 3)
         master.rpush("busy", 1, 2, 3)
         for waited in waiting:
             waited.result(60)
@@ -305,7 +305,7 @@ def three() -> Iterator[Sentinels]:
 
 
 def test_silent_and_refusing_sentinels_cost_a_share_of_the_time_and_no_connection_stays(
-    three: Sentinels, crowd: Crowd, eventually: Eventually, retry_for: Callable[[float], None]
+    three: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
 ) -> None:
     def use() -> None:
         lock = Lock("a", blocking_timeout=6)
@@ -325,7 +325,7 @@ def test_silent_and_refusing_sentinels_cost_a_share_of_the_time_and_no_connectio
         asyncio.run(ause(1))
         gc.collect()  # a socket that nobody closed would warn now
     first.execute_command("ACL", "SETUSER", "default", "+sentinel")
-    eventually(lambda: not connections(three.clients[0]))
+    until(lambda: not connections(three.clients[0]))
 
 
 @pytest.mark.parametrize("refuses", ["NOREPLICAS", "READONLY", "connections"])
@@ -361,29 +361,27 @@ def test_the_error_about_a_missing_master_quotes_the_sentinels(
 
 
 def test_the_error_about_a_master_that_is_down_says_how_sentinels_find_it(
-    three: Sentinels, me: Any, eventually: Eventually, retry_for: Callable[[float], None]
+    three: Sentinels, me: Any, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(0.1)
     given, sentinel = three.alias(), SentinelServer(f"monitor {MASTER} {HOST} 1 1")
     with closing(sentinel), closing(sentinel.start().client()) as client, caches(given):
         given["OPTIONS"]["SENTINELS"] = [(HOST, sentinel.port)]
         client.sentinel_set(MASTER, "down-after-milliseconds", 1)
-        eventually(lambda: "o_down" in str(client.sentinel_masters()))
+        until(lambda: "o_down" in str(client.sentinel_masters()))
         with pytest.raises(LockUnavailable, match=r"The sentinels find the master 'tickets' down: \S*o_down"):
             me(Lock("a"), "acquire")
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("awaits", [False, True])
-def test_sentinels_lead_nobody_to_a_replaced_master_that_nobody_has_demoted_yet(
-    awaits: bool, eventually: Eventually
-) -> None:
+def test_sentinels_lead_nobody_to_a_replaced_master_that_nobody_has_demoted_yet(awaits: bool) -> None:
     """Their answer of before comes late; and the one that leads the failover lists the old master until all replicas
     follow the new one."""
     with closing(Sentinels(replicas=2)) as several, closing(Crowd(tasks=awaits)) as crowd:
         sentinel, given = several.sentinel_clients[0], several.alias()
         several.clients[2].config_set("replica-priority", 0)  # the other one is promoted
-        eventually(lambda: 0 in {one["slave-priority"] for one in sentinel.sentinel_slaves(MASTER)})
+        until(lambda: 0 in {one["slave-priority"] for one in sentinel.sentinel_slaves(MASTER)})
         several.wait_for_it(300)  # none is taken for dead
         sentinel.sentinel_set(MASTER, "failover-timeout", 300_000)
         given["OPTIONS"]["SOCKET_TIMEOUT"] = 60
@@ -395,7 +393,7 @@ def test_sentinels_lead_nobody_to_a_replaced_master_that_nobody_has_demoted_yet(
                 assert late.caught.wait(60)
                 several.fail_over()
                 since = monotonic()
-                eventually(lambda: monotonic() > since + 0.5)  # C7: no answer of a moment ago is doubted
+                until(lambda: monotonic() > since + 0.5)  # C7: no answer of a moment ago is doubted
                 late.let_go()
                 assert acquiring.result(60)
             with caches(several.alias()):
@@ -424,9 +422,7 @@ def test_what_a_replaced_master_answers_when_it_wakes_up_does_not_count(awaits: 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("awaits", [False, True])
-def test_where_no_sentinel_answers_a_late_answer_counts(
-    awaits: bool, sentinels: Sentinels, eventually: Eventually
-) -> None:
+def test_where_no_sentinel_answers_a_late_answer_counts(awaits: bool, sentinels: Sentinels) -> None:
     given = sentinels.alias()
     given["OPTIONS"]["SOCKET_TIMEOUT"] = 60
     with caches(given), closing(Crowd(tasks=awaits)) as crowd:
@@ -435,15 +431,13 @@ def test_where_no_sentinel_answers_a_late_answer_counts(
         with stopped(sentinels.sentinels[0]):
             with stopped(sentinels.servers[0]):
                 acquiring, since = me.start(Lock("b", ttl=60), "acquire"), monotonic()
-                eventually(lambda: monotonic() > since + 1)  # C7: no answer of a moment ago is doubted
+                until(lambda: monotonic() > since + 1)  # C7: no answer of a moment ago is doubted
             assert acquiring.result(60)
             assert me(Lock("c"), "acquire")
 
 
 @pytest.mark.complete
-def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_acknowledge(
-    sentinels: Sentinels, eventually: Eventually
-) -> None:
+def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_acknowledge(sentinels: Sentinels) -> None:
     """Whoever is told so reaches the new one with the next call."""
     old, new = sentinels.clients
     sentinels.replicate()
@@ -455,13 +449,11 @@ def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_ac
             Lock("a", replicas=1).acquire()
         assert Lock("b").acquire()
         assert new.exists("redislock{0}:lock:b")
-        eventually(lambda: not old.exists("redislock{0}:lock:a"))
+        until(lambda: not old.exists("redislock{0}:lock:a"))
 
 
 @pytest.mark.complete
-def test_a_replaced_master_that_refuses_writes_for_lack_of_replicas_is_left_at_once(
-    sentinels: Sentinels, eventually: Eventually
-) -> None:
+def test_a_replaced_master_that_refuses_writes_for_lack_of_replicas_is_left_at_once(sentinels: Sentinels) -> None:
     old, new = sentinels.clients
     sentinels.replicate()  # first: it writes
     old.config_set("min-replicas-to-write", 1)
@@ -469,14 +461,14 @@ def test_a_replaced_master_that_refuses_writes_for_lack_of_replicas_is_left_at_o
         Lock("a").locked()  # a connection to the old master
         with stopped(sentinels.servers[0]):
             sentinels.fail_over()
-        eventually(lambda: old.info("replication")["connected_slaves"] == 0)
+        until(lambda: old.info("replication")["connected_slaves"] == 0)
         assert Lock("a").acquire()
         assert new.exists("redislock{0}:lock:a")
 
 
 @pytest.mark.complete
 def test_a_question_to_the_replicas_that_a_failover_breaks_off_is_asked_again(
-    sentinels: Sentinels, crowd: Crowd, eventually: Eventually
+    sentinels: Sentinels, crowd: Crowd
 ) -> None:
     def asking() -> list[str]:
         return [connection["id"] for connection in connections(master) if "b" in connection["flags"]]
@@ -487,12 +479,12 @@ def test_a_question_to_the_replicas_that_a_failover_breaks_off_is_asked_again(
         sentinels.replicate()
         with stopped(sentinels.servers[1]):
             acquiring = me.start(Lock("a", replicas=1), "acquire")
-            (id,) = eventually(asking)
+            (id,) = until(asking)
             master.client_unblock(int(id), error=True)  # a demotion sends the same
         assert acquiring.result(60)
         with stopped(sentinels.servers[1]):
             acquiring = me.start(Lock("c", replicas=1), "acquire")
-            eventually(asking)
+            until(asking)
             master.replicaof("127.0.0.1", str(sentinels.servers[1].port))
             assert "set REPLICAS to 0" not in str(acquiring.exception(60))  # it is asked as a replica, too
 

@@ -46,7 +46,7 @@ from django_redislock.testing import (
     reset,
 )
 from tests.base.test_forks import in_child
-from tests.helpers.actors import GENEROUS, Crowd, Other
+from tests.helpers.actors import GENEROUS, Crowd, Other, until
 from tests.helpers.databases import Account, with_fences
 from tests.helpers.docs import blocks, page
 from tests.helpers.state import NAME, count
@@ -78,7 +78,7 @@ def assert_nothing_is_there() -> None:
         pass
 
 
-def test_inside_are_other_locks_than_outside_and_in_each_block_others(client: redis.Redis, eventually: Any) -> None:
+def test_inside_are_other_locks_than_outside_and_in_each_block_others(client: redis.Redis) -> None:
     before = count(client, "scan")
     Lock(NAME).acquire()
     keys = sorted(command("KEYS", "*"))
@@ -93,7 +93,7 @@ def test_inside_are_other_locks_than_outside_and_in_each_block_others(client: re
         assert [lock.name for lock in list_locks()] == [NAME]
         assert sorted(command("KEYS", "*")) == keys
     assert len(leases()) == 1
-    eventually(lambda: len(client.client_list()) <= connections + 2)
+    until(lambda: len(client.client_list()) <= connections + 2)
 
 
 @pytest.mark.complete
@@ -159,9 +159,7 @@ def test_a_redis_that_has_gone_is_no_error_but_one_that_does_not_say_what_is_lef
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
-def test_reset_ends_all_in_the_midst_of_a_test_and_wakes_those_who_wait(
-    other: Others, eventually: Any, caplog: Any
-) -> None:
+def test_reset_ends_all_in_the_midst_of_a_test_and_wakes_those_who_wait(other: Others, caplog: Any) -> None:
     with own_locks():
         leave_all_kinds()
         with hold("by somebody else"):
@@ -171,7 +169,7 @@ def test_reset_ends_all_in_the_midst_of_a_test_and_wakes_those_who_wait(
         for _ in range(2):
             Lock(NAME, ttl=600).acquire()
             got = other().start(lambda: Lock(NAME).acquire())
-            eventually(lambda: (info := get_lock(NAME)) and info.waiters and waiting())
+            until(lambda: (info := get_lock(NAME)) and info.waiters and waiting())
             reset()
             assert got.result(GENEROUS)
             reset()
@@ -203,11 +201,11 @@ def test_the_mixin_covers_set_up_and_clean_up() -> None:
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
-def test_what_somebody_else_holds_is_busy_until_the_block_ends(crowd: Crowd, heard: list[Any], eventually: Any) -> None:
+def test_what_somebody_else_holds_is_busy_until_the_block_ends(crowd: Crowd, heard: list[Any]) -> None:
     me = crowd()
     with hold("waited-for"):
         got = me.start(Lock("waited-for", blocking_timeout=GENEROUS), "acquire")
-        eventually(lambda: get_lock("waited-for").waiters)  # type: ignore[union-attr]
+        until(lambda: get_lock("waited-for").waiters)  # type: ignore[union-attr]
         assert not got.done()
     assert got.result(GENEROUS)
     heard.clear()
@@ -272,7 +270,7 @@ async def test_all_of_it_can_be_used_in_a_coroutine() -> None:
         await work()
 
 
-def test_a_lock_that_is_lost_is_lost_at_once(crowd: Crowd, eventually: Any) -> None:
+def test_a_lock_that_is_lost_is_lost_at_once(crowd: Crowd) -> None:
     told: list[LockLost] = []
     me, lock = crowd(), Lock(NAME, on_lost=told.append)
     me(lock, "acquire")
@@ -281,7 +279,7 @@ def test_a_lock_that_is_lost_is_lost_at_once(crowd: Crowd, eventually: Any) -> N
     assert_not_locked(NAME)
     with pytest.raises(LockLost, match="it was force-released"):
         me(lock, "release")
-    eventually(lambda: [error.name for error in told] == [NAME])
+    until(lambda: [error.name for error in told] == [NAME])
     drop_in: Any = cache.lock(NAME)  # type: ignore[attr-defined]
     assert drop_in.acquire()
     lose(drop_in)
@@ -299,7 +297,7 @@ def test_of_a_semaphore_the_permit_of_this_object_is_lost() -> None:
         assert (mine.lost, other.lost) == (True, False)
 
 
-def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(crowd: Crowd, eventually: Any) -> None:
+def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(crowd: Crowd) -> None:
     """Also over connections that stand, and at once: RETRY_FOR is not waited for."""
     me, before = crowd(), Lock("before")
     me(before, "acquire")
@@ -314,7 +312,7 @@ def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(crowd: Crowd
     assert_not_locked("before")
     with hold("waited-for"):  # whoever waits gets it in the end
         waiting = me.start(Lock("waited-for", blocking_timeout=GENEROUS), "acquire")
-        eventually(lambda: get_lock("waited-for").waiters)  # type: ignore[union-attr]
+        until(lambda: get_lock("waited-for").waiters)  # type: ignore[union-attr]
         with redis_away():
             sleep(0.2)
         assert not waiting.done()
@@ -322,15 +320,15 @@ def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(crowd: Crowd
 
 
 @pytest.mark.complete
-def test_a_held_lock_is_not_renewed_and_lost_in_the_end(crowd: Crowd, where: str, eventually: Any) -> None:
+def test_a_held_lock_is_not_renewed_and_lost_in_the_end(crowd: Crowd, where: str) -> None:
     me, lock = crowd(), Lock(NAME, ttl=4)
     me(lock, "acquire")
     ends = get_lock(NAME).expires  # type: ignore[union-attr]
     # it has been renewed before, over a connection that is kept
-    eventually(lambda: get_lock(NAME).expires > ends)  # type: ignore[union-attr]
-    eventually(lambda: where == "memory" or keeps_connection_to_renew())
+    until(lambda: get_lock(NAME).expires > ends)  # type: ignore[union-attr]
+    until(lambda: where == "memory" or keeps_connection_to_renew())
     with redis_away():
-        eventually(lambda: me.read(lambda: lock.lost))
+        until(lambda: me.read(lambda: lock.lost))
     with pytest.raises(LockLost, match="its lease ended before it could be renewed"):
         me.read(lock.check)
 

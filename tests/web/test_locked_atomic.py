@@ -28,7 +28,7 @@ from django_redislock import (
     locked_atomic,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.databases import Account, Commits
 
 Work = Callable[[], object]
@@ -128,20 +128,20 @@ def test_in_a_test_case_callbacks_stay_with_their_database_to_be_captured(accoun
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit, LockLost])
-def test_what_raises_or_is_lost_rolls_back(error: Any, run: Run, account: Any, heard: Any, eventually: Any) -> None:
+def test_what_raises_or_is_lost_rolls_back(error: Any, run: Run, account: Any, heard: Any) -> None:
     def work() -> None:
         account.book()
         assert held() == [NAME]
         if error is not LockLost:
             raise error
         force_release(NAME)
-        eventually(lambda: "lost" in [which for which, _ in heard])
+        until(lambda: "lost" in [which for which, _ in heard])
 
     with pytest.raises(error):
         run(work)
     assert (connection.in_atomic_block, account.balance) == (False, 0)
     if error is GeneratorExit:
-        eventually(lambda: not held())
+        until(lambda: not held())
     assert held() == []
 
 

@@ -38,7 +38,7 @@ from django_redislock import Lock, LockInfo, LockUnavailable, list_locks, locked
 from django_redislock.testing import hold
 from redisserver import RedisServer
 from tests.helpers import site
-from tests.helpers.actors import GENEROUS, Crowd, Other
+from tests.helpers.actors import GENEROUS, Crowd, Other, until
 from tests.helpers.databases import Account
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import LEFT_OPEN, Page, Pages, Twins, Web, arespond, lock_names
@@ -179,7 +179,7 @@ def test_all_methods_but_options_lock_unless_some_are_named(crowd: Crowd, pages:
         you(lock, "release")
 
 
-def test_a_second_request_waits_if_told(crowd: Crowd, pages: Pages, client: Any, eventually: Any) -> None:
+def test_a_second_request_waits_if_told(crowd: Crowd, pages: Pages, client: Any) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def body(request: HttpRequest) -> Generator[None, None, Any]:
@@ -192,7 +192,7 @@ def test_a_second_request_waits_if_told(crowd: Crowd, pages: Pages, client: Any,
     responses = [crowd().start(pages, "get", "/slow/")]
     assert inside.wait(GENEROUS)
     responses.append(crowd().start(pages, "get", "/slow/"))
-    eventually(lambda: queued(client, "slow"))
+    until(lambda: queued(client, "slow"))
     go_on.set()
     for response in (each.result(GENEROUS) for each in responses):
         assert (response.status_code, response.content) == (200, b"slow")

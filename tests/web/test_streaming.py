@@ -21,7 +21,7 @@ from django.test import AsyncRequestFactory, RequestFactory
 
 from django_redislock import Lock, LockError, LockLost, aforce_release, alist_locks, list_locks, locked_view
 from tests.helpers import site
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS, Other, auntil, until
 from tests.helpers.databases import Account
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import LEFT_OPEN, Web, lock_names
@@ -43,7 +43,7 @@ async def read(response: Any) -> list[Any]:
     return [part async for part in response]
 
 
-def test_a_stream_keeps_the_lock_until_it_ends_and_no_longer(account: Account, eventually: Any, web: Web) -> None:
+def test_a_stream_keeps_the_lock_until_it_ends_and_no_longer(account: Account, web: Web) -> None:
     for name in site.STREAMS:
         site.ends.clear()
         account.options["ATOMIC_REQUESTS"] = name != "async-stream"
@@ -61,7 +61,7 @@ def test_a_stream_keeps_the_lock_until_it_ends_and_no_longer(account: Account, e
         with suppress(http.client.HTTPException, ZeroDivisionError) if start is None else nullcontext():
             reply = web.get(path, method=method)
             assert start is None or (reply.status == 200 and reply.body.startswith(start))
-        eventually(lambda: not list_locks())
+        until(lambda: not list_locks())
 
 
 def again() -> bytes:
@@ -117,7 +117,7 @@ def test_its_content_cleans_up_under_its_lock_when_the_client_hangs_up(end: str)
     assert (ends, list_locks()) == ([b"x"], [])
 
 
-async def test_its_async_content_cleans_up_under_its_lock(client: redis.Redis, aeventually: Any) -> None:
+async def test_its_async_content_cleans_up_under_its_lock(client: redis.Redis) -> None:
     ends = []
 
     async def content() -> AsyncIterator[bytes]:
@@ -134,7 +134,7 @@ async def test_its_async_content_cleans_up_under_its_lock(client: redis.Redis, a
     assert await anext(response._iterator) == b"x"
     await response._iterator.aclose()
     assert ends == [b"x"]
-    await aeventually(lambda: not lock_names(client))
+    await auntil(lambda: not lock_names(client))
 
 
 async def test_async_content_that_is_left_at_a_yield_can_enter_the_lock_to_clean_up() -> None:
@@ -174,12 +174,12 @@ def test_a_stream_that_is_closed_unread_or_interrupted_releases(monkeypatch: pyt
 
 
 @pytest.mark.complete
-def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Any) -> None:
+def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer() -> None:
     responses = [site.short_stream(RequestFactory().get("/"), pk=1), site.stream(RequestFactory().get("/"), pk=2)]
-    eventually(lambda: outlives(3, "account:1"))
+    until(lambda: outlives(3, "account:1"))
     responses.clear()
     gc.collect()
-    eventually(lambda: not list_locks())  # the second one was not left to its TTL
+    until(lambda: not list_locks())  # the second one was not left to its TTL
 
 
 @pytest.fixture
@@ -210,33 +210,31 @@ async def test_an_async_stream_that_has_ended_has_released(query: str, heard: An
     assert [which for which, _ in heard] == ["acquired", "released"]
 
 
-async def test_a_stream_that_is_cancelled_at_its_end_releases(network: Proxy, client: Any, aeventually: Any) -> None:
+async def test_a_stream_that_is_cancelled_at_its_end_releases(network: Proxy, client: Any) -> None:
     held_up = network.hold_request(RELEASE)
     reading = asyncio.ensure_future(read(await start_async_stream()))
-    await aeventually(held_up.caught.is_set)
+    await auntil(held_up.caught.is_set)
     reading.cancel()
     held_up.let_go()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    await aeventually(lambda: not lock_names(client))
+    await auntil(lambda: not lock_names(client))
 
 
-async def test_an_async_stream_that_is_left_halfway_ends_under_the_lock(client: redis.Redis, aeventually: Any) -> None:
+async def test_an_async_stream_that_is_left_halfway_ends_under_the_lock(client: redis.Redis) -> None:
     content = (await start_async_stream())._iterator
     assert await anext(content) == "account:1;"
     await content.aclose()
     assert site.ends == ["account:1"]
-    await aeventually(lambda: not lock_names(client))
+    await auntil(lambda: not lock_names(client))
 
 
 @pytest.mark.parametrize("on_lost", [None, "cancel"])
-async def test_a_stream_that_has_lost_its_lock_goes_on_but_does_not_begin(
-    on_lost: Any, heard: Any, aeventually: Any
-) -> None:
+async def test_a_stream_that_has_lost_its_lock_goes_on_but_does_not_begin(on_lost: Any, heard: Any) -> None:
     async def lose() -> None:
         heard.clear()
         await aforce_release("account:1")
-        await aeventually(lambda: "lost" in [which for which, _ in heard])
+        await auntil(lambda: "lost" in [which for which, _ in heard])
         await asyncio.sleep(0)  # a cancellation would come now
 
     @locked_view("account:1", on_lost=on_lost)

@@ -21,7 +21,7 @@ from django.test import RequestFactory
 from django_redislock import Lock, LockError, list_locks, locked_view
 from redisserver import RedisServer
 from tests.helpers import site
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.databases import Account, Commits
 from tests.helpers.servers import LEFT_OPEN, Pages, Web, asgi_server
 from tests.helpers.state import outlives
@@ -77,7 +77,7 @@ def test_callbacks_of_on_commit_run_once_all_databases_have_committed(method: st
     assert ([each.balance for each in both], list_locks()) == ([1, 1], [])
 
 
-def test_what_raises_or_has_lost_its_lock_is_rolled_back(atomic: Any, commits: Any, eventually: Any, web: Web) -> None:
+def test_what_raises_or_has_lost_its_lock_is_rolled_back(atomic: Any, commits: Any, web: Web) -> None:
     rows = [
         *[(f"/{name}/1/?raise", 500) for name in (*site.LOCKED_INSIDE, *site.LOCKED_LATE)],
         *[(f"/{name}/1/?invalid", 400) for name in ("rest-dispatch", "rest-one-method")],  # turned into a response
@@ -85,7 +85,7 @@ def test_what_raises_or_has_lost_its_lock_is_rolled_back(atomic: Any, commits: A
     ]
     for path, status in rows:
         assert web.get(path).status == status
-        eventually(lambda: not list_locks())
+        until(lambda: not list_locks())
         assert (atomic.balance, commits.seen) == (0, []), path
 
 
@@ -146,14 +146,14 @@ def test_200_requests_at_once_lose_no_update(webs: dict[str, Web], atomic: Accou
 @pytest.mark.parametrize("rolled_back", [False, True], ids=["", "one is rolled back"])
 @pytest.mark.usefixtures("account", "second")
 @pytest.mark.complete
-def test_the_lock_is_held_until_the_last_transaction_has_ended(rolled_back: bool, eventually: Any) -> None:
+def test_the_lock_is_held_until_the_last_transaction_has_ended(rolled_back: bool) -> None:
     with transaction.atomic("second"):
         with transaction.atomic("default"):
             get(locked_view("account", ttl=3)(lambda request: HttpResponse()))
             transaction.set_rollback(rolled_back)
-        eventually(lambda: outlives(3, "account"))
+        until(lambda: outlives(3, "account"))
     if rolled_back:
-        eventually(lambda: not list_locks())
+        until(lambda: not list_locks())
     assert held() == []
 
 
@@ -196,12 +196,12 @@ def test_after_a_view_that_raises_the_lock_is_held_until_the_end(commits: bool, 
     assert (held(), account.balance) == ([], commits)
 
 
-def test_a_rollback_to_a_savepoint_releases_and_the_fate_of_a_response_not(account: Any, eventually: Any) -> None:
+def test_a_rollback_to_a_savepoint_releases_and_the_fate_of_a_response_not(account: Any) -> None:
     request = RequestFactory().get("/")
     with transaction.atomic():
         with pytest.raises(ZeroDivisionError), transaction.atomic():
             site.function(RequestFactory().get("/?raise"), pk=1)
-        eventually(lambda: not list_locks())
+        until(lambda: not list_locks())
         assert b"".join(site.stream(request, pk=1)) == b"account:1;account:1;"  # the view does not return it
         assert held() == ["account:1"]
     assert held() == []
@@ -256,11 +256,11 @@ def test_with_autocommit_off_a_view_that_is_the_first_to_connect_keeps_its_lock(
 
 
 @SQLITE
-def test_a_middleware_that_replaces_or_caches_keeps_no_lock(atomic: Account, eventually: Any, web: Web) -> None:
+def test_a_middleware_that_replaces_or_caches_keeps_no_lock(atomic: Account, web: Web) -> None:
     for trouble in ["replace", "break", "raise&replace"]:
         for name in ["function", "stream", "one-method", "below-api-view"]:
             assert web.get(f"/{name}/1/?{trouble}").status in (500, 503)
-            eventually(lambda: not list_locks())
+            until(lambda: not list_locks())
     before = atomic.balance
     first, second = web.get("/cached/1/"), web.get("/cached/1/")
     assert (first.status, second.status, second.body) == (200, 200, first.body)
@@ -278,7 +278,7 @@ def ask_and_keep(web: Web, path: str) -> socket.socket:
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("name", ["function", "one-method", "stream", "async-stream"])
 def test_a_client_that_hangs_up_while_the_view_runs_leaves_no_lock(
-    name: str, kind: str, atomic: Account, webs: dict[str, Web], gate: site.Gate, eventually: Any
+    name: str, kind: str, atomic: Account, webs: dict[str, Web], gate: site.Gate
 ) -> None:
     atomic.options["ATOMIC_REQUESTS"] = name != "async-stream"
     for trouble in ("", "&raise"):
@@ -286,40 +286,40 @@ def test_a_client_that_hangs_up_while_the_view_runs_leaves_no_lock(
         assert gate.reached.wait(GENEROUS)
         assert held() == ["account:1"]
         connection.close()
-        eventually(webs[kind].is_idle)
+        until(webs[kind].is_idle)
         gate.go_on.set()
-        eventually(lambda: gc.collect() is not None and not list_locks())
+        until(lambda: gc.collect() is not None and not list_locks())
         gate.reached.clear()
         gate.go_on.clear()
 
 
 @pytest.mark.complete
-def test_a_plain_view_whose_client_hangs_up_keeps_its_lock(settings: Any, gate: site.Gate, eventually: Any) -> None:
+def test_a_plain_view_whose_client_hangs_up_keeps_its_lock(settings: Any, gate: site.Gate) -> None:
     settings.ROOT_URLCONF = site.__name__
     settings.MIDDLEWARE = []  # with sync middleware, the task of the request would wait for the view
     with asgi_server() as web:
         connection = ask_and_keep(web, "/short-stream/1/?gate-before=here")
         assert gate.reached.wait(GENEROUS)
         connection.close()
-        eventually(web.is_idle)
-        eventually(lambda: outlives(3, "account:1"))
+        until(web.is_idle)
+        until(lambda: outlives(3, "account:1"))
         gate.go_on.set()
-        eventually(lambda: not list_locks())
+        until(lambda: not list_locks())
 
 
-def test_a_client_that_hangs_up_while_it_reads_leaves_no_lock(webs: Any, gate: site.Gate, eventually: Any) -> None:
+def test_a_client_that_hangs_up_while_it_reads_leaves_no_lock(webs: Any, gate: site.Gate) -> None:
     for kind, name, query in [("wsgi", "stream", "gate=here"), ("asgi", "async-stream", "endless")]:
         connection = ask_and_keep(webs[kind], f"/{name}/1/?{query}")
         assert connection.recv(10)
         connection.close()
         gate.go_on.set()
-        eventually(lambda: not list_locks())
+        until(lambda: not list_locks())
 
 
 @SQLITE
 @pytest.mark.parametrize("response", [StreamingHttpResponse, HttpResponse])
 @pytest.mark.complete
-def test_an_inner_view_does_not_release_the_lock_of_the_outer_one(response: Any, account: Any, eventually: Any) -> None:
+def test_an_inner_view_does_not_release_the_lock_of_the_outer_one(response: Any, account: Any) -> None:
     inner = locked_view("account", reentrant=True)(lambda request: response([b"x"]))
 
     @locked_view("account", ttl=3)
@@ -328,7 +328,7 @@ def test_an_inner_view_does_not_release_the_lock_of_the_outer_one(response: Any,
             assert b"".join(inner(request)) == b"x"
         undo_interrupted()
         request.close()
-        eventually(lambda: outlives(3, "account"))
+        until(lambda: outlives(3, "account"))
         return "|".join(held())
 
     assert (get(outer), held()) == ("account", [])
@@ -358,7 +358,7 @@ def test_a_finished_view_responds_even_if_its_release_fails_and_that_is_sent_aga
 
 @SQLITE
 def test_the_log_says_how_long_a_lock_stays_whose_release_after_the_rollback_fails_as_well(
-    account: Account, own: RedisServer, retry_for: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+    account: Account, own: RedisServer, retry_for: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def view(request: HttpRequest) -> HttpResponse:
         own.stop()
@@ -368,7 +368,7 @@ def test_the_log_says_how_long_a_lock_stays_whose_release_after_the_rollback_fai
     request = RequestFactory().get("/")
     with suppress(ZeroDivisionError), transaction.atomic():
         locked_view("order", ttl=30)(view)(request)
-    eventually(lambda: not leases())  # it is being released in the background
+    until(lambda: not leases())  # it is being released in the background
     request.close()
     (line,) = [text for text in caplog.messages if text.startswith("event=not-released ")]
     assert 15 < float(line.rpartition("lease_left=")[2]) < 30
