@@ -11,9 +11,10 @@ import pytest
 from django.test import override_settings
 from redis.crc import key_slot
 
-from django_redislock import Lock, get_lock
+from django_redislock import Lock
 from tests.helpers.actors import until
 from tests.helpers.cluster import Cluster, Node, redis_cluster
+from tests.helpers.state import waiters
 from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import counter_of, keys_of
 
@@ -39,11 +40,6 @@ def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
         if len(found) == number:
             return list(found.values())
     raise AssertionError
-
-
-def waiters(name: str) -> int:
-    info = get_lock(name)
-    return 0 if info is None else info.waiters
 
 
 @pytest.fixture

@@ -43,11 +43,11 @@ from tests.helpers.actors import until
 from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
-from tests.helpers.state import count, outlives
+from tests.helpers.state import count, outlives, waiters
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
 from tests.inside import ACQUIRE, RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription, suspect
 
-from .conftest import Queue, key_of, names_on, slot_of, use, waiters
+from .conftest import Queue, key_of, names_on, slot_of, use
 
 MANY = [f"order:{number}" for number in range(200)]
 

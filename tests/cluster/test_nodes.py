@@ -14,11 +14,11 @@ from rediscluster import HOST
 from tests.helpers.actors import GENEROUS, until
 from tests.helpers.cluster import Cluster, Node, redis_cluster
 from tests.helpers.proxy import proxy
-from tests.helpers.state import count
+from tests.helpers.state import count, waiters
 from tests.helpers.ways import DJANGO_REDIS, alias, kill
 from tests.inside import Ears, HeldUpQuestion, ask_cluster, limit, nodes_known, suspect
 
-from .conftest import Queue, key_of, names_on, slot_of, use, waiters
+from .conftest import Queue, key_of, names_on, slot_of, use
 
 pytestmark = pytest.mark.complete
 

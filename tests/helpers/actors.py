@@ -186,6 +186,10 @@ def server_time(client: redis.Redis) -> int:
     return int(seconds) * 1_000_000 + int(micros)
 
 
+def never(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("not reached")
+
+
 # how a task runs sync code
 RUNS: dict[str, Callable[..., Awaitable[Any]]] = {
     "one thread": lambda function, *args, **kwargs: sync_to_async(function)(*args, **kwargs),

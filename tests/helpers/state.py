@@ -50,6 +50,12 @@ def hold(*names: str, **options: Any) -> str:
     return token
 
 
+def waiters(name: str = NAME, using: str | None = None) -> int:
+    """How many wait, as everybody is told; 0 where it is free."""
+    info = get_lock(name, using=using)
+    return 0 if info is None else info.waiters
+
+
 def held() -> list[str]:
     """The names of all held locks."""
     return [lock.name for lock in list_locks()]

@@ -27,6 +27,7 @@ from tests.helpers.actors import GENEROUS, until
 from tests.helpers.databases import Account, with_fences
 from tests.helpers.jobs import held, lease_of
 from tests.helpers.proxy import Proxy
+from tests.helpers.state import waiters
 from tests.helpers.ways import stopped
 from tests.inside import PREFIX, job_lock, limit
 from tests.lock.conftest import receiving
@@ -141,17 +142,12 @@ def test_a_copy_that_waits_for_the_end_leaves_the_lock_as_long_as_it_has_to_stay
 
     def body() -> None:
         copy.start()
-        until(lambda: waiting() == 1)
+        until(lambda: waiters(NAME) == 1)
 
     lock.run(Job(), (7,), {}, body)
     copy.join(GENEROUS)
     assert found == ["repeated"]
     assert lease_of(NAME) > 200
-
-
-def waiting() -> int:
-    info = get_lock(NAME)
-    return 0 if info is None else info.waiters
 
 
 @pytest.mark.parametrize(

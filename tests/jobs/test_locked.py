@@ -18,15 +18,11 @@ from django.dispatch import Signal, receiver
 
 from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockUnavailable, locked, locked_atomic
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, never
 from tests.helpers.servers import Twins, lock_names
 from tests.helpers.state import LOCK, NAME, TOKEN, value
 
 Body = Generator[None, None, Any]
-
-
-def never(*args: Any, **options: Any) -> None:
-    raise AssertionError("not reached")
 
 
 @pytest.mark.parametrize("decorator", [locked, locked()])

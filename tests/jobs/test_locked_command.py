@@ -18,7 +18,7 @@ from django.core.management.base import BaseCommand, OutputWrapper
 
 from django_redislock import Lock, LockedCommand, LockLost, force_release, get_lock
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Other, until
+from tests.helpers.actors import GENEROUS, Other, never, until
 from tests.helpers.proxy import Proxy, proxy
 from tests.inside import INFO, RELEASE
 
@@ -40,10 +40,6 @@ def report(work: Callable[..., Any] | None = None, arguments: dict[str, Any] | N
     out = io.StringIO()
     call_command(type("Command", (Report,), more)(), stdout=out, **(arguments or {}))
     return out.getvalue()
-
-
-def never(command: Any, **options: Any) -> None:
-    raise AssertionError("not reached")
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, until
-from tests.helpers.state import NAME
+from tests.helpers.state import NAME, waiters
 from tests.inside import limit, redis_py_lock
 
 from .conftest import Heard, receiving
@@ -48,11 +48,6 @@ TEXT = "a text that redis-py takes for a token"
 request = RequestFactory().get("/")
 
 
-def waiters(using: str, name: str = NAME) -> int:
-    info = get_lock(name, using=using)
-    return 0 if info is None else info.waiters
-
-
 @POLLS
 def test_a_caller_is_refused_at_once_when_the_queue_is_full(
     polls: bool, crowd: Crowd, using: str, monkeypatch: pytest.MonkeyPatch
@@ -61,12 +56,12 @@ def test_a_caller_is_refused_at_once_when_the_queue_is_full(
     holder, last, held = crowd(), crowd(), Lock(NAME, using=using)
     holder(held, "acquire")
     waiting = crowd().start(Lock(NAME, max_waiters=1, using=using), "acquire")
-    until(lambda: waiters(using) == 1)
+    until(lambda: waiters(NAME, using) == 1)
     assert last(Lock(NAME, max_waiters=1, poll=polls, using=using), "acquire", blocking_timeout=GENEROUS) is False
     with override_settings(REDISLOCK={"MAX_WAITERS": {"view:*": 5, "order:*": 1}}):
         assert last(Lock(NAME, using=using), "acquire", blocking_timeout=GENEROUS) is False
         assert last(Lock(NAME, max_waiters=2, using=using), "acquire", blocking_timeout=0.01) is False
-    assert waiters(using) == 1
+    assert waiters(NAME, using) == 1
     assert not waiting.done()
     holder(held, "release")
     assert waiting.result(GENEROUS) is True
@@ -125,7 +120,7 @@ def test_a_long_wait_is_logged_once_with_the_holder_unless_it_is_on_purpose(
         with override_settings(REDISLOCK={"SLOW_WAIT": setting}):
             lock, person, logged = Lock(name, using=using, poll=polls, slow_wait=slow_wait), crowd(), caplog.text
             waiting.append((person, lock, person.start(lock, "acquire")))
-            until(lambda name=name: waiters(using, name))
+            until(lambda name=name: waiters(name, using))
             if name == NAME:
                 until(lambda logged=logged: caplog.text.count("still-waiting") > logged.count("still-waiting"))
     lines = [record.getMessage() for record in caplog.records if "still-waiting" in record.msg]

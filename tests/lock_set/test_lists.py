@@ -25,31 +25,23 @@ from django_redislock import (
     Semaphore,
     force_release,
     limited_view,
-    list_locks,
     locked,
     locked_atomic,
     locked_view,
 )
 from django_redislock.models import Fence
 from django_redislock.testing import overtaken, redis_away
-from tests.helpers.actors import until
+from tests.helpers.actors import never, until
 from tests.helpers.databases import Account, Commits
+from tests.helpers.state import held
 
 A, B = "account:10", "account:3"
 LIST = ["account:{b}", "account:{a}"]
 AHEAD = 1_000_000_000  # microseconds
 
 
-def held() -> list[str]:
-    return sorted(lock.name for lock in list_locks())
-
-
 def fences() -> dict[str, int]:
     return dict(Fence.objects.exclude(key="").values_list("name", "fence"))
-
-
-def never(*args: object, **more: object) -> HttpResponse:
-    raise AssertionError("not reached")
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])

@@ -29,7 +29,7 @@ from django_redislock import (
 from django_redislock.testing import lose, redis_away
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, auntil, until
+from tests.helpers.actors import GENEROUS, Crowd, auntil, never, until
 from tests.helpers.cancelling import TTL, Closed, Closing, Interrupt, Interrupted, auntil_done_or, nothing_left
 from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import holder, leftovers, queued
@@ -71,10 +71,6 @@ def test_where_one_is_busy_none_is_held(options: Any, crowd: Crowd, client: redi
     assert str(caught.value).endswith(f"Of the set ('{A}', '{B}', '{C}'), none was acquired.")
     assert free(client, A, C)
     assert queued(client, B) == 0
-
-
-def never() -> None:
-    raise AssertionError("not reached")
 
 
 @pytest.mark.complete

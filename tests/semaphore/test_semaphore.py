@@ -40,31 +40,27 @@ from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import Pages, Twins
-from tests.helpers.state import INDEX, leftovers
+from tests.helpers.state import INDEX, leftovers, waiters
 from tests.inside import ACQUIRE_PERMIT, FORCE_PERMIT, forget_limits, keys_of
 
 NAME = "export:7"
-PERMITS, ENDS, *_ = keys_of(f"semaphore:{NAME}").all
+LOCK = f"semaphore:{NAME}"
+PERMITS, ENDS, *_ = keys_of(LOCK).all
 LONG = 600  # seconds: longer than any test
 
 
 def holders() -> int:
-    info = get_lock(f"semaphore:{NAME}")
+    info = get_lock(LOCK)
     return len(info.permits) if info else 0
-
-
-def waiters() -> int:
-    info = get_lock(f"semaphore:{NAME}")
-    return info.waiters if info else 0
 
 
 def line_up(crowd: Crowd, amount: int, most: int, **options: Any) -> list[tuple[Any, Semaphore, Future[bool]]]:
     """So many who wait for the semaphore NAME, in order: each with whoever waits, and the outcome."""
-    before, found = waiters(), []
+    before, found = waiters(LOCK), []
     for number in range(1, amount + 1):
         person, wanted = crowd(), Semaphore(NAME, limit=most, ttl=LONG, **options)
         found.append((person, wanted, person.start(wanted, "acquire")))
-        until(lambda number=number: waiters() == before + number)
+        until(lambda number=number: waiters(LOCK) == before + number)
     return found
 
 
@@ -150,12 +146,12 @@ def test_a_paused_process_is_passed_over_when_its_turn_has_run_out(start: Callab
         name=NAME,
     )
     worker.expect("waits")
-    until(lambda: waiters() == 3)
+    until(lambda: waiters(LOCK) == 3)
     ((you, wanted, waiting),) = line_up(crowd, 1, 1)
     worker.signal(signal.SIGSTOP)
     me(mine, "release")
     assert waiting.result(GENEROUS)
-    assert waiters() == 0
+    assert waiters(LOCK) == 0
     you(wanted, "release")
 
 
@@ -171,7 +167,7 @@ def test_the_limit_that_was_asked_for_last_counts(crowd: Crowd, caplog: Any) -> 
     ((you, two, waiting),) = line_up(crowd, 1, 2)
     until(lambda: "event=limits-differ name=semaphore:export:7 limit=2 before=3" in caplog.text)
     people[0](three[0], "release")
-    assert (holders(), waiters(), waiting.done()) == (2, 1, False)
+    assert (holders(), waiters(LOCK), waiting.done()) == (2, 1, False)
     people[1](three[1], "release")
     assert waiting.result(GENEROUS)
     # more at once: those who wait come first
@@ -184,7 +180,7 @@ def test_the_limit_that_was_asked_for_last_counts(crowd: Crowd, caplog: Any) -> 
     until(lambda: "event=limits-differ name=semaphore:export:7 limit=4 before=2" in caplog.text)
     for person, semaphore in ((people[2], three[2]), (you, two), (she, also_two), (him, four)):
         person(semaphore, "release")
-    assert get_lock(f"semaphore:{NAME}") is None
+    assert get_lock(LOCK) is None
 
 
 def test_a_thread_may_hold_several_permits(me: Any) -> None:
@@ -234,15 +230,15 @@ def test_a_permit_is_renewed_extended_and_told_of_its_loss_by_itself(crowd: Crow
     mine, yours = Semaphore(NAME, limit=2, ttl=4, on_lost=losses.append), Semaphore(NAME, limit=2, ttl=4)
     assert me(mine, "acquire")
     assert you(yours, "acquire")
-    info = get_lock(f"semaphore:{NAME}")
+    info = get_lock(LOCK)
     assert info is not None
     end = info.expires + timedelta(seconds=0.5)
-    until(lambda: (found := get_lock(f"semaphore:{NAME}")) and found.lease_left and found.expires > end)
+    until(lambda: (found := get_lock(LOCK)) and found.lease_left and found.expires > end)
     assert me(mine, "extend", LONG)
     assert me.read(mine.remaining) > LONG / 2 > you.read(yours.remaining)
     assert me(mine, "reacquire")
     assert me.read(mine.remaining) <= 4
-    force_release(f"semaphore:{NAME}", permit=me.read(lambda: mine.fence))
+    force_release(LOCK, permit=me.read(lambda: mine.fence))
     until(lambda: losses)
     assert me.read(lambda: mine.lost)
     assert not you.read(lambda: yours.lost)
@@ -256,7 +252,7 @@ def test_one_permit_can_be_force_released(crowd: Crowd) -> None:
     for person, semaphore in people:
         assert person(semaphore, "acquire")
     ((you, wanted, waiting),) = line_up(crowd, 1, 3)
-    info = get_lock(f"semaphore:{NAME}")
+    info = get_lock(LOCK)
     assert info is not None
     facts = (info.limit, info.permits_held, info.waiters, [each.note for each in info.permits])
     assert facts == (3, 3, 1, ["0", "1", "2"])
@@ -282,7 +278,7 @@ def test_a_permit_that_is_given_back_meanwhile_was_not_force_released(
     me, you, semaphore = crowd(), crowd(), Semaphore(NAME, limit=2, ttl=LONG)
     assert me(semaphore, "acquire")
     late = network.hold_request(FORCE_PERMIT)
-    forced = you.start(django_redislock, "force_release", f"semaphore:{NAME}")
+    forced = you.start(django_redislock, "force_release", LOCK)
     assert late.caught.wait(GENEROUS)
     me(semaphore, "release")
     late.let_go()
@@ -295,7 +291,7 @@ def test_a_force_release_of_all_permits_spares_the_waiters_who_get_them(crowd: C
     for person, semaphore in people:
         assert person(semaphore, "acquire")
     waiting = line_up(crowd, 2, 2)
-    assert force_release(f"semaphore:{NAME}") is not None
+    assert force_release(LOCK) is not None
     for person, semaphore, outcome in waiting:
         assert outcome.result(GENEROUS)
         assert person(semaphore, "owned")
@@ -488,7 +484,7 @@ def test_values_that_were_evicted_are_lost_and_others_stay(client: redis.Redis) 
         with pytest.raises(LockLost):
             semaphore.extend(1)
     client.delete(ENDS)
-    assert get_lock(f"semaphore:{NAME}") is None
+    assert get_lock(LOCK) is None
 
 
 def test_what_has_ended_stays_no_longer_than_what_has_not(client: redis.Redis) -> None:
@@ -514,7 +510,7 @@ def test_nor_does_a_permit_that_is_to_end_sooner(others: int, client: redis.Redi
     assert mine.acquire()
     mine.extend(LONG / 2, replace_ttl=True)
     most = LONG if others else LONG / 2
-    left = float(client.zscore(INDEX, f"semaphore:{NAME}") or 0) / 1e6 - client.time()[0]
+    left = float(client.zscore(INDEX, LOCK) or 0) / 1e6 - client.time()[0]
     assert max(client.pttl(PERMITS) / 1000, client.pttl(ENDS) / 1000, left) < most + 10
     locked(NAME, limit=3, at_least=LONG / 2, ttl=3 * LONG)(lambda: None)()  # which keeps it
     assert client.pttl(PERMITS) / 1000 < most + 10

@@ -28,22 +28,15 @@ from django_redislock import (
     locked_atomic,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, until
+from tests.helpers.actors import GENEROUS, never, until
 from tests.helpers.databases import Account, Commits
+from tests.helpers.state import held
 
 Work = Callable[[], object]
 Run = Callable[[Work], object]
 NAME, TOKEN = "account:7", "t" * 43
 UNDER_THE_LOCK = ([NAME], [NAME])  # that is held before and after a COMMIT
 INSIDE = "was released inside an open transaction"
-
-
-def held() -> list[str]:
-    return [lock.name for lock in list_locks()]
-
-
-def never() -> None:
-    raise AssertionError("not reached")
 
 
 @pytest.fixture(params=["block", "function", "stack"])

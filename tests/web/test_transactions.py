@@ -24,17 +24,13 @@ from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.databases import Account, Commits
 from tests.helpers.servers import LEFT_OPEN, Pages, Web, asgi_server
-from tests.helpers.state import outlives
+from tests.helpers.state import held, outlives
 from tests.inside import leases, undo_interrupted
 
 Both = tuple[Account, Account]
 pytestmark = LEFT_OPEN
 REQUESTS = 200
 SQLITE = pytest.mark.parametrize("account", ["sqlite"], indirect=True)
-
-
-def held() -> list[str]:
-    return [lock.name for lock in list_locks()]
 
 
 def get(view: Callable[..., Any]) -> Any:
@@ -55,11 +51,11 @@ def test_the_lock_is_held_from_before_begin_until_all_have_committed(both: Both,
         ("two-locks", "GET", ["account:1", "outer:1"]),
         ("dispatch", "PUT", []),  # a method that does not lock still has its transactions
     ]
-    for name, method, held in rows:
+    for name, method, locked in rows:
         commits.seen.clear()
         response = web.get(f"/{name}/1/", method=method)
-        assert (name, response.status, response.body.strip(b'"').decode()) == (name, 200, ",".join(held))
-        assert sorted(commits.seen) == [("default", held, held), ("second", held, held)], name
+        assert (name, response.status, response.body.strip(b'"').decode()) == (name, 200, ",".join(locked))
+        assert sorted(commits.seen) == [("default", locked, locked), ("second", locked, locked)], name
         assert list_locks() == [], name
 
 
