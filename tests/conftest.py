@@ -1,7 +1,5 @@
 """One private redis-server for the session; every test starts with it empty."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -2,8 +2,6 @@
 no test. No other file of the tests may import internals, and nothing here returns an object for a test to reach into.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import math

@@ -1,7 +1,5 @@
 """Settings of the tests. The Redis URL is known once the private server of the session runs."""
 
-from __future__ import annotations
-
 import os
 
 SECRET_KEY = "tests"

@@ -10,8 +10,6 @@ this checkout meanwhile. Compare figures of the same seed and count only, measur
 a part of CI: it takes hours.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import random

@@ -1,7 +1,5 @@
 """Helpers for the admin's pages of locks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.contrib.admin.utils import quote

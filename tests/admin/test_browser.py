@@ -1,7 +1,5 @@
 """The admin as people see it: a real browser, a live server, a real Redis."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The pages of a lock and of fences; force-releases: after a confirmation, and logged; the models behind it all."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

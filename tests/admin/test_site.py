@@ -1,7 +1,5 @@
 """The list of locks, on one alias and on several; who may see them; other sites, other languages, and no Redis."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Locks as old code takes them, while ours take the same keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """With ``ALSO_LOCK``, old code and ours exclude each other, in both directions, and nothing of it stays."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

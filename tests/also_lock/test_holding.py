@@ -1,7 +1,5 @@
 """While our lock is held: the key of old code lives, is lost, moves and is given back with it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

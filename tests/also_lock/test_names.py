@@ -1,7 +1,5 @@
 """Which key a lock has in old code, and what the setting may be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Eight processes, half of them with old code, and some of each are killed."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """README and the documentation: their code, settings, links and lists agree with the package."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import builtins

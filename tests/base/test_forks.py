@@ -1,7 +1,5 @@
 """A forked child inherits nothing of what its parent uses for locks, also where Python is not told of the fork."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Names of locks, templates and the log, and how values in them are quoted."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

@@ -1,7 +1,5 @@
 """The options of locks, which decorators and pools take as well, and ``settings.REDISLOCK``."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

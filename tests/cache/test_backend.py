@@ -1,7 +1,5 @@
 """The cache backend: the alias and the names of its locks; and ``cache.lock()`` in tests without Redis."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os

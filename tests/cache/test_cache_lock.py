@@ -1,7 +1,5 @@
 """``cache.lock()``: redis-py's documented behaviour, with its lock and with ours; and how ours differs on purpose."""
 
-from __future__ import annotations
-
 import contextvars
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Values in caches of several kinds, and threads and tasks that ask for them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,8 +1,6 @@
 """Checks of the server and of the views, for ``check --deploy``."""
 # mypy: disable-error-code="misc, untyped-decorator"
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

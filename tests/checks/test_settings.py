@@ -1,7 +1,5 @@
 """Checks of the settings: a mistake shows when the site starts. None of them asks Redis."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

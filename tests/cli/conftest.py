@@ -1,7 +1,5 @@
 """Helpers of the tests of the command: calling it, in this process and in a process of its own."""
 
-from __future__ import annotations
-
 import ctypes
 import io
 import os

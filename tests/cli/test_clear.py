@@ -1,7 +1,5 @@
 """``redislocks clear`` force-releases locks, whoever holds them."""
 
-from __future__ import annotations
-
 import io
 import os
 import pwd

@@ -1,7 +1,5 @@
 """``redislocks list``, ``show`` and ``pool``; all aliases; and what holds for every subcommand."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

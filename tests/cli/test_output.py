@@ -1,7 +1,5 @@
 """Where the command prints: encodings, texts that would steer a terminal, streams that are full or closed; Ctrl-C."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """``redislocks run``: a program under a lock; its arguments, a busy lock, and how it ends."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pty

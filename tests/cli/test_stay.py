@@ -1,7 +1,5 @@
 """``redislocks run --stay``: of many machines one runs the program, and the next one takes over."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

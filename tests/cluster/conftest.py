@@ -1,7 +1,5 @@
 """A Redis Cluster of three masters with a replica each, and names whose locks are on a certain node."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import count

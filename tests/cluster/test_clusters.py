@@ -1,7 +1,5 @@
 """What works on one server works on a cluster, which aliases can be clusters, and what is refused by name."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Masters that die, hang or are replaced, slots that move, and replicas that have to acknowledge grants (C2 to C7)."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from time import monotonic

@@ -1,7 +1,5 @@
 """Fixtures of the tests of the engine."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

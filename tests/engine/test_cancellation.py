@@ -1,7 +1,5 @@
 """A coroutine cancelled or closed at any await leaves no lock, no place in the queue and no blocked waiter behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The end of a process, and the beginning of a forked one: what becomes of its locks, its releases and its sockets."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

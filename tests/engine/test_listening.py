@@ -1,8 +1,6 @@
 """Messages: how a process subscribes, who reads, and what waiters and holders see when that is disturbed; and
 ``poll=True``, for locks without messages."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How those who ask for a lock are described to people."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

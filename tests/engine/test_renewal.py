@@ -1,7 +1,5 @@
 """Renewal and loss, where calls overtake them or something fails; and calls and the log while Redis is away."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable

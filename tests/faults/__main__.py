@@ -14,8 +14,6 @@ with 1 if two were inside together, or anything is left behind.
 update was lost with fences. ``--sections``: how many in all; ``--only postgres``: only on PostgreSQL.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

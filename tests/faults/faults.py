@@ -3,8 +3,6 @@
 Each fault has a title. In the row with that title, docs/faults.rst tells what happens then.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -5,8 +5,6 @@ them is made to halt between two statements. Then something happens to it or to 
 lock. In the end the balance is compared with what the bookers have committed.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

@@ -5,8 +5,6 @@ critical sections from one another. What counts is what it believes: a hold begi
 and lasts until the last moment at which the worker's lock told it that it was not lost.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator

@@ -3,8 +3,6 @@
 Each process writes down when it is inside, by the clock of the machine.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,8 +1,6 @@
 """What can go wrong with a Redis Cluster, and with a master that three sentinels watch, without and with replicas that
 acknowledge grants. And how many grants that a client believes in are lost with a master, with and without them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +55,7 @@ class OnSentinels(RedisServer):
         self.cache = group.alias()
         self.follow()
 
-    def follow(self) -> OnSentinels:
+    def follow(self) -> "OnSentinels":
         """Become the server that is the master now."""
         self.__dict__ |= vars(self.group.master_server())
         return self

@@ -1,7 +1,5 @@
 """Whatever goes wrong, no two hold a lock at once untold, and all goes on afterwards; what breaks that is found."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """One trial: workers compete for locks while faults are injected; then their history is checked."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

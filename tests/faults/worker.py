@@ -4,8 +4,6 @@ Workers are forked from a launcher, so that a new one runs at once. SIGTERM tell
 then still waits for its lock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import faulthandler

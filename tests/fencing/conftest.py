@@ -1,7 +1,5 @@
 """The databases in which locks are claimed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

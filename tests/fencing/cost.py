@@ -1,7 +1,5 @@
 """``python -m tests.fencing.cost``: what a claim adds to a lock and a transaction, on each database."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import ExitStack

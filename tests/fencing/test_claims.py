@@ -1,8 +1,6 @@
 """The database refuses a holder who has lost the lock without noticing; which locks are claimed, and where."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,8 +1,6 @@
 """A fence in the rows of the site, for work that changes them in several transactions."""
 # mypy: disable-error-code="misc"
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Threads and tasks that run what they are given, processes that only queue, and what waits for a state of them."""
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import math

@@ -1,7 +1,5 @@
 """A message broker of its own for the tests of task queues."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

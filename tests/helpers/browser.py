@@ -1,7 +1,5 @@
 """A real browser for the tests of the admin, and helpers that drive it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Interrupts coroutines at each of their awaits, and threads anywhere; and checks that nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import dis
 import sys

@@ -4,8 +4,6 @@ Every method that changes something waits until all nodes that can be reached ag
 Nothing is persisted: a master that is started again before a failover comes back empty, and empties its replicas.
 """
 
-from __future__ import annotations
-
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator

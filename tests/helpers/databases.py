@@ -1,7 +1,5 @@
 """Databases for tests: an account with a balance, and which locks are held at the moment of COMMIT."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import pwd

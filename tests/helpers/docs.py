@@ -1,7 +1,5 @@
 """The texts that tests compare with the code: README.rst and the pages in docs/."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 What it forks goes on as the main program of that process, so it ends as every interpreter does.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """What the jobs of the tests note, what they wait for, and the programs that run them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The main operations on locks, pools and values, by several threads or tasks; they run every script."""
 
-from __future__ import annotations
-
 import pytest
 from django.core.management import call_command
 

@@ -1,7 +1,5 @@
 """Pools in the tests: their keys in Redis, and whether these fit together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Real worker processes for the tests, and what the machine must have. What it lacks, the end of the run says."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """A TCP proxy between the locks and Redis that behaves as badly as a network can."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -42,7 +40,7 @@ class Trouble:
 class _Link:
     """One connection through the proxy, with a thread for each direction."""
 
-    def __init__(self, proxy: Proxy, down: socket.socket, up: socket.socket, source: str, port: int) -> None:
+    def __init__(self, proxy: "Proxy", down: socket.socket, up: socket.socket, source: str, port: int) -> None:
         self.proxy, self.source = proxy, source
         self.down, self.up = down, up
         self.port = port  # of the client

@@ -1,7 +1,5 @@
 """Servers that run views for real, Django's two test clients, and functions and views in two versions for them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping

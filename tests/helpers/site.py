@@ -1,8 +1,6 @@
 """A site that books on accounts, with ``locked_view`` in every place where it can be used."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """Reads the state of locks in Redis."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Ways to connect to Redis: entries for CACHES, and the servers that they lead to."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The state of one lock in Redis, foreign values, suspensions, ``force_release()``; and lists of locks and pools."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """A site with Celery tasks under locks, for test_celery.py and the workers that it starts."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A site with Django's tasks under locks, for test_django_tasks.py and the workers that it starts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 from importlib import import_module

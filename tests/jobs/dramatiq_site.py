@@ -1,7 +1,5 @@
 """A site with Dramatiq's actors under locks, for test_dramatiq.py and the workers that it starts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from types import SimpleNamespace

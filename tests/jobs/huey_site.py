@@ -1,7 +1,5 @@
 """A site with Huey tasks under locks, for test_huey.py and the consumers that it starts."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A site with RQ jobs under locks, for test_rq.py and the workers that it starts."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

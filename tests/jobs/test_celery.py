@@ -1,7 +1,5 @@
 """Celery tasks under locks, with real workers: from the call to the end of the job."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """What ``locked``, ``locked_atomic`` and ``locked_view`` have in common, and what other tools see of a function."""
 # mypy: disable-error-code="untyped-decorator, no-untyped-call"
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect
@@ -301,7 +299,7 @@ async def test_a_method_below_method_decorator_runs_under_the_lock(client: redis
 
 def test_annotations_may_name_what_is_not_there_yet() -> None:
     @locked("report:{year}")
-    def early(year: Later) -> None: ...
+    def early(year: "Later") -> None: ...
 
     class Later: ...
 

@@ -1,7 +1,5 @@
 """Django's tasks under locks: with real workers on a database, and with the immediate backend."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dramatiq's actors under locks: with real workers, and with the stub broker."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import timedelta

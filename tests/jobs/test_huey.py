@@ -1,7 +1,5 @@
 """Huey tasks under locks, with real consumers: from the call to the end of the task."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone

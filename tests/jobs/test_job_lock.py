@@ -1,7 +1,5 @@
 """The lock of a job, whatever queue it goes through; and the order of things that no queue can be made to show."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext

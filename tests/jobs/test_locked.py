@@ -1,7 +1,5 @@
 """``locked``: one call of a function or coroutine function at a time."""
 
-from __future__ import annotations
-
 import functools
 import runpy
 import threading

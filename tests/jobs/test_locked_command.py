@@ -1,7 +1,5 @@
 """``LockedCommand``: a site's own commands that must not overlap."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

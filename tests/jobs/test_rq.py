@@ -1,7 +1,5 @@
 """RQ jobs under locks, with real workers: from the call to the end of the job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any

@@ -1,7 +1,5 @@
 """``leader``: standbys, terms, and that a leader knows of its end before anybody else leads."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import os

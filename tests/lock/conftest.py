@@ -1,7 +1,5 @@
 """What several tests of locks use."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -3,8 +3,6 @@
 A body is a coroutine function that is given a :class:`Kin`. As sync code, it never suspends: threads drive it by hand.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Acquiring, at once, in time, or not at all; tokens and fences; releasing, and what a block raises."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import signal

@@ -1,7 +1,5 @@
 """Bad input: what is invalid causes a short error before anything is sent, and no text breaks or imitates anything."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What coroutines meet: sync calls are refused, an event loop may end, and whose the lock is that a call acquires."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

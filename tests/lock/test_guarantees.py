@@ -1,7 +1,5 @@
 """Sentences of docs/guarantees.rst that no other test shows. See docs/promises.rst."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import weakref

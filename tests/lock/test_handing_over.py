@@ -1,7 +1,5 @@
 """Handing a lock over with ``detach()`` here and ``Lock(name, token=...)`` or ``adopt=True`` elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

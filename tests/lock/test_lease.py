@@ -1,7 +1,5 @@
 """The lease: how it is renewed, extended and shown; what a lock says of itself; and clocks that tests freeze."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

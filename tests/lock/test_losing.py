@@ -1,7 +1,5 @@
 """Signals; and losing a lock: what notices it, how its holder is told or cancelled, and which ``expired`` instead."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

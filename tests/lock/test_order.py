@@ -1,7 +1,5 @@
 """First come, first served, among threads, tasks and processes; what dead waiters cost; and what outages do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Callers that do not get a lock: what errors, signals and log say; copies of errors; and Django's reports of them."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import pickle

@@ -3,8 +3,6 @@
 A child is a task, or a thread that inherits its starter's context. It sees what was held when it was started.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

@@ -1,7 +1,5 @@
 """A Lock object speaks of its own acquisition, in all its methods; how long that is renewed; and its blocks."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Fixtures of other folders."""
 
-from __future__ import annotations
-
 from tests.engine.conftest import gates, listening
 from tests.fencing.conftest import account, ledger
 from tests.lock.conftest import network, nowhere

@@ -1,8 +1,6 @@
 """Decorators with a list of names: all these locks around a transaction, a function or a view."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress

@@ -1,7 +1,5 @@
 """``LockSet``: several locks, all or none, in one order; what becomes of it when one is busy, fails or is lost."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Locks that are acquired in both orders, one inside the other: logged, since so deadlocks begin."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from typing import Any

@@ -27,8 +27,6 @@ With acknowledging replicas, that must not happen. What can be left out:
 * known: each call carries the highest fence that its process knows. known-wakes: wakes carry it, too.
 """
 
-from __future__ import annotations
-
 from .scripts import grant_unawares, publish, written
 from .world import Answer, Attempt, Grant, Lock, Message, State, Stored, Violation, World
 

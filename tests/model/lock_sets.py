@@ -13,8 +13,6 @@ What can be left out: ``order``: sets are acquired as they were written. ``behin
 kept. ``back``: whoever gives up keeps what he has. ``handed``: nor does he pass on what he was handed in this moment.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """Attempts and processes, as in ``engine/``, and what can happen to them: each action, in the lists at the end, changes
 the world and returns True, or finds that it is not possible now and returns False."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from . import failover, scripts

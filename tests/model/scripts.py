@@ -3,8 +3,6 @@
 A channel is the number of a process. Each that is subscribed at the server counts, whether it runs or is stopped.
 """
 
-from __future__ import annotations
-
 from .world import NOBODY, Answer, Attempt, Grant, Id, Lock, Message, Violation, World
 
 

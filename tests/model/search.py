@@ -4,8 +4,6 @@ Two holders, fences and turns are checked where they occur, in ``processes.py`` 
 forgotten: where only clocks can make anything happen, the next looks of all processes must set everything right.
 """
 
-from __future__ import annotations
-
 import gc
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The model of sets of locks keeps its promises, and breaks them without its rules."""
 
-from __future__ import annotations
-
 import pytest
 
 from .lock_sets import read_scene, search

@@ -1,7 +1,5 @@
 """The exhaustive model of the protocol keeps its guarantees, and violates them without its rules."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

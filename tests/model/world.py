@@ -1,7 +1,5 @@
 """The contents of the model: Redis, processes, attempts. States are tuples; a World is one that can change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A pool on Redis and in memory, used by threads and by tasks; and helpers that hold its members or wait for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any

@@ -1,7 +1,5 @@
 """Checking out a member: which one, with which options, and what it says; networks, servers and processes that fail."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,8 +1,6 @@
 """The members of a pool: putting in, taking out, replacing, suspending; their statuses. No holder loses one, and no
 member gets lost."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

@@ -1,7 +1,5 @@
 """Waiting for any member or for a particular one, ``Lock(lock_name("pool", name, key))``: who is served, and when."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future

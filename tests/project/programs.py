@@ -1,7 +1,5 @@
 """Programs that the tests start."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The ticket shop of testproject and its demo, run for real on a small scale."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Locks in many event loops: one after the other, and in several threads at once."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

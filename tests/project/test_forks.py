@@ -1,7 +1,5 @@
 """Locks in processes that fork, and in pools of processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

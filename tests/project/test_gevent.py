@@ -1,7 +1,5 @@
 """Threads that are greenlets: locks in processes that gevent has patched."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

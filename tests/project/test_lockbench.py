@@ -1,7 +1,5 @@
 """Each mode of ``manage.py lockbench`` once, with tiny settings: what it reports, and that our lock did not fail."""
 
-from __future__ import annotations
-
 import json
 from io import StringIO
 from pathlib import Path

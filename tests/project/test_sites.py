@@ -1,7 +1,5 @@
 """Sites as others run them: servers of several processes or threads, the tutorial, and one of the wheel alone."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """What type checkers know of the package: mypy, which checks this file too, fails where one of these is wrong."""
 
-from __future__ import annotations
-
 import sys
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,5 @@
 """Waiting processes, users in a queue, views from outside, and fixtures for the tests of the protocol's rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, cast

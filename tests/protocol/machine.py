@@ -5,8 +5,6 @@ forgotten without waiting. Redis's own expiry times are moved along. A failing s
 all requests and answers.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ a seed. When the machine or a new version of hypothesis draws other sequences, a
 minute instead of a second. Then it needs another seed: try ``REDISLOCK_TEST_SEED=2``, 3 and so on.
 """
 
-from __future__ import annotations
-
 # the rule that is left out: the seed that soon finds it, and what goes wrong
 MUTANTS: dict[str, tuple[int, str]] = {
     # release

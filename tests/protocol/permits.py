@@ -4,8 +4,6 @@ Three processes want its permits: two of them at a time, or one and then three. 
 machine.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

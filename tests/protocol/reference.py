@@ -1,7 +1,5 @@
 """What the scripts must do, in Python: one lock, the attempts to acquire it, and a clock that is moved by hand."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tests import inside

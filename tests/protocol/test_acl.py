@@ -1,8 +1,6 @@
 """Scripts declare every key that they touch, so locks fit a cluster. For a Redis user with the rights in
 docs/redis-user.rst, everything works, nothing else is tried, and no right is superfluous."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,8 +1,6 @@
 """The scripts do what the reference says. The suite draws the same sequences each time; with
 ``REDISLOCK_TEST_EXAMPLES=5000`` it draws that many new ones, and a failure prints how to repeat it."""
 
-from __future__ import annotations
-
 import pytest
 import redis
 from hypothesis import settings

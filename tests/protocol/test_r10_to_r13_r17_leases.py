@@ -1,8 +1,6 @@
 """How long a lease is (R10), who finds its end (R11), what renews it (R12), and how others adopt or release a lock and
 its former holder learns of that (R13, R17)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import monotonic
 from typing import Any

@@ -1,8 +1,6 @@
 """Messages that come late (R1), to somebody who has left (R7), or not at all (R6, R19), and waiters who cannot be told
 anything (R3), have been stopped (R4), are dead (R9), or sleep past an end (R5)."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

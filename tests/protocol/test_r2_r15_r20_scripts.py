@@ -1,7 +1,5 @@
 """What scripts write first (R2), how short they are where thousands wait (R15), and suspensions (R20)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic

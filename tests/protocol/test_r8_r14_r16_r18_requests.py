@@ -1,8 +1,6 @@
 """Requests that come late (R16) or are sent again (R8, R14) have done their work once, and touch nothing newer; an
 exception that a signal handler raises at any moment leaves nothing behind (R18)."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable

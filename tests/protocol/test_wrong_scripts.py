@@ -1,7 +1,5 @@
 """The machine finds each script that leaves out a rule. A file of its own, so that another worker runs it."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """``Semaphore``, and what has a ``limit``: at most so many at once, first come, first served."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Whatever an alias in ``CACHES`` is given and wherever it leads, locks work, for threads and for coroutines."""
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback

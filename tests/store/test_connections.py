@@ -1,7 +1,5 @@
 """The connections of threads and of coroutines: how many there are, who waits for one, and whose answer it is."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import deque

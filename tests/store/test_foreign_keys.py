@@ -1,7 +1,5 @@
 """What others have written under our keys: a clear error that names it, and never two holders."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

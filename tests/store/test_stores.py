@@ -1,8 +1,6 @@
 """The connections of an alias in a process: what a change of the settings, a fork, the end of a loop and a failover by
 Sentinel do to them."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

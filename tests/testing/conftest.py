@@ -1,7 +1,5 @@
 """Each test runs on a real Redis, and in the memory mode."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """What a site's tests use: own locks, locks that others hold, that are lost or overtaken, and a Redis that is away."""
 # mypy: disable-error-code="misc"
 
-from __future__ import annotations
-
 import asyncio
 import unittest
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The pytest plugin, and a small site whose tests are run by pytest-django and by Django's runner with workers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values and counters, on Redis and in memory, used by threads and by tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

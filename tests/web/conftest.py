@@ -1,7 +1,5 @@
 """The test site, run by two servers and by Django's two test clients."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack

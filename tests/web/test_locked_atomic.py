@@ -1,7 +1,5 @@
 """``locked_atomic``: lock, BEGIN, COMMIT, release; and the warning about a lock that is released before COMMIT."""
 
-from __future__ import annotations
-
 import unittest
 from collections.abc import Callable
 from contextlib import ExitStack, suppress

@@ -1,8 +1,6 @@
 """``locked_view``: one request at a time, the owner that is shown, and the response to the others."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

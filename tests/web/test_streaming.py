@@ -1,8 +1,6 @@
 """Streaming responses: ``locked_view`` holds the lock until the content ends or the response is closed."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import http.client

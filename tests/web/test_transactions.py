@@ -1,8 +1,6 @@
 """``locked_view`` and transactions: what Django begins after the lock, and before it."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import pickle
