@@ -13,7 +13,6 @@ from django.apps import apps
 from django.dispatch import Signal
 
 from django_redislock import Lock
-from tests.helpers.jobs import require_package
 from tests.helpers.processes import Worker
 from tests.inside import command_of_a_new_process
 
@@ -83,50 +82,6 @@ say("imported", *{"celery", "rq", "dramatiq", "django_tasks"} & set(sys.modules)
 def test_only_a_management_command_is_a_purpose(words: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", words.split())
     assert command_of_a_new_process() == command
-
-
-CELERY = """
-from celery import Celery
-from celery.contrib.testing.worker import start_worker
-
-app = Celery("site", broker="memory://", backend="cache+memory://")
-
-@app.task(name="shop.inner")
-def inner():
-    return owner()
-
-@app.task(name="shop.export")
-def export():
-    return owner(), inner()
-
-with start_worker(app, perform_ping_check=False, pool="solo", loglevel="ERROR"):
-    result = export.delay()
-    say("inside", result.id, *result.get(timeout=30))
-"""
-
-RQ = """
-import redis
-from rq import Queue, SimpleWorker
-
-connection = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
-job = Queue(connection=connection).enqueue(owner, job_id="export-7")
-SimpleWorker([job.origin], connection=connection).work(burst=True, logging_level="ERROR")
-say("inside", job.id, job.return_value())
-"""
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize(
-    ("package", "code", "name"), [("celery", CELERY, "shop.export"), ("rq", RQ, f"{__name__}.owner")]
-)
-def test_a_job_stands_in_the_place_of_its_thread(
-    package: str, code: str, name: str, start: Callable[..., Worker]
-) -> None:
-    require_package(package)
-    worker = start(f"from {__name__} import owner\n{code}\nsay('outside', owner())", fresh=True)
-    id, *found = worker.expect("inside")
-    assert {owner.split(":", 2)[2] for owner in found} == {f"{name}[{id}]"}
-    assert worker.expect("outside")[0].endswith(":MainThread")
 
 
 def queue_in(job: object) -> SimpleNamespace:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_redislock import Lock, LockNotAcquired
-from redisserver import RedisServer
+from django_redislock import Lock, LockNotAcquired, get_lock
 from tests.helpers.actors import Other, until
 from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_package, runs, url
 
@@ -18,7 +17,7 @@ FIRST, WORKER = "import rq.cli, tests.jobs.rq_site", "rq.cli.main()"
 
 
 @pytest.fixture
-def site(server: RedisServer) -> Any:
+def site() -> Any:
     require_package("rq")
     from tests.jobs import rq_site
 
@@ -82,6 +81,9 @@ def test_of_equal_calls_one_is_queued_and_the_others_get_its_job(site: Any, work
     worker()
     until(lambda: runs() == ["begins 2024"], within=60)
     assert site.report.delay(2024).id == first.id  # it runs
+    info = get_lock("report:2024")
+    assert info is not None
+    assert info.owner.endswith(f":tests.jobs.rq_site.report[{first.id}]")
     let_pass("here")
     until(lambda: status(other) == "finished", within=60)
     assert (first.return_value(), held()) == (2024, [])
