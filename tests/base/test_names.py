@@ -19,6 +19,7 @@ import redis
 from django.utils.functional import SimpleLazyObject
 
 from django_redislock import (
+    ConditionalValue,
     Counter,
     Lock,
     LockPool,
@@ -50,6 +51,7 @@ PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)')
 )
 def test_what_is_no_name_is_refused_with_a_short_error_that_says_what_it_was_to_name(name: Any, text: str) -> None:
     nouns: dict[str, Callable[[Any], object]] = {"lock": Lock, "pool": LockPool, "counter": Counter}
+    nouns["value"] = ConditionalValue
     for noun, make in nouns.items():
         with pytest.raises((TypeError, ValueError), match=text) as caught:
             make(name)
