@@ -32,7 +32,7 @@ from django_redislock import (
     list_locks,
     locked,
 )
-from django_redislock.testing import hold, lose
+from django_redislock.testing import hold
 from tests.cli.conftest import fails, redislocks, sh
 from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.processes import Worker
@@ -515,7 +515,7 @@ def test_nor_does_a_permit_that_is_to_end_sooner(others: int, client: redis.Redi
 
 
 def test_a_request_that_is_sent_again_takes_one_permit_and_changes_no_limit(
-    network: Proxy, client: redis.Redis, caplog: Any
+    network: Proxy, client: redis.Redis
 ) -> None:
     with Semaphore("warm-up", limit=1):
         pass
@@ -531,13 +531,3 @@ def test_code_of_others_may_use_such_names(settings: Any) -> None:
     other: Any = cache
     with other.lock("semaphore:x"):
         assert [lock.name for lock in list_locks()] == ["%:semaphore:x"]
-
-
-def test_the_permit_that_a_test_loses_is_the_right_one() -> None:
-    mine, other = Semaphore("x", limit=2), Semaphore("x", limit=2)
-    assert mine.acquire()
-    assert other.acquire()
-    lose(mine)
-    assert (mine.lost, other.lost, other.owned()) == (True, False, True)
-    other.release()
-    assert get_lock("semaphore:x") is None
