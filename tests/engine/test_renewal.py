@@ -22,17 +22,12 @@ from tests.helpers.ways import kill, stopped
 from tests.inside import hears, renew_all
 
 
-@pytest.fixture
-def holds() -> Callable[..., Lock]:
+def hold(ttl: float = 600) -> Lock:
     """Acquire a lock, and hold it until it is treated as a long section."""
-
-    def holds(ttl: float = 600, **options: Any) -> Lock:
-        lock = Lock(NAME, ttl=ttl, **options)
-        lock.acquire()
-        until(inside.all_seen)
-        return lock
-
-    return holds
+    lock = Lock(NAME, ttl=ttl)
+    lock.acquire()
+    until(inside.all_seen)
+    return lock
 
 
 def renewed(lock: Lock) -> Callable[[], bool]:
@@ -71,10 +66,10 @@ def test_a_lock_that_is_released_just_before_its_renewal_is_not_renewed(
 
 
 def test_a_renewal_that_crosses_a_change_of_the_fence_or_the_release_is_no_loss(
-    network: Proxy, client: redis.Redis, holds: Any, other: Any, caplog: Any
+    network: Proxy, client: redis.Redis, other: Any, caplog: Any
 ) -> None:
     """It names the fence, and finds another one. Its answer counts only as long as the lock is held here (R12)."""
-    lock = holds(ttl=60)
+    lock = hold(ttl=60)
     until(lambda: hears() and 10 < inside.due_in(lock) < 30)
     before, late, asked = lock.fence, network.hold_request("keep"), network.delay_answer("keep", 0, times=1000)
     renew_all()
@@ -99,7 +94,7 @@ def test_a_renewal_that_crosses_a_change_of_the_fence_or_the_release_is_no_loss(
     late.let_go()
     assert late.over.wait(GENEROUS)
     assert not holder(client)
-    again = renewed(another := holds(ttl=60))
+    again = renewed(another := hold(ttl=60))
     renew_all()
     until(again)  # by the thread that has brought that answer
     assert "event=lost" not in caplog.text
@@ -233,14 +228,14 @@ class Moody(redis.Connection):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.usefixtures("own_pools")
 def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_cannot_connect(
-    holds: Any, settings: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    settings: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
     moody = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"connection_class": Moody}}}
     settings.CACHES = {**settings.CACHES, "default": moody}
-    lock = holds(ttl=20)
+    lock = hold(ttl=20)
     again = renewed(lock)
     inside.before_next_round(monkeypatch, fail)
     renew_all()
@@ -278,9 +273,9 @@ def sent(lock: Lock) -> None:
 
 
 def test_a_renewal_by_a_connection_that_the_server_has_closed_meanwhile_does_not_fail(
-    holds: Any, client: redis.Redis, caplog: pytest.LogCaptureFixture
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lock = holds()
+    lock = hold()
     sent(lock)
     kill(client)
     sent(lock)
@@ -288,12 +283,12 @@ def test_a_renewal_by_a_connection_that_the_server_has_closed_meanwhile_does_not
     lock.release()
 
 
-def test_locks_of_different_ttls_are_renewed_by_the_same_connection(holds: Any, client: redis.Redis) -> None:
+def test_locks_of_different_ttls_are_renewed_by_the_same_connection(client: redis.Redis) -> None:
     inside.listen()
     until(hears)
     made = set[int]()
     for ttl in (6, 12, 6):
-        lock = holds(ttl=ttl)
+        lock = hold(ttl=ttl)
         sent(lock)
         made.add(client.info("stats")["total_connections_received"])
         lock.release()
@@ -314,25 +309,6 @@ def test_an_interrupted_section_that_cannot_be_undone_is_logged_once_and_keeps_n
             until(over)
     until(lambda: undone and "TypeError: unhashable" in caplog.text)
     assert caplog.text.count("TypeError: unhashable") == 1
-
-
-def test_without_threads_locks_are_renewed_and_messages_are_heard_as_soon_as_there_are_some_again(
-    settings: Any, no_threads: Callable[[bool], object]
-) -> None:
-    settings.CACHES = {**settings.CACHES, "unused": settings.CACHES["default"]}
-    with Lock("first"):
-        pass  # the renewer's own thread runs
-    no_threads(True)
-    lock, silent = Lock(NAME, ttl=6, using="unused"), Lock("silent", ttl=6, using="unused", poll=True)
-    lock.acquire()
-    silent.acquire()
-    both = renewed(lock), renewed(silent)
-    until(lambda: all(again() for again in both))
-    assert not hears("unused")
-    no_threads(False)
-    until(lambda: hears("unused"))
-    lock.release()
-    silent.release()
 
 
 def test_code_of_the_sites_is_called_in_a_few_threads_that_end_whatever_it_raises(
