@@ -25,7 +25,6 @@ MEMBER = "pool:accounts:alice"  # the lock of its member
 
 Ghosts = Callable[..., Ghost]
 Join = Callable[..., "Waiting"]
-Listening = Callable[..., inside.Ears]
 Start = Callable[..., Worker]
 
 
@@ -143,28 +142,18 @@ def look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, look_every=0.3)
 
 
-@pytest.fixture
-def listening() -> Listening:
+def subscribed(using: str | None = None) -> Ears:
     """Subscribe this process first, so that no waiter looks again because of a new subscription."""
-
-    def listening(using: str | None = None) -> Ears:
-        ears = Ears(using)
-        ears.start()
-        until(lambda: ears.ready and (ears.heard or ears.polled))  # the probe, too, is a message
-        return ears
-
-    return listening
+    ears = Ears(using)
+    ears.start()
+    until(lambda: ears.ready and (ears.heard or ears.polled))  # the probe, too, is a message
+    return ears
 
 
-@pytest.fixture
-def renew_all() -> Callable[..., None]:
+def renew_all(using: str | None = None) -> None:
     """Let the watchdog renew all leases of an alias, as after a reconnect."""
-
-    def renew_all(using: str | None = None) -> None:
-        until(lambda: all_seen())
-        inside.renew_all(using)
-
-    return renew_all
+    until(all_seen)
+    inside.renew_all(using)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.helpers.state import LOCK, NAME, TOKEN, holder, value
 from tests.helpers.ways import stopped
 from tests.inside import Ears, all_seen
 
-from .conftest import LONG, MEMBER, POOL, Ghosts, Join, Listening, lapse
+from .conftest import LONG, MEMBER, POOL, Ghosts, Join, lapse, renew_all, subscribed
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def test_r10_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
 @pytest.mark.parametrize("call", ["release", "extend", "detach", "a withdrawal"])
 @pytest.mark.parametrize("name", [NAME, MEMBER, POOL])
 def test_r11_whoever_finds_the_lease_ended_passes_the_lock_on(
-    name: str, call: str, pool: LockPool, crowd: Crowd, join: Join, client: redis.Redis, listening: Listening
+    name: str, call: str, pool: LockPool, crowd: Crowd, join: Join, client: redis.Redis
 ) -> None:
-    listening()
+    subscribed()
     me = crowd()
     held, wanted = Lock(MEMBER if name == POOL else name, ttl=LONG), pool if name == POOL else Lock(name)
     me(held, "acquire")
@@ -132,9 +132,7 @@ def test_r12_the_end_of_a_lease_is_reported_while_redis_hangs_and_a_restart_at_o
     assert "gone from Redis" in losses[1].reason
 
 
-def test_r12_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
-    network: Proxy, add_alias: Any, renew_all: Any
-) -> None:
+def test_r12_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(network: Proxy, add_alias: Any) -> None:
     """One with a short TTL does not wait for one with a long TTL."""
     losses: list[LockLost] = []
     add_alias(network.url, SOCKET_TIMEOUT=LONG)
@@ -153,7 +151,7 @@ def test_r12_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
 
 @pytest.mark.complete
 def test_r12_a_redis_that_hangs_costs_no_lock_of_another_alias(
-    own: RedisServer, patient: None, server: RedisServer, add_alias: Any, renew_all: Any
+    own: RedisServer, patient: None, server: RedisServer, add_alias: Any
 ) -> None:
     losses: list[LockLost] = []
     far, near = Lock(NAME, ttl=12), Lock(NAME, ttl=6, on_lost=losses.append, using=add_alias(server.url))
@@ -181,13 +179,13 @@ ADOPTER = "adopter-adopter-adopte"
 
 
 @pytest.fixture
-def hold(crowd: Crowd, listening: Listening) -> Callable[..., tuple[Any, Lock, list[LockLost]]]:
+def hold(crowd: Crowd) -> Callable[..., tuple[Any, Lock, list[LockLost]]]:
     """Somebody holds the lock with TOKEN. Returns who, the lock, and the losses of which it is told."""
 
     def hold(using: str = "default") -> tuple[Any, Lock, list[LockLost]]:
         losses: list[LockLost] = []
         me, lock = crowd(), Lock(NAME, token=TOKEN, ttl=30, on_lost=losses.append, using=using)
-        listening(using)
+        subscribed(using)
         assert me(lock, "acquire")
         until(all_seen)
         return me, lock, losses
@@ -265,7 +263,7 @@ ENDS: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_r17_every_end_of_a_lease_from_outside_is_told_once(
-    how: str, hold: Any, client: redis.Redis, renew_all: Callable[..., None], heard: list[Any]
+    how: str, hold: Any, client: redis.Redis, heard: list[Any]
 ) -> None:
     """R17: ``lost`` is False only for a live lease that is ours."""
     end, reason = ENDS[how]

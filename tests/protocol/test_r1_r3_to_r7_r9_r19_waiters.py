@@ -22,7 +22,7 @@ from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, WAITERS, count, flag, holder, queued, value
 from tests.inside import change_probe, limit
 
-from .conftest import ACQUIRE, LONG, MEMBER, POOL, SEMAPHORE, Ghosts, Join, Listening, Start, lapse, listed, told
+from .conftest import ACQUIRE, LONG, MEMBER, POOL, SEMAPHORE, Ghosts, Join, Start, lapse, listed, subscribed, told
 
 nobody_looks = pytest.mark.usefixtures("nobody_looks")
 
@@ -106,9 +106,9 @@ def test_r6_all_waiters_are_in_the_queue_again_after_a_reconnect_and_in_order(
 @nobody_looks
 @pytest.mark.parametrize("kind", ["handed over", "left to one that polls", "a member"])
 def test_r7_a_message_to_a_waiter_that_has_left_reaches_the_next_at_once(
-    kind: str, held: Lock, pool: LockPool, join: Join, client: redis.Redis, listening: Listening
+    kind: str, held: Lock, pool: LockPool, join: Join, client: redis.Redis
 ) -> None:
-    listening()
+    subscribed()
     thing, name = (pool, POOL) if kind == "a member" else (Lock(NAME), NAME)
     lock = pool.acquire(ttl=LONG) if kind == "a member" else held
     here, now = inside.own_process(), server_time(client)
@@ -146,17 +146,10 @@ def test_r7_a_withdrawal_that_could_not_be_sent_is_sent_later(
     ],
 )
 def test_r19_a_grant_of_which_nobody_has_told_or_an_odd_message_makes_the_listener_reconnect(
-    ttl: float,
-    what: str,
-    held: Lock,
-    network: Proxy,
-    join: Join,
-    client: redis.Redis,
-    listening: Listening,
-    monkeypatch: pytest.MonkeyPatch,
+    ttl: float, what: str, held: Lock, network: Proxy, join: Join, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_late=LONG)  # however busy the machine is, that is no sign that this process stood
-    ears = listening("other")
+    ears = subscribed("other")
     generation = ears.generation
     waiting = join(Lock(NAME, ttl=ttl, using="other"))
     if odd := {"half a message": b"*3\r\n$7\r\nmessage\r\n$20\r\nhalf", "an error": b"-ERR what?\r\n"}.get(what):
@@ -190,12 +183,12 @@ def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Any) 
 
 @pytest.mark.complete
 def test_r3_waiters_that_get_no_messages_poll_and_keep_their_places(
-    polled: tuple[str, int], join: Join, client: redis.Redis, listening: Listening, caplog: Any
+    polled: tuple[str, int], join: Join, client: redis.Redis, caplog: Any
 ) -> None:
     """They are never handed the lock, which is left for the first of them. It counts as gone if it does not look."""
     alias, logged = polled
-    listening(alias).end()
-    listening(alias)  # refused once more, for the same reason
+    subscribed(alias).end()
+    subscribed(alias)  # refused once more, for the same reason
     assert caplog.text.count("event=not-subscribed") == logged
     lock = Lock(NAME, using=alias)
     lock.acquire()
@@ -354,9 +347,9 @@ def test_r5_waiters_look_when_the_lease_ends_of_whoever_holds_the_lock_now(join:
     ("name", "method"), [*product([NAME, MEMBER, POOL], ["extend", "detach"]), (SEMAPHORE, "extend")]
 )
 def test_r5_waiters_look_when_a_lease_ends_that_was_made_shorter(
-    name: str, method: str, pool: LockPool, crowd: Crowd, join: Join, listening: Listening
+    name: str, method: str, pool: LockPool, crowd: Crowd, join: Join
 ) -> None:
-    listening()
+    subscribed()
     me, kind = crowd(), partial(Semaphore, limit=1) if name == SEMAPHORE else Lock
     lock = kind(MEMBER if name == POOL else name, ttl=LONG, auto_renew=False)
     me(lock, "acquire")

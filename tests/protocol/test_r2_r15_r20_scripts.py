@@ -16,7 +16,7 @@ from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.state import NAME, QUEUE, TOKEN, WAITERS, holder, leftovers
 from tests.inside import own_process
 
-from .conftest import LONG, MEMBER, POOL, Join, lapse, listed, told
+from .conftest import LONG, MEMBER, POOL, Join, lapse, listed, subscribed, told
 
 HOLDER, WAITER, STRANGER = "holder-holder-holder-1", "waiter-waiter-waiter-1", "stranger-stranger-st-1"
 
@@ -241,10 +241,10 @@ def test_r20_a_holder_keeps_the_lock_and_then_the_suspension_begins(
 @pytest.mark.usefixtures("nobody_looks")
 @pytest.mark.parametrize("end", ["resumed", "cut short", "over"])
 def test_r20_waiters_keep_their_places_and_are_served_when_it_ends(
-    end: str, join: Join, crowd: Crowd, listening: Callable[[], object], client: redis.Redis, name: str
+    end: str, join: Join, crowd: Crowd, client: redis.Redis, name: str
 ) -> None:
     """ "over": they knew only the end of the holder's lease, which is long after that."""
-    listening()
+    subscribed()
     me, lock = crowd(), Lock(name, ttl=LONG)
     if end == "over":
         me(lock, "acquire")

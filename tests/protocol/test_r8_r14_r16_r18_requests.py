@@ -25,26 +25,21 @@ from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued, value
-from tests.inside import Ears, keys_of, leases
+from tests.inside import keys_of, leases
 
-from .conftest import ACQUIRE, LONG, RELEASE, Join
+from .conftest import ACQUIRE, LONG, RELEASE, Join, renew_all, subscribed
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["released", "left"])
 @pytest.mark.complete
 def test_r8_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_does_nothing(
-    busy: bool,
-    impatient: Proxy,
-    crowd: Crowd,
-    client: redis.Redis,
-    listening: Callable[..., Ears],
-    retry_for: Callable[[float], None],
+    busy: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
 ) -> None:
     """What releases an attempt of which a request may still arrive leaves a mark, which that one honours."""
     retry_for(GENEROUS)
     if busy:
         Lock(NAME, ttl=LONG).acquire()
-        listening("other")
+        subscribed("other")
     patience = 3 if busy else GENEROUS  # its answers are late, and may be again
     me, lock, before = crowd(), Lock(NAME, using="other", blocking_timeout=patience), holder(client)
     late = impatient.hold_request(LOCK)
@@ -148,7 +143,7 @@ def test_r14_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, join: J
 
 
 def test_r14_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_background(
-    network: Proxy, client: redis.Redis, renew_all: Any, retry_for: Callable[[float], None]
+    network: Proxy, client: redis.Redis, retry_for: Callable[[float], None]
 ) -> None:
     """Of those, several go in one pipeline, and each command is checked by itself."""
     retry_for(0.1)
