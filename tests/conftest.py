@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import pytest
 import redis
 from django.conf import settings
+from django.core.cache import caches
 from django.core.signals import setting_changed
 from django.test import TestCase
 
-from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
+from django_redislock import lock_acquired, lock_force_released, lock_lost, lock_released
 from redisserver import NoServerError, RedisServer, find_server, redis_server
-from tests.helpers.actors import Actor, Crowd, Ghost, Other, until
+from tests.helpers.actors import Crowd, Ghost, Other, until
 from tests.helpers.databases import Account, Commits, mariadb_server, one_database, postgres_server, sqlite_file
 from tests.helpers.docs import Undocumented
 from tests.helpers.jobs import Program
@@ -25,7 +26,7 @@ from tests.helpers.processes import Worker, left_out
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import endless, trips, two_aliases  # noqa: F401 (fixtures)
 from tests.helpers.ways import certificate, guarded, own_pools, sentinels, tls_port  # noqa: F401 (fixtures)
-from tests.inside import let_go, limit, note_loops, will_hear_of
+from tests.inside import let_go, limit, note_loops
 
 T = TypeVar("T")
 
@@ -128,19 +129,8 @@ def other() -> Iterator[Callable[[], Other]]:
 
 
 @pytest.fixture
-def actor() -> type[Actor]:
-    return Actor  # which ends with the loop
-
-
-@pytest.fixture
 def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
     yield from _makes(partial(Ghost, client), Ghost.close)
-
-
-@pytest.fixture
-def listens() -> Callable[[Lock], None]:
-    """Wait until the holder's process would learn from a message that the lock is lost, and not by asking."""
-    return lambda lock: until(lambda: will_hear_of(lock))
 
 
 @pytest.fixture
@@ -185,6 +175,14 @@ def retry_for(settings: Any) -> Callable[[float], None]:
         settings.REDISLOCK = {**getattr(settings, "REDISLOCK", {}), "RETRY_FOR": seconds}
 
     return retry_for
+
+
+@pytest.fixture
+def cache_lock(settings: Any) -> Callable[..., Any]:
+    """``cache.lock()`` of our backend, on the default alias's Redis."""
+    ours = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}
+    settings.CACHES = {**settings.CACHES, "ours": ours}
+    return lambda name, **options: caches["ours"].lock(name, **options)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=[False, True], ids=["threads", "tasks"])

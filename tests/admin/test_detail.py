@@ -365,7 +365,6 @@ def test_a_history_that_cannot_be_written_stops_no_force_release(
     assert logged() == []
 
 
-pytestmark = pytest.mark.django_db
 BARE = """
 import sys
 import django

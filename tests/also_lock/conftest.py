@@ -1,13 +1,10 @@
 """Locks as old code takes them, while ours take the same keys."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
-from django.core.cache import caches
 
-from redisserver import RedisServer
 from tests.faults.moving import OLD
 
 KEYS = {"redis-py": "{}", "django-redis": ":1:{}", "python-redis-lock": "lock:{}"}
@@ -51,11 +48,3 @@ def plain(settings: Any, client: redis.Redis) -> Old:
     """The same where it does not matter which kind it is."""
     settings.REDISLOCK = {"ALSO_LOCK": "redis-py"}
     return Old("redis-py", client)
-
-
-@pytest.fixture
-def cache_lock(server: RedisServer, settings: Any) -> Callable[..., Any]:
-    """``cache.lock()`` of our backend, on the same Redis."""
-    ours = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}
-    settings.CACHES = {**settings.CACHES, "ours": ours}
-    return lambda name, **options: caches["ours"].lock(name, **options)  # type: ignore[attr-defined]

@@ -135,9 +135,7 @@ def test_whoever_computes_it_gets_what_all_others_get(me: Any) -> None:
     assert locked_get_or_set("y", (1,), using="json") == [1]  # type: ignore[comparison-overlap]
 
 
-def test_however_few_may_wait_for_locks_all_wait_for_a_value(
-    me: Any, computing: Computing, crowd: Crowd, settings: Any
-) -> None:
+def test_however_few_may_wait_for_locks_all_wait_for_a_value(crowd: Crowd, settings: Any) -> None:
     settings.REDISLOCK = {"MAX_WAITERS": {"*": 0}}
     with Lock(NAME, using="ours"):  # as another process that computes it has
         waiting = crowd().start(Value(using="ours"), "get")

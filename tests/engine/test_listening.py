@@ -44,9 +44,8 @@ def test_threads_that_wait_at_once_share_one_subscription_which_ends_with_the_se
 
 
 def test_without_threads_waiters_poll_until_there_are_some_again_and_an_answer_is_not_lost(
-    network: Proxy, crowd: Crowd, client: redis.Redis, no_threads: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    network: Proxy, crowd: Crowd, client: redis.Redis, no_threads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listen()
     until(hears)
     before = subscriptions()
@@ -261,9 +260,8 @@ def test_a_connection_that_is_cut_before_anybody_reads_it_is_replaced(
 
 
 def test_where_messages_no_longer_arrive_those_who_wait_look_by_themselves(
-    crowd: Crowd, network: Proxy, client: redis.Redis, settings: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    crowd: Crowd, network: Proxy, client: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit(monkeypatch, look_every=600)
     settings.REDISLOCK = {"SLOW_WAIT": None}
     me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600)

@@ -19,7 +19,7 @@ WORKER = "import sys; from dramatiq.cli import main; sys.exit(main())"
 
 
 @pytest.fixture
-def site(server: RedisServer) -> Any:
+def site() -> Any:
     require_package("dramatiq")
     from tests.jobs import dramatiq_site
 

@@ -9,7 +9,6 @@ import pytest
 from django.db import transaction
 
 from django_redislock import Lock, LockNotAcquired, LockUnavailable
-from redisserver import RedisServer
 from tests.helpers.actors import Other, until
 from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_package, runs, url
 from tests.helpers.proxy import Proxy
@@ -20,7 +19,7 @@ FIRST, CONSUMER = "import huey.bin.huey_consumer, tests.jobs.huey_site", "huey.b
 
 
 @pytest.fixture
-def site(server: RedisServer) -> Iterator[Any]:
+def site() -> Iterator[Any]:
     require_package("huey")
     from tests.jobs import huey_site
 

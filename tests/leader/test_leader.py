@@ -198,9 +198,8 @@ def test_with_cancel_the_loss_is_raised_also_where_lead_has_told_of_it_first() -
 
 @pytest.mark.parametrize("poll", [False, True])
 def test_a_standby_outlasts_any_outage_of_redis_and_keeps_its_place(
-    poll: bool, crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch,
-    settings: Any, caplog: Any,
-) -> None:  # fmt: skip
+    poll: bool, crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: Any
+) -> None:
     settings.REDISLOCK = {"RETRY_FOR": 0.05, "POLL": poll}
     limit(monkeypatch, sit_out=0.1)
     own.stop()

@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from django.core.cache import caches
 from django.dispatch import Signal
 
 from django_redislock import Lock, LockSet
@@ -60,11 +59,9 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
         yield between
 
 
-@pytest.fixture
-def hears() -> Callable[[Any, Lock], None]:
+def until_told(person: Any, lock: Lock) -> None:
     """Wait until this process is told at once what happens to a lock that is held here."""
-
-    return lambda person, lock: until(lambda: person.read(lambda: will_hear_of(lock)))
+    until(lambda: person.read(lambda: will_hear_of(lock)))
 
 
 @pytest.fixture
@@ -72,10 +69,3 @@ def nowhere(settings: Any) -> None:
     """There is no Redis: if anything were sent, the test would see LockUnavailable instead of the expected error."""
     nowhere = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {**settings.CACHES, "default": nowhere}
-
-
-@pytest.fixture
-def cache_lock(settings: Any) -> Callable[..., Any]:
-    ours = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}
-    settings.CACHES = {**settings.CACHES, "ours": ours}
-    return lambda name, **options: caches["ours"].lock(name, **options)  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
 from tests.inside import inherit, limit
 
-from .conftest import Block
+from .conftest import Block, until_told
 
 FAILING = (ZeroDivisionError, ZeroDivisionError(), None)
 
@@ -188,12 +188,12 @@ def test_who_holds_a_lock_on_one_alias_neither_enters_nor_is_refused_one_of_that
 
 
 def test_a_lock_that_is_held_through_another_alias_of_the_same_redis_is_held(
-    crowd: Crowd, settings: Any, client: redis.Redis, hears: Callable[[Any, Lock], None]
+    crowd: Crowd, settings: Any, client: redis.Redis
 ) -> None:
     settings.CACHES = {**settings.CACHES, "again": settings.CACHES["default"]}
     me, before = crowd(), Lock("before", using="again", ttl=600)
     me(before, "acquire")
-    hears(me, before)  # now the first request would queue
+    until_told(me, before)  # now the first request would queue
     me(before, "release")
     outer, inner = Lock(NAME, ttl=600), Lock(NAME, using="again", reentrant=True)
     me(outer, "enter")
@@ -208,9 +208,8 @@ def test_a_lock_that_is_held_through_another_alias_of_the_same_redis_is_held(
 
 
 def test_what_a_block_that_raised_could_not_release_is_released_in_the_background(
-    crowd: Crowd, network: Proxy, client: redis.Redis, caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    crowd: Crowd, network: Proxy, client: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As long as the lease may last: what is given up sooner is what was abandoned in a queue."""
     limit(monkeypatch, remember_for=0.0)
     me, lock = crowd(), Lock(NAME, ttl=600, using="far")

@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -32,9 +30,9 @@ from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil, until
 from tests.helpers.databases import Account
 from tests.helpers.state import NAME, fence_of, holder, put, queued
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_TAKEN
-from tests.project.programs import environment
+from tests.project.programs import run_code
 
-from .conftest import Block, Heard, receiving
+from .conftest import Block, Heard, receiving, until_told
 
 Events = Callable[[], list[tuple[str, str]]]
 
@@ -110,9 +108,8 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
 def test_a_process_that_has_not_imported_lock_sends_its_signals_by_it_too(call: str) -> None:
     """An admin's, say."""
     Lock(NAME).acquire()
-    code = f"""if True:
-        import asyncio, sys, django
-        django.setup()
+    code = f"""
+        import asyncio, sys
         from django_redislock import aforce_release, force_release, lock_force_released
         senders, NAME = [], {NAME!r}
         lock_force_released.connect(note := lambda sender, **facts: senders.append(sender))
@@ -121,7 +118,7 @@ def test_a_process_that_has_not_imported_lock_sends_its_signals_by_it_too(call: 
         from django_redislock import Lock
         assert senders == [Lock], senders
     """
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
+    run_code(code)
 
 
 async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: str) -> None:
@@ -147,7 +144,7 @@ async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: 
     "how", ["flushed", "taken", "forced while polling", "found by the release", "taken, found by the release"]
 )
 def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
-    how: str, crowd: Crowd, hears: Callable[..., Any], client: redis.Redis, heard: Heard, events: Events
+    how: str, crowd: Crowd, client: redis.Redis, heard: Heard, events: Events
 ) -> None:
     losses, taken = list[LockLost](), how.startswith("taken")
     ttl = 600 if "found" in how else 6  # renewals, which would notice it as well, come long after the release; or soon
@@ -159,7 +156,7 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
     elif how == "forced while polling":
         force_release(NAME)
     else:
-        hears(me, lock)
+        until_told(me, lock)
         client.flushall()
     theirs, reason = holder(client), WAS_TAKEN if how == "taken" else HAS_VANISHED  # not because of the local clock
     if "found" not in how:
@@ -375,9 +372,7 @@ async def test_the_task_that_holds_a_lost_lock_is_cancelled_and_async_with_raise
     await asyncio.sleep(0)  # nothing follows
 
 
-async def test_a_forced_release_cancels_the_holder_and_ends_all_blocks_of_a_reentrant_lock(
-    using: str, actor: Callable[[], Actor]
-) -> None:
+async def test_a_forced_release_cancels_the_holder_and_ends_all_blocks_of_a_reentrant_lock(using: str) -> None:
     inside = asyncio.Event()
 
     async def hold() -> None:
@@ -385,7 +380,7 @@ async def test_a_forced_release_cancels_the_holder_and_ends_all_blocks_of_a_reen
             inside.set()
             await forever()
 
-    holding = actor().start(hold)
+    holding = Actor().start(hold)
     await asyncio.wait_for(inside.wait(), GENEROUS)
     await aforce_release(NAME, using=using)
     with pytest.raises(LockLost):
@@ -416,9 +411,7 @@ async def test_a_loss_before_the_block_begins_is_lock_lost_as_well(how: str, usi
 
 
 @pytest.mark.parametrize("first", ["loss", "cancellation"])
-async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
-    first: str, actor: Callable[[], Actor]
-) -> None:
+async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(first: str) -> None:
     tellers: list[threading.Thread] = []
 
     async def hold() -> None:
@@ -434,15 +427,13 @@ async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
             await forever()
 
     with receiving(lambda **facts: tellers.append(threading.current_thread()), lock_lost):
-        result = actor().start(hold)
+        result = Actor().start(hold)
         await asyncio.wait([result], timeout=GENEROUS)
     # without a count, either may have come first
     assert result.cancelled() or (not COUNTS and isinstance(result.exception(), LockLost))
 
 
-async def test_a_release_without_a_block_takes_back_its_own_cancellation_and_nobody_elses(
-    actor: Callable[[], Actor],
-) -> None:
+async def test_a_release_without_a_block_takes_back_its_own_cancellation_and_nobody_elses() -> None:
     async def hold() -> int:
         task: Any = asyncio.current_task()
         lock = short()
@@ -456,7 +447,7 @@ async def test_a_release_without_a_block_takes_back_its_own_cancellation_and_nob
             await lock.arelease()
         return cancellations()
 
-    assert await actor()(hold) == (1 if COUNTS else 0)
+    assert await Actor()(hold) == (1 if COUNTS else 0)
 
 
 @pytest.mark.usefixtures("nowhere")

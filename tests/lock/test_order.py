@@ -224,9 +224,8 @@ def test_a_redis_that_is_down_makes_every_call_raise_lock_unavailable_and_the_re
 
 @pytest.mark.parametrize("restarts", [True, False])
 def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
-    restarts: bool, crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch,
-    retry_for: RetryFor,
-) -> None:  # fmt: skip
+    restarts: bool, crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch, retry_for: RetryFor
+) -> None:
     retry_for(0.1)
     if not restarts:
         limit(monkeypatch, sit_out=0.3)

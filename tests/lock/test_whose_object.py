@@ -4,8 +4,6 @@ import contextlib
 import gc
 import inspect
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -28,7 +26,7 @@ from django_redislock import (
 from tests.helpers.actors import GENEROUS, RUNS, Crowd, until
 from tests.helpers.state import LOCK, NAME, holder
 from tests.inside import keys_of, renew_all
-from tests.project.programs import environment
+from tests.project.programs import run_code
 
 from .kin import Kin, both, in_a_task
 
@@ -383,10 +381,9 @@ def test_the_lock_of_a_generator_that_is_collected_is_released() -> None:
 
 def test_generators_that_hold_locks_may_be_collected_at_any_moment() -> None:
     """Within ContextVar.set() too, before Python 3.12."""
-    code = f"""if True:
-        import django, gc
+    code = f"""
+        import gc
         from contextvars import ContextVar
-        django.setup()
         from django_redislock import Lock
         variables = [ContextVar(str(number)) for number in range(12)]
 
@@ -403,14 +400,13 @@ def test_generators_that_hold_locks_may_be_collected_at_any_moment() -> None:
                 each.set([number])
             assert all(each.get() == [number] for each in variables)
     """
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
+    run_code(code)
 
 
 def test_what_a_signal_handler_raises_comes_through_while_garbage_is_collected() -> None:
     """Python ignores what it raises in a callback of the collector."""
-    code = """if True:
-        import django, gc, signal
-        django.setup()
+    code = """
+        import gc, signal
         from django_redislock import Lock
 
         class Stop(Exception): ...
@@ -429,13 +425,12 @@ def test_what_a_signal_handler_raises_comes_through_while_garbage_is_collected()
                 continue
             raise AssertionError
     """
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
+    run_code(code)
 
 
 def test_it_does_not_matter_when_another_thread_begins_to_collect_garbage() -> None:
-    code = f"""if True:
-        import django, gc, sys, threading
-        django.setup()
+    code = f"""
+        import gc, sys, threading
         from django_redislock import Lock
 
         def collect():
@@ -454,14 +449,13 @@ def test_it_does_not_matter_when_another_thread_begins_to_collect_garbage() -> N
         finally:
             over.append(True)
     """
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
+    run_code(code)
 
 
 def test_a_signal_handler_that_raises_while_garbage_is_collected_leaves_the_holder_its_lock() -> None:
     """It may strike whatever Python code of ours is called then."""
-    code = f"""if True:
-        import django, gc, random, signal, sys
-        django.setup()
+    code = f"""
+        import gc, random, signal, sys
         from django_redislock import Lock
         swallowed = []
         sys.unraisablehook = swallowed.append
@@ -484,4 +478,4 @@ def test_a_signal_handler_that_raises_while_garbage_is_collected_leaves_the_hold
             with Lock("{NAME}"), Lock("{NAME}", reentrant=True, blocking_timeout=0):
                 pass
     """
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
+    run_code(code)

@@ -194,9 +194,7 @@ def test_when_one_is_lost_all_count_as_lost_and_it_is_told_once(me: Any, client:
         me(locks, "release")
 
 
-def test_one_that_is_lost_while_it_waits_for_the_next_is_an_error(
-    crowd: Crowd, client: redis.Redis, listens: Any
-) -> None:
+def test_one_that_is_lost_while_it_waits_for_the_next_is_an_error(crowd: Crowd, client: redis.Redis) -> None:
     me, you = crowd(), crowd()
     you(Lock(B), "acquire")
     locks = LockSet(A, B)

@@ -1,7 +1,10 @@
 """Programs that the tests start."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 
@@ -13,6 +16,12 @@ def environment(*folders: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, [*folders, ROOT, ROOT / "testproject"])),
         "DJANGO_SETTINGS_MODULE": "tests.settings",
     }
+
+
+def run_code(code: str) -> None:
+    """Run it, indented as it is in a function, in a process of its own in which Django is set up."""
+    program = f"import django\ndjango.setup()\n{dedent(code)}"
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment(), timeout=60)
 
 
 def complaints(said: str, *, but: str = "nothing") -> list[str]:
