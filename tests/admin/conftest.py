@@ -4,10 +4,11 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from django_redislock import Lock, LockPool
+from django_redislock import Lock
 from tests.admin.pages import login
 from tests.helpers.actors import Ghost
 from tests.helpers.browser import browser, picture, visit  # noqa: F401 (fixtures)
+from tests.helpers.pools import crowd_around
 
 
 @pytest.fixture
@@ -29,13 +30,6 @@ def staff() -> Callable[..., Client]:
 
 @pytest.fixture
 def crowded(ghost: Callable[..., Ghost]) -> None:
-    """A pool of two: both are held, two wait for one of them, 103 for any; and an ordinary lock."""
-    pool = LockPool("accounts")
-    pool.extend(["alice", "bob"])
-    for _ in range(2):
-        pool.acquire(ttl=600)
+    """A pool of which both members are wanted by many; and an ordinary lock."""
+    crowd_around(ghost())
     Lock("a").acquire()
-    there = ghost()
-    for number in range(105):
-        name = "pool:accounts:alice" if number < 2 else "pool:accounts:"
-        there.queue(f"{number:03}{'t' * 22}", name=name, age=200 - number)

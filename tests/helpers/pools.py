@@ -95,6 +95,16 @@ def leases_end(client: redis.Redis, *keys: str) -> None:
     client.zadd(BUSY, dict.fromkeys(keys, server_time(client) - 1), xx=True)
 
 
+def crowd_around(ghost: Ghost) -> None:
+    """Both members, alice and bob, are held; two wait for alice, 103 for any, the first for 200 seconds."""
+    pool = LockPool(POOL)
+    pool.extend(["alice", "bob"])
+    for _ in range(2):
+        pool.acquire(ttl=TTL)
+    for number in range(105):
+        ghost.queue(f"{number:025}", name=lock_of("alice") if number < 2 else ANY, age=200 - number)
+
+
 def leave(ghost: Ghost, id: str) -> None:
     ghost.release(ghost.request(id, name=ANY))
 

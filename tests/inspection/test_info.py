@@ -27,6 +27,7 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time, until
+from tests.helpers.pools import crowd_around
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import INDEX, hold, put
 from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias, caches
@@ -100,14 +101,7 @@ def test_it_tells_which_waiters_redis_cannot_reach(ghost: Callable[..., Ghost], 
 
 
 def test_of_a_pools_member_it_tells_who_wants_this_one_and_who_wants_any(ghost: Callable[..., Ghost]) -> None:
-    pool = LockPool("accounts")
-    pool.extend(["alice", "bob"])
-    for _ in range(2):
-        pool.acquire(ttl=600)
-    there = ghost()
-    for number in range(105):
-        name = "pool:accounts:alice" if number < 2 else "pool:accounts:"
-        there.queue(f"{number:025}", name=name, age=200 - number)
+    crowd_around(ghost())
     alice, bob = known("pool:accounts:alice"), known("pool:accounts:bob")
     assert (alice.waiters, len(alice.queue), alice.pool_waiters, len(alice.pool_queue)) == (2, 2, 103, 100)
     assert (bob.waiters, bob.queue, bob.pool_waiters, bob.pool_queue[0].owner) == (0, (), 103, "ghost")
