@@ -12,7 +12,7 @@
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
 --            false, 1 = a handoff to this process ran out unheard, the limit before, if it was another}; the last three may
 --            be missing. States: calls.py
-local there -- how many keys exist of a lock that is not idle; KEYS.gone counts for four, more than the others together
+local there -- how many keys exist of a lock that is not idle, KEYS.gone among them
 --#include @acquire_fast
 --#include grant
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
@@ -45,7 +45,7 @@ if flag == 's' then
   end
 end
 if id --[[@already-mine]]== ARGV.id--[[@]] then return {ALREADY, us, tonumber(fence), lease_left()} end
-if there > 3 then return {GIVEN_UP, us, 0, 0} end --@given-up
+if there > 0 and redis.call('EXISTS', KEYS.gone) == 1 then return {GIVEN_UP, us, 0, 0} end --@given-up
 local limit_before
 --#include @impose_limit
 

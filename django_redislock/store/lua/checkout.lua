@@ -16,7 +16,7 @@ local function take(member)
 end
 
 local took = redis.call('HGET', KEYS.took, ARGV.id)
-local there = redis.call('EXISTS', KEYS.line, KEYS.gone, KEYS.gone)
+local there = redis.call('EXISTS', KEYS.line, KEYS.gone)
 -- the fast path: nobody waits, and a member is free. Every eighth call looks for leases that have ended
 if not took and there == 0 and us % 8 ~= 0 then
   local member = find_free(1)[1]
@@ -28,7 +28,7 @@ if value then
   local id, _, _, fence = parse_holder(value)
   if id == ARGV.id then return {ALREADY, us, tonumber(fence), member_left(took), took} end
 end
-if there > 1 then return {GIVEN_UP, us, 0, 0, ''} end
+if there > 0 and redis.call('EXISTS', KEYS.gone) == 1 then return {GIVEN_UP, us, 0, 0, ''} end
 
 sweep()
 local verdict, member = grant_members(ARGV.id)

@@ -3,7 +3,7 @@
 --#piece acquire_fast_key
 -- Acquire where nobody has the lock and nobody waits.
 --#include clock
-there = redis.call('EXISTS', --[[@idle-lock]]KEYS.lock, --[[@]]--[[@idle-queue]]KEYS.queue, --[[@]]--[[@idle-waiters]]KEYS.waiters, --[[@]]KEYS.gone, KEYS.gone, KEYS.gone, KEYS.gone)
+there = redis.call('EXISTS', --[[@idle-lock]]KEYS.lock, --[[@]]--[[@idle-queue]]KEYS.queue, --[[@]]--[[@idle-waiters]]KEYS.waiters, --[[@]]KEYS.gone)
 --#include acquire_fast
 
 --#piece first_lease_key

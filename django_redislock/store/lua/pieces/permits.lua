@@ -9,7 +9,7 @@ local SPARE = 5000
 -- Acquire where nobody has a permit and nobody waits.
 --#include clock
 --#include spare
-there = redis.call('EXISTS', KEYS.ends, KEYS.queue, KEYS.waiters, KEYS.gone, KEYS.gone, KEYS.gone, KEYS.gone)
+there = redis.call('EXISTS', KEYS.ends, KEYS.queue, KEYS.waiters, KEYS.gone)
 --#include acquire_fast
 
 --#piece first_lease_permits

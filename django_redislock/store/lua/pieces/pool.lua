@@ -217,7 +217,7 @@ local function clear_handoff(flag)
 end
 
 --#piece idle_member
-there = redis.call('EXISTS', KEYS.queue, KEYS.waiters, KEYS.gone, KEYS.gone, KEYS.gone, KEYS.gone)
+there = redis.call('EXISTS', KEYS.queue, KEYS.waiters, KEYS.gone)
 value = read_lock()
 idle = there == 0 and not value
 
