@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import secrets
+import unittest
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -131,16 +132,22 @@ def _delete_keys(partition: Partition) -> Steps[None]:
             return
 
 
-class OwnLocksMixin:
+if TYPE_CHECKING:
+    _TestCase = unittest.TestCase
+else:
+    _TestCase = object
+
+
+class OwnLocksMixin(_TestCase):
     """Gives each test of a ``TestCase`` (of unittest, of Django) locks of its own; see :func:`own_locks`.
 
     They begin before ``setUp()`` and end after ``tearDown()`` and the cleanups. ``setUpClass()`` and
     ``setUpTestData()`` still use the site's.
     """
 
-    def run(self, result: Any = None) -> Any:
+    def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
         with own_locks():
-            return super().run(result)  # type: ignore[misc]  # that of the TestCase
+            return super().run(result)
 
 
 # -- others ------------------------------------------------------------------------------------------------------------
