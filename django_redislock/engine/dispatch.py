@@ -55,7 +55,7 @@ class Unacknowledged(ResponseError):
     """A renewal that too few replicas have acknowledged. Nothing is wrong with the node for others."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Sender:
     """A thread at work, and what it sends next."""
 

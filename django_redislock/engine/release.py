@@ -262,6 +262,7 @@ class Releasable(Ending, Held):
         left = self._seconds_kept(error)
         try:
             if not left:
+                self.at_least = 0.0  # it has passed, or is for what ends well: one command is enough
                 return (yield from self.release())
             yield from detach(self, left, acknowledged=False)  # nobody holds it from now on
             return True

@@ -206,6 +206,8 @@ class Several(Ending):
         partition = last_first[0].partition
         if isinstance(error, GeneratorExit):  # a coroutine that is being closed must not wait
             return [*last_first]
+        if error is not None:
+            self.keep(0.0)  # it is for what ends well
         near = [one for one in last_first if one.partition is partition and one.lease is not None]
         for one in near if len(near) > 1 else ():
             command = one.prepare_release(HOLDER)

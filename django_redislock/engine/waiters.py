@@ -179,6 +179,7 @@ class Waiters:
 
     @property
     def registered(self) -> Collection[Waiter]:
+        """Those whom wakes reach. A live view: another thread may change it."""
         return self._by_id.values()
 
     def get(self, id: str) -> Waiter | None:

@@ -168,7 +168,10 @@ async def _aleave(block: WithBlock, error: BaseException | None, kept: object) -
 
 
 class Enterable:
-    """What a ``with`` statement acquires and releases: a Lock, or a LockSet."""
+    """What a ``with`` statement acquires and releases: a Lock, or a LockSet.
+
+    It makes acquisitions with ``_acquisition()``, finds its own with ``_own()``, and ends one with ``_end()``.
+    """
 
     __slots__ = ()
 
