@@ -168,7 +168,8 @@ def _find(names: Sequence[str], stores: Sequence[LockStore]) -> tuple[list[LockI
                 raise
             foreign[name] = error
         else:
-            locks += [] if lock is None else [lock]
+            if lock is not None:
+                locks.append(lock)
     return locks, foreign
 
 

@@ -134,7 +134,7 @@ class Watchdog:
     def abandon(self, request: LockRequest, *, unknown: bool, how: str = calls.HOLDER, lasts: float = 0.0) -> None:
         """Release or withdraw in the background, as often as it takes. Failures to release are logged.
 
-        ``unknown``: a request to acquire may still arrive. ``lasts``: seconds after which the lease has ended by itself.
+        ``unknown``: a request to acquire may still arrive. ``lasts``: seconds after which the lease has ended.
         """
         with self._mutex:
             now = monotonic()

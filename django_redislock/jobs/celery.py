@@ -101,6 +101,7 @@ class LockedTask(DjangoTask):
         return tuple(given), named
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it under its lock."""
         request = self.request
         is_called = request.called_directly or running_job(request.id) is not None  # like a function, by itself even
         given = args, kwargs

@@ -71,6 +71,7 @@ class LockedActor(Actor):  # type: ignore[type-arg]
             self._job_lock.release(_Delivery(self, message), message.args, message.kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it under its lock."""
         call = partial(super().__call__, *args, **kwargs)
         message: Any = CurrentMessage.get_current_message()
         if message is None or message.actor_name != self.actor_name or running_job(message.message_id) is not None:

@@ -54,6 +54,7 @@ class LockedHuey(Huey):
         return _Wrapper
 
     def enqueue(self, task: Any) -> Any:
+        """See Huey's enqueue(), and LockedHuey."""
         lock = lock_of(task)
         if lock is None or not lock.from_enqueue or self.immediate:
             return super().enqueue(task)
