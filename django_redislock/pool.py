@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .base.display import shown, takes_by_name
@@ -13,7 +14,7 @@ from .base.names import check_name, member_name, pool_name, quote, unquoted
 from .base.steps import Steps, arun, run_blocking
 from .base.times import Deadline, Seconds
 from .engine.acquisition import Acquisition
-from .engine.held import Runner, caller, twin
+from .engine.held import Runner, caller, holds, twin
 from .engine.lease import Lease
 from .engine.with_block import WithBlock, block_of
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
@@ -216,11 +217,11 @@ class LockPool:
 
     def health_check(self) -> tuple[int, int]:
         """Return how many members are (held, free), whoever holds them."""
-        return count_states(run_blocking(self._items(), "Await ahealth_check() instead"))
+        return count_states(run_blocking(self._items(None), "Await ahealth_check() instead"))
 
     async def ahealth_check(self) -> tuple[int, int]:
         """See health_check()."""
-        return count_states(await arun(self._items()))
+        return count_states(await arun(self._items(None)))
 
     def info(self) -> PoolInfo:
         """Who holds which members, and who waits. For people: five round trips, so it is no snapshot of one moment."""
@@ -347,8 +348,15 @@ class LockPool:
         name = member_name(self.name, key)
         return (yield from resume(get_partition(self.using, name), name))
 
-    def _items(self, runner: Runner | None = None) -> Steps[list[tuple[str, LockStatus]]]:
-        return (yield from read_items(self._partition(), self.name, runner))
+    def _items(self, runner: Runner | None) -> Steps[list[tuple[str, LockStatus]]]:
+        partition = self._partition()
+        return (yield from read_items(partition, self.name, partial(_id_on, partition, pool_name(self.name), runner)))
 
     def _statuses(self, runner: Runner | None) -> Steps[list[LockStatus]]:
         return [status for _, status in (yield from self._items(runner))]
+
+
+def _id_on(partition: Partition, pool: str, runner: Runner | None, member: str) -> str | None:
+    """The id by which this runner holds this member."""
+    lease = holds(partition, member, runner, pool)
+    return None if lease is None else lease.id

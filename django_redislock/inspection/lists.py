@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ..base.names import SEMAPHORE, is_name, known_as, matcher, member_name, pool_name, unquoted
 from ..base.steps import Steps, arun, run_blocking
-from ..engine.held import Runner, holds
 from ..store.calls_once import read_members
 from ..store.lock_store import Partition
 from ..store.reading import read_all, read_values, together
@@ -146,14 +145,13 @@ def read_keys(partition: Partition, name: str) -> Steps[list[str]]:
     return [unquoted(check_member(partition, pool, raw)) for raw in members]
 
 
-def read_items(partition: Partition, name: str, runner: Runner | None = None) -> Steps[list[tuple[str, LockStatus]]]:
-    """The members of the pool with their statuses; two round trips. ``runner``: for whom LOCKED is; see caller()."""
-    pool = pool_name(name)
+def read_items(
+    partition: Partition, name: str, id_on: Callable[[str], str | None]
+) -> Steps[list[tuple[str, LockStatus]]]:
+    """The members of the pool with their statuses; two round trips. ``id_on``: by which a lock is held here."""
     keys = yield from read_keys(partition, name)
     names = [member_name(name, key) for key in keys]
-    leases = [holds(partition, member, runner, pool) for member in names]
-    ids = [None if lease is None else lease.id for lease in leases]
-    statuses = yield from read_statuses(partition, names, ids)
+    statuses = yield from read_statuses(partition, names, [id_on(each) for each in names])
     return list(zip(keys, statuses, strict=True))
 
 
@@ -166,7 +164,7 @@ def count_states(items: Sequence[tuple[str, LockStatus]]) -> tuple[int, int]:
 def inspect_pool(partition: Partition, name: str) -> Steps[PoolInfo]:
     """Five round trips."""
     pool = pool_name(name)
-    items = yield from read_items(partition, name)
+    items = yield from read_items(partition, name, lambda member: None)
     _, free = count_states(items)
     locks = yield from read_matching([partition], lambda name: name.rpartition(":")[0] == pool[:-1])
     queue = yield from read_queue(partition, pool)
