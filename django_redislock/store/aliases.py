@@ -113,6 +113,8 @@ class RedisConfig:
     kind: type[Any]
     keywords: Mapping[str, Any] = field(repr=False)  # of a connection, the password among them
     pool: Any  # the alias's own
+    # kept alive: with it may go what connections need (a directory of keys, a tunnel), or a pool that the site shares
+    cache: Any = field(default=None, repr=False)
     sentinels: Sentinels | None = None  # these know the master
     # for a cluster: host and port of the nodes to ask first, and a function that maps the addresses that nodes announce
     startup: tuple[Address, ...] = ()
@@ -208,7 +210,7 @@ def _find_config(alias: str) -> RedisConfig:
     except ValueError as error:
         raise ImproperlyConfigured(str(error)) from None
     remap = keywords.pop("address_remap", None) if manager is None else manager.address_remap
-    config = RedisConfig(alias, prefix, memory, pool.connection_class, keywords, pool, remap=remap)
+    config = RedisConfig(alias, prefix, memory, pool.connection_class, keywords, pool, (cache, client), remap=remap)
     ways: list[RedisConfig] = []
     if issubclass(pool.connection_class, SentinelManagedConnection):
         watching = [client.connection_pool for client in pool.sentinel_manager.sentinels]

@@ -134,7 +134,7 @@ class ThreadConnections:
         if slot.connection is not None:
             slot.connection.disconnect()
         connection = node.config.connection(None if by is None else max(0.001, by - monotonic()))
-        slot.connection, slot.node = connection, node  # which closes it if it cannot connect
+        slot.connection, slot.node = connection, node  # now: if it cannot connect, exchange() closes what the slot has
         run(connect(connection))
         if by is not None:
             change_timeout(connection, self._timeout)

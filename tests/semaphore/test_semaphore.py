@@ -477,6 +477,8 @@ def test_values_that_were_evicted_are_lost_and_others_stay(client: redis.Redis) 
     assert mine.acquire()
     assert yours.acquire()
     client.delete(PERMITS)
+    assert yours.locked()  # which only looks
+    assert client.zcard(ENDS) == 2
     assert Semaphore(NAME, limit=2).acquire(blocking=False)
     for semaphore in (mine, yours):
         with pytest.raises(LockLost):

@@ -3,14 +3,18 @@
 import re
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 import redis
 import redis.asyncio
+from django.core.cache.backends.redis import RedisCache
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.test import override_settings
@@ -124,6 +128,22 @@ def test_a_database_behind_a_unix_socket(
     # Valkey 9 writes "[" before the path
     where = {(connection["addr"].lstrip("[").split(":")[0], connection["db"]) for connection in ours}
     assert where == {(str(server.socket), "2")}
+
+
+class OwnDirectory(RedisCache):
+    """A site's own backend, with what its connections need for as long as it lives."""
+
+    def __init__(self, socket: str, params: dict[str, Any]) -> None:
+        directory = mkdtemp()
+        weakref.finalize(self, rmtree, directory)
+        link = Path(directory, "link")
+        link.symlink_to(socket)
+        super().__init__(f"unix://{link}", params)
+
+
+def test_a_cache_of_a_sites_own_lives_as_long_as_connections_are_made(server: RedisServer, exercise: Exercise) -> None:
+    with caches({"BACKEND": f"{__name__}.OwnDirectory", "LOCATION": str(server.socket)}):
+        exercise()
 
 
 @BOTH

@@ -9,8 +9,9 @@
 --            left in ms, ...}, at most 100 of them
 --#include @waiting
 --#include suspension
-local value, holders = read_lock() or begin_suspension(), nil
+local value, holders
 --#include @holders
+if not holders then value = read_lock() or begin_suspension() end
 local most = tonumber(ARGV.most)
 local planned, planned_left = parse_planned(redis.call('HGET', plans, plan))
 local answer = {value or false, lease_left(), us, planned or false, planned_left or false, holders or false}

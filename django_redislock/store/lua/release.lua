@@ -21,6 +21,7 @@ if held and not detaches then erase_lock(flag, value) end
 if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end --@release-marks
 
 --#include @release_unwanted
+-- (a member of a pool has none: somebody may want any member)
 --#include @grant_next
 if detaches then
   -- at least 1 ms: Redis refuses to write a key for less

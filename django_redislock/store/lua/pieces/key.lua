@@ -20,6 +20,13 @@ if value and string.sub(value, 1, #head) == head and not KEYS.gone and redis.cal
   return {1, 0}
 end
 
+--#piece release_unwanted_key
+-- For release.lua, which may return here. Nobody waits; release_fast_key has asked that for all others.
+if held and (flag == 'a' or flag == 'd' or KEYS.gone) and not detaches and channel == ARGV.channel and redis.call('EXISTS', KEYS.queue, KEYS.waiters) == 0 then
+  unlist()
+  return {1, 0}
+end
+
 --#piece lock_key
 -- The lock is a key of its own, which Redis deletes when the lease ends.
 --#include single
@@ -44,7 +51,7 @@ local function clear_handoff(flag)
 end
 
 --#piece lease_shortened_key
--- The lease ends sooner than before: only those who wait must know.
+-- For renew.lua, which may return here. The lease ends sooner than before: only those who wait must know.
   if redis.call('EXISTS', KEYS.queue) == 0 then return answer end
 
 --#piece waiting_key

@@ -178,8 +178,8 @@ if before and before ~= limit then
 end
 
 --#piece release_unwanted_permits
--- Nobody waits for the permit.
-if held and nobody_waits() and channel == ARGV.channel then
+-- For release.lua, which may return here. Nobody waits for the permit.
+if held and not detaches and nobody_waits() and channel == ARGV.channel then
   unlist() --@release-index
   return {1, 0}
 end
@@ -189,7 +189,7 @@ end
   clear_handoffs(KEYS.waiters, KEYS.ends)
 
 --#piece lease_shortened_permits
--- The lease ends sooner than before.
+-- For renew.lua, which may return here. The lease ends sooner than before.
   expire_permits(math.ceil((last_end() - us) / 1000))
   unlist()
   if nobody_waits() then return answer end

@@ -116,7 +116,8 @@ local function enqueue(queue, waiters)
 end
 
 --#piece several_handoffs
--- Where several handoffs may be under way: of a semaphore, or to the line of a pool.
+-- Where several handoffs may be under way: of a semaphore, or to the line of a pool. Field '!' and the id, or the member,
+-- names the channel of each.
 --#include queue
 
 -- that of this field ran out without a sign of life
