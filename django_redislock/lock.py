@@ -5,7 +5,7 @@ Most of this module is docstrings: they are the reference, for sync and async ca
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
+from asyncio import CancelledError, _get_running_loop
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -230,8 +230,14 @@ class Lock(Enterable):
         if own is None:
             await arun(self._release_by_token())
             return
-        if await own.arelease_at_once() or await arun(own.release()):
-            warn_of_release(own.its_lease)
+        try:
+            if await own.arelease_at_once() or await arun(own.release()):
+                warn_of_release(own.its_lease)
+        except (LockError, CancelledError):
+            raise
+        except BaseException:  # interrupted
+            own.abandon()
+            raise
 
     def detach(self, ttl: Seconds | None = None) -> str:
         """End renewal and ownership here without a release; return the token with which another process can go on.

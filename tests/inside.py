@@ -17,6 +17,7 @@ from dataclasses import asdict
 from importlib import import_module
 from inspect import signature
 from operator import attrgetter
+from pkgutil import resolve_name
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -357,6 +358,24 @@ def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) ->
     patch.setattr("django_redislock.engine.with_block._get_running_loop", Mock(side_effect=error))
 
 
+def interrupt_next_release(patch: pytest.MonkeyPatch, error: BaseException, *, twice: bool = False) -> None:
+    """As it begins; ``twice``: what then gives the lock back as well."""
+    _once(patch, "Releasable.prepare_release", error)
+    if twice:
+        _once(patch, "abandon_lease", error)
+
+
+def _once(patch: pytest.MonkeyPatch, name: str, error: BaseException) -> None:
+    module = "django_redislock.engine.release"
+    wrapped = resolve_name(f"{module}:{name}")
+
+    def strike(*args: Any, **kwargs: Any) -> Any:
+        patch.setattr(f"{module}.{name}", wrapped)
+        raise error
+
+    patch.setattr(f"{module}.{name}", strike)
+
+
 def shown_here() -> int:
     """How many acquisitions the context shows, over or not."""
     known, late = held._shown.get()
@@ -553,7 +572,7 @@ class Wire:
             sock.shutdown(socket.SHUT_RDWR)
 
     async def aspoil(self, how: str) -> None:
-        (connection,) = idle(get_partition(self.using).store._loops[asyncio.get_running_loop()])
+        (connection,) = idle(_connections(using=self.using))
         if how == "unasked":
             await connection.send_command("ECHO", "of somebody else")
             look = connection.can_read if hasattr(connection, "can_read") else connection.can_read_destructive
@@ -573,13 +592,14 @@ def unused_here(using: str | None = None) -> int:
     store, loop = get_partition(using).store, asyncio._get_running_loop()
     if loop is None:
         return len(store.threads.idle)
-    return len(idle(store._loops[loop])) if loop in store._loops else 0
+    connections = store.connections_in(loop)
+    return 0 if connections is None else len(idle(connections))
 
 
 def seconds_to_keepalive() -> int:
     """After how many seconds the system asks whether the peer of our only unused connection is there; 0: never."""
     store, loop = get_store(), asyncio._get_running_loop()
-    (connection,) = idle(store.threads if loop is None else store._loops[loop])
+    (connection,) = idle(store.threads if loop is None else _connections(loop))
     sock = connection._sock if loop is None else connection._writer.transport.get_extra_info("socket")
     asks = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     return int(asks and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE))
@@ -601,7 +621,7 @@ def listening_connection_class(using: str | None = None) -> type:
 
 def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]:
     """Tells how many connections the present event loops use, and how many coroutines wait for one."""
-    loops = list(get_partition(using).store._loops.values())
+    loops = [connections for _, connections in get_partition(using).store._in_each_loop()]
 
     def counts() -> tuple[int, int]:
         return sum(len(each._loans) for each in loops), sum(len(queue) for each in loops for queue in each._queues)
@@ -610,7 +630,7 @@ def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]
 
 
 def loops_with_connections(using: str | None = None) -> int:
-    return len(get_partition(using).store._loops)
+    return len(get_partition(using).store._in_each_loop())
 
 
 def unused_by_turns(bound: int, *aliases: str) -> int:
@@ -661,8 +681,10 @@ def idle(connections: LoopConnections | ThreadConnections) -> list[Any]:
     return [slot.connection for slot in connections.idle]
 
 
-def _connections(loop: asyncio.AbstractEventLoop | None = None) -> LoopConnections:
-    return get_partition().store._loops[loop or asyncio.get_running_loop()]
+def _connections(loop: asyncio.AbstractEventLoop | None = None, using: str | None = None) -> LoopConnections:
+    connections = get_partition(using).store.connections_in(loop or asyncio.get_running_loop())
+    assert connections is not None
+    return connections
 
 
 def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
@@ -673,7 +695,7 @@ def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
 
 def wait_for_connections() -> int:
     """How many coroutines of the running event loop wait for a connection."""
-    connections = get_partition().store._loops.get(asyncio.get_running_loop())
+    connections = get_partition().store.connections_in(asyncio.get_running_loop())
     return 0 if connections is None else sum(map(len, connections._queues))
 
 
@@ -698,7 +720,8 @@ def kept_by_callers() -> dict[str, Any]:
         "leases": leases(),
         "pending releases": set(watchdog._pending),
     }
-    connections = partition.store._loops.get(asyncio.get_running_loop()) if asyncio._get_running_loop() else None
+    loop = asyncio._get_running_loop()
+    connections = None if loop is None else partition.store.connections_in(loop)
     if connections is not None:
         known["tasks"] = asyncio.all_tasks() - {asyncio.current_task()}
         known["loans"] = set(connections._loans)

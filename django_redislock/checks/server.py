@@ -53,7 +53,10 @@ def _check(alias: str, store: LockStore | LockUnavailable) -> Iterator[CheckMess
         try:
             info, rights, nodes = _ask(partition)
         except Exception as error:  # see above
-            yield _unseen(partition.alias, error)
+            if _is_refusal(error):  # no connection gets that far: the database does not exist, say
+                yield from _use(partition)
+            else:
+                yield _unseen(partition.alias, error)
             continue
         if isinstance(info, ResponseError):
             found = [_unseen(partition.alias, info)]
@@ -183,7 +186,8 @@ def _useless(alias: str, what: str, trouble: Exception) -> CheckMessage:
     reason = str(trouble).partition(f"(cache alias {alias!r}): ")[2].rstrip(".")
     return Error(
         f"{_server(alias)} refuses {what}: {reason}.",
-        hint='Use a master, and a user with the rights on the page "A Redis user for the locks" of the documentation.',
+        hint='Use a master, a database that it has, and a user with the rights on the page "A Redis user for the '
+        'locks" of the documentation.',
         id="django_redislock.E008",
     )
 

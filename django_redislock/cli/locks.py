@@ -217,10 +217,12 @@ def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str
                 held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
                 lines.append(f"Force-released {label}, {held}, {lock.waiters + lock.pool_waiters} waiting.")
     finally:
-        if released and apps.is_installed("django.contrib.admin"):
-            _record(output, released, by, user)
-        if lines:
-            output.say("\n".join(lines))  # last: it ends the command where nobody reads on
+        try:
+            if lines:
+                output.say("\n".join(lines))  # before the database is asked, which may hang
+        finally:  # also where nobody reads on, which ends the command
+            if released and apps.is_installed("django.contrib.admin"):
+                _record(output, released, by, user)
     return left
 
 

@@ -113,11 +113,11 @@ NARROW = 16  # columns, of a fence: what is no wider is not cut
 
 def locks_table(locks: Sequence[LockInfo], *, aliases: bool = False, room: int | None = None) -> str:
     """``aliases``: with a column of the cache aliases. ``room``: see table()."""
-    titles = ("NAME", "ALIAS", "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS", "NOTE")
+    titles = ("NAME", "ALIAS", "OWNER", "HELD FOR", "LEASE LEFT", "WAITERS", "FENCE", "NOTE")
     rows = []
     for lock in locks:
         waiters = lock.waiters + lock.pool_waiters
-        known = (lock.owner, duration(lock.held_for), _left(lock), lock.fence, waiters, lock.note)
+        known = (lock.owner, duration(lock.held_for), _left(lock), waiters, lock.fence, lock.note)
         rows.append((with_permits(lock.name, lock), lock.alias * aliases, *known))
     return table(titles, rows, room)
 

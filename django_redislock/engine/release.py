@@ -306,12 +306,13 @@ class Releasable(Ending, Held):
         if lease is None:
             self._mark_over()
             return
-        self.leave()
+        lease.leave(self)
         if self.here and not lease.shares:  # in a process that was forked meanwhile, it is the parent's to give back
             if lease.closed:
                 self._runtime.watchdog.end(lease)  # again, in case that was interrupted
             else:
                 abandon_lease(lease)
+        self._mark_over()  # last: until then, its finalizer does this again
 
     def leave(self) -> None:
         """This acquisition no longer uses the lease. May be called again, and from any thread."""

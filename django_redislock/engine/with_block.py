@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from asyncio import _get_running_loop
+from asyncio import CancelledError, _get_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -161,10 +161,17 @@ def _leave(
 
 async def _aleave(block: WithBlock, error: BaseException | None, kept: object) -> None:
     acquisition = block.acquired
-    if error is None and acquisition is not None and await acquisition.arelease_at_once():
-        warn_of_release(acquisition.lease)
-    else:
-        await arun(block.lock._end(acquisition, error))
+    try:
+        if error is None and acquisition is not None and await acquisition.arelease_at_once():
+            warn_of_release(acquisition.lease)
+        else:
+            await arun(block.lock._end(acquisition, error))
+    except (LockError, CancelledError):
+        raise
+    except BaseException:  # interrupted, see _leave()
+        if acquisition is not None:
+            acquisition.abandon()
+        raise
 
 
 class Enterable:

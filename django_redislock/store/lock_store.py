@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -49,7 +50,8 @@ class LockStore:
         self.bound: int = min(int(config.pool.max_connections), conf().MAX_CONNECTIONS)
         self._node_by_tag: dict[int, Node] = {} if self.clustered else {0: Node(config)}  # as far as it is known
         self.threads: ThreadConnections = ThreadConnections(self.bound, config)
-        self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
+        # the loop alone keeps them: one that is dropped without being closed is collected, and they with it
+        self._loops: dict[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]] = {}
 
     # -- its locks --------------------------------------------------------------------------------------------------
 
@@ -124,16 +126,25 @@ class LockStore:
         """See ThreadConnections.exchange(). ``urgency``: which waiting coroutines come first; see LEAVING."""
         if self.memory:  # in this process: there is nothing to wait for
             return self.threads.exchange(node, commands)
-        connections = self._loops.get(asyncio.get_running_loop()) or await self._begin_in_loop()
+        connections = self.connections_in(asyncio.get_running_loop()) or await self._begin_in_loop()
         return await connections.exchange(node, commands, by, urgency=urgency)
+
+    def connections_in(self, loop: asyncio.AbstractEventLoop) -> LoopConnections | None:
+        """Return those of this event loop, if there are any."""
+        kept = self._loops.get(weakref.ref(loop))
+        return None if kept is None else kept()
 
     async def _begin_in_loop(self) -> LoopConnections:
         """Make the connections of the running event loop."""
         loop = asyncio.get_running_loop()
-        for other in [known for known in list(self._loops) if known.is_closed()]:
-            self._loops.pop(other, None)
+        for kept in list(self._loops):
+            other = kept()
+            if other is None or other.is_closed():
+                self._loops.pop(kept, None)
         ends = getattr(loop, "_asyncgens_shutdown_called", False)
-        made = self._loops[loop] = LoopConnections(self.bound)
+        made = LoopConnections(self.bound)
+        vars(loop).setdefault("_django_redislock", {})[self] = made
+        self._loops[weakref.ref(loop)] = weakref.ref(made)
         made.closed = self.closed or ends
         if not ends:  # else the loop would not tell us when it ends
             made.end = self._until_it_ends(loop, made)
@@ -149,7 +160,8 @@ class LockStore:
         finally:
             made.closed = True
             made.drop_idle()
-            self._loops.pop(loop, None)
+            self._loops.pop(weakref.ref(loop), None)
+            vars(loop)["_django_redislock"].pop(self, None)
             for callback in self.on_loop_end:
                 callback(loop)
 
@@ -174,13 +186,17 @@ class LockStore:
         for node in self.nodes:
             node.close()
         self.threads.close()
-        for connections in list(self._loops.values()):
+        for _, connections in self._in_each_loop():
             connections.closed = True
         self._in_loops(LoopConnections.drop_idle)
 
+    def _in_each_loop(self) -> list[tuple[asyncio.AbstractEventLoop, LoopConnections]]:
+        found = [(loop(), connections()) for loop, connections in list(self._loops.items())]
+        return [(loop, connections) for loop, connections in found if loop is not None and connections is not None]
+
     def _in_loops(self, act: Callable[[LoopConnections], object]) -> None:
         """Have ``act`` called in each event loop that has unused connections, with these."""
-        for loop, connections in list(self._loops.items()):
+        for loop, connections in self._in_each_loop():
             if connections.idle:
                 try:
                     loop.call_soon_threadsafe(act, connections)

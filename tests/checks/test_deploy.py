@@ -120,6 +120,12 @@ def test_missing_rights_are_found(
     assert ids(deploy=True) == [id for id in expected if not poll or id != "W006"]
 
 
+def test_a_database_that_the_server_does_not_have_is_found(own: RedisServer, caching: Set) -> None:
+    caching(locks={"LOCATION": f"redis://127.0.0.1:{own.port}/99"})
+    assert "refuses all locks: " in (told := only("E008", deploy=True).msg)
+    assert "DB index is out of range" in told
+
+
 @pytest.mark.parametrize("user", ["", ":wrong@", "nobody:right@"])
 def test_a_server_that_lets_nobody_in_with_that_password_is_found(user: str, own: RedisServer, caching: Set) -> None:
     with own.client() as client:

@@ -14,6 +14,7 @@ from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection, transaction
+from django.db.models.signals import pre_save
 
 from django_redislock import Lock, LockLost, force_release, lock_force_released
 from django_redislock.models import HeldLock
@@ -90,6 +91,24 @@ def test_it_stands_in_the_history_of_the_lock_if_the_site_has_one_and_the_user(s
     hold("a")
     fails(2, r"no history without django\.contrib\.admin", *refused)
     assert cleared("a", "--noinput") == "a"
+
+
+@pytest.mark.django_db
+def test_what_was_released_is_said_though_the_history_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its database hangs, and somebody presses Ctrl-C."""
+
+    def interrupt(**facts: Any) -> None:
+        raise KeyboardInterrupt
+
+    User.objects.create_superuser(USER)
+    hold("a")
+    pre_save.connect(interrupt, LogEntry)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call_command("redislocks", "clear", "a", "--noinput")
+    finally:
+        pre_save.disconnect(interrupt, LogEntry)
+    assert capsys.readouterr().out.startswith("Force-released a, held for ")
 
 
 @pytest.mark.django_db

@@ -5,16 +5,18 @@ import re
 import signal
 from collections.abc import Callable
 from datetime import timedelta
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 import redis
 
-from django_redislock import FairLock, Lock, LockError, LockLost, LockNotOwned, get_lock
+from django_redislock import FairLock, Lock, LockError, LockLost, LockNotOwned, LockUnavailable, get_lock
+from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
+from tests.helpers.ways import DJANGO_REDIS, alias, caches, stopped
 from tests.inside import inherit, limit
 
 from .conftest import Block, until_told
@@ -221,3 +223,18 @@ def test_what_a_block_that_raised_could_not_release_is_released_in_the_backgroun
     until(lambda: "event=renewal-failed" in caplog.text)
     network.mend()
     until(lambda: not holder(client))
+
+
+def test_what_a_redis_that_hangs_had_not_read_is_withdrawn_for_as_long_as_it_may_begin_a_lease(
+    crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch, retry_for: Callable[[float], None]
+) -> None:
+    limit(monkeypatch, remember_for=0.0)
+    retry_for(0.2)
+    me, lock = crowd(), Lock(NAME, ttl=600)
+    with caches(alias(DJANGO_REDIS, own.url, socket_timeout=0.2)), own.client() as raw:
+        me(Lock("another"), "acquire")  # so that this is connected
+        with stopped(own):
+            with pytest.raises(LockUnavailable):
+                me(lock, "acquire", blocking_timeout=0.2)
+            sleep(0.5)  # in which the withdrawal is sent in vain
+        until(lambda: not raw.exists(LOCK))

@@ -1,6 +1,7 @@
 """Requests that come late (R16) or are sent again (R8, R14) have done their work once, and touch nothing newer; an
 exception that a signal handler raises at any moment leaves nothing behind (R18)."""
 
+import asyncio
 import gc
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from redis.retry import Retry
 import django_redislock
 from django_redislock import Lock, LockLost, LockNotOwned, LockPool, LockSet, LockUnavailable, locked, locked_view
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, until
+from tests.helpers.actors import GENEROUS, Crowd, auntil, until
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued, value
@@ -310,6 +311,43 @@ def test_r18_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
     with lock:  # it does not wait for itself
         pass
     assert leftovers(client) == []
+
+
+@pytest.mark.parametrize("ends", ["a block", "a release", "a block of a set", "a release of a set"])
+def test_r18_the_end_of_a_coroutine_s_section_that_is_interrupted_gives_the_lock_back(
+    ends: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though somebody keeps the error, and the event loop goes on."""
+    kept = Interrupt()
+    lock: Any = LockSet(NAME, "order:43", ttl=LONG) if ends.endswith("set") else Lock(NAME, ttl=LONG)
+
+    async def block() -> None:
+        async with lock:
+            inside.interrupt_next_release(monkeypatch, kept)
+
+    async def release() -> None:
+        await lock.aacquire()
+        inside.interrupt_next_release(monkeypatch, kept)
+        await lock.arelease()
+
+    async def main() -> None:
+        with pytest.raises(Interrupt):
+            await (block() if "block" in ends else release())
+        await auntil(lambda: leftovers(client) == [])
+
+    asyncio.run(main())
+
+
+def test_r18_what_gives_an_interrupted_section_back_may_be_interrupted_as_well(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def section() -> None:
+        with Lock(NAME, ttl=LONG):
+            inside.interrupt_next_release(monkeypatch, Interrupt(), twice=True)
+
+    with suppress(Interrupt):
+        section()
+    until(lambda: leftovers(client) == [] and not leases())
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["", "another section goes on"])

@@ -1,7 +1,9 @@
 """The connections of threads and of coroutines: how many there are, who waits for one, and whose answer it is."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,7 +16,7 @@ import redis
 from freezegun import freeze_time
 
 import django_redislock
-from django_redislock import Lock, LockUnavailable, locked
+from django_redislock import Lock, LockUnavailable, get_lock, locked
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd, auntil, until
 from tests.helpers.servers import Twins, wsgi_server
@@ -396,3 +398,27 @@ async def test_an_answer_that_arrived_while_the_loop_was_blocked_is_in_time(clie
     client.ping()  # the server has answered by then
     sleep(0.2)
     assert await asked == [b"2"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of all that is left open
+@pytest.mark.usefixtures("server")
+def test_an_event_loop_that_is_dropped_without_being_closed_is_collected_and_its_lock_ends() -> None:
+    async def hold() -> None:
+        async with Lock(NAME, ttl=1):
+            await asyncio.sleep(GENEROUS)
+
+    async def fail() -> None:
+        holding = asyncio.create_task(hold())
+        while not await Lock(NAME).alocked():
+            await asyncio.sleep(0.01)
+        raise ValueError(holding)
+
+    def drop() -> "weakref.ref[asyncio.AbstractEventLoop]":
+        loop = asyncio.new_event_loop()
+        with pytest.raises(ValueError):
+            loop.run_until_complete(fail())
+        return weakref.ref(loop)
+
+    dropped = drop()
+    until(lambda: gc.collect() >= 0 and dropped() is None)
+    until(lambda: get_lock(NAME) is None)
