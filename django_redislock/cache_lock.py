@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from types import SimpleNamespace
-from typing import Any, Literal, NoReturn
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import redis.exceptions
 
@@ -209,7 +209,14 @@ class CacheLock:
             raise refusal.in_words(f"Unable to acquire lock within the time specified{own}")
         return self
 
-    __exit__: ExitMethod = ExitMethod(lambda block, kind, error, traceback: block.lock.release())
+    if TYPE_CHECKING:  # as contextlib declares it
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        ) -> None: ...
+
+    else:
+        __exit__ = ExitMethod(lambda block, kind, error, traceback: block.lock.release())
 
     # -- how it is done ---------------------------------------------------------------------------------------------
 

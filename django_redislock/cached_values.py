@@ -31,6 +31,7 @@ from .engine.held import caller, holds, served_loop
 from .engine.waiters import Park, Waiter, make_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .options import ANY_NUMBER, Options, check_timeout
+from .store.lock_store import Partition
 from .store.stores import get_partition
 
 if TYPE_CHECKING:
@@ -84,25 +85,26 @@ class Computation:
 
 
 class _Computations:
-    """Those that are under way in this process, by alias and name of their locks."""
+    """Those that are under way in this process, by partition and name of their locks."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()  # a finalizer may run on this thread and compute as well
-        self._under_way: dict[tuple[str | None, str], Computation] = {}
+        self._under_way: dict[tuple[Partition, str], Computation] = {}
 
     def join(self, name: str, options: Options, frame: Frame) -> tuple[Computation, bool]:
         """The computation of this value, and whether the caller, whose ``frame`` this is, has to do it."""
+        key = get_partition(options.using, name), name
         with self._mutex:
-            known = self._under_way.get((options.using, name))
+            known = self._under_way.get(key)
             if known is not None and known.goes_on:
                 return known, False
             made = Computation(Acquisition(name, options), frame)
             made.acquisition.abandon_after(frame)
-            self._under_way[options.using, name] = made
+            self._under_way[key] = made
             return made, True
 
     def end(self, computation: Computation, trouble: LockUnavailable | None) -> None:
-        key = (computation.acquisition.options.using, computation.acquisition.name)
+        key = computation.acquisition.partition, computation.acquisition.name
         with self._mutex:
             if self._under_way.get(key) is computation:
                 del self._under_way[key]

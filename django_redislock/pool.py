@@ -58,9 +58,12 @@ class PoolMember(Lock):
             self._entered = self._latest
         return self
 
-    def __aenter__(self) -> Coroutine[Any, Any, Self]:
-        block = block_of(self)
-        return self._aenter_member(block, held=self._go_on(block))
+    if not TYPE_CHECKING:  # see Enterable
+
+        @twin
+        def __aenter__(self):
+            block = block_of(self)
+            return self._aenter_member(block, held=self._go_on(block))
 
     async def _aenter_member(self, block: WithBlock | None, *, held: bool) -> Self:
         if not held:

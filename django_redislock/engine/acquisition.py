@@ -302,7 +302,7 @@ class Acquisition(Releasable):
             return False  # it is being released, or ends by itself
         raise LockError(
             f"Cannot wait for the lock {self.name!r}: this thread or task holds it already, and would wait for itself "
-            f"without end. Pass a blocking_timeout, or reentrant=True.",
+            f"without end. Release it first, or pass a blocking_timeout or (to a Lock) reentrant=True.",
             self.name,
         )
 

@@ -12,7 +12,7 @@ import threading
 import weakref
 from asyncio import CancelledError, _get_running_loop
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -200,11 +200,6 @@ class Enterable:
             acquisition.abandon()
             raise
 
-    def __aenter__(self) -> Coroutine[Any, Any, Self]:
-        """See __enter__()."""
-        block = block_of(self)
-        return self._aenter(self._acquisition(), block)
-
     async def _aenter(self, acquisition: Any, block: WithBlock | None) -> Self:
         try:
             if block is not None:
@@ -217,8 +212,28 @@ class Enterable:
             acquisition.abandon_cancelled(error)
             raise
 
-    __exit__: ExitMethod = ExitMethod(_leave)
-    __aexit__: ExitMethod = ExitMethod(_aleave, awaited=True)
+    if TYPE_CHECKING:  # as contextlib declares them
+
+        async def __aenter__(self) -> Self: ...
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        ) -> None: ...
+
+        async def __aexit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        ) -> None: ...
+
+    else:
+
+        @twin
+        def __aenter__(self):
+            """See __enter__()."""
+            block = block_of(self)
+            return self._aenter(self._acquisition(), block)
+
+        __exit__ = ExitMethod(_leave)
+        __aexit__ = ExitMethod(_aleave, awaited=True)
 
     async def _aobtain(self, acquisition: Any, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
         try:

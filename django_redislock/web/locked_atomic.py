@@ -147,7 +147,14 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
         vars(self._entered).setdefault("contexts", []).append(context)
         return lock
 
-    __exit__: ExitMethod = ExitMethod(_leave)
+    if TYPE_CHECKING:  # as contextlib declares it
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        ) -> None: ...
+
+    else:
+        __exit__ = ExitMethod(_leave)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         signature = check_function(function, "locked_atomic")

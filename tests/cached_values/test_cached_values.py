@@ -30,6 +30,7 @@ from django_redislock import (
     list_locks,
     locked_get_or_set,
 )
+from django_redislock.testing import own_locks
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, RUNS, Crowd, Other, auntil, until
 from tests.helpers.cancelling import Interrupt, Interrupter
@@ -127,6 +128,11 @@ def test_a_missing_value_is_computed_under_a_lock_and_kept(
     assert me(value, "get") == wanted
     assert caches[alias].get_or_set("x", value.compute) == wanted
     assert value.calls == 1
+
+
+def test_a_computation_that_another_test_has_left_behind_is_not_waited_for(crowd: Crowd, computing: Computing) -> None:
+    with computing(), own_locks():
+        assert crowd()(Value("mine", blocking_timeout=0), "get") == "mine"
 
 
 def test_whoever_computes_it_gets_what_all_others_get(me: Any) -> None:

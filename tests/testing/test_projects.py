@@ -45,7 +45,15 @@ def forget(request):
 urlpatterns = [path("orders/<int:pk>/pay/", pay), path("forget/", forget)]
 """,
     "conftest.py": """
-pytest_plugins = ["django_redislock.pytest_plugin"]
+pytest_plugins = ["shared_fixtures", "django_redislock.pytest_plugin"]
+""",
+    "shared_fixtures.py": """
+import pytest
+from django_redislock import LockPool
+
+@pytest.fixture(autouse=True)
+def accounts():
+    LockPool("accounts").extend(["shared"])
 """,
     "pytest.ini": """
 [pytest]
@@ -69,7 +77,7 @@ def test_no_test_meets_what_another_one_has_left(number, client, settings):
     assert client.get("/forget/").content == b"True"
     assert_locked("forgotten")
     pool = LockPool("accounts")
-    assert pool.keys() == []
+    assert pool.keys() == ["shared"]
     pool.extend(["alice"])
     pool.acquire(blocking_timeout=0)
     Lock("never released").acquire(blocking_timeout=0)
