@@ -43,7 +43,10 @@ class Granted(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Attempt:
-    """One try to get a lock. Its id was drawn for it alone and is never used again."""
+    """An attempt (see docs/protocol.rst) up to its grant, from where its first try was not enough.
+
+    Its id was drawn for it alone and is never used again.
+    """
 
     request: LockRequest
     listener: Listener

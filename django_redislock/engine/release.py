@@ -1,4 +1,10 @@
-"""Having a lock, and giving it back."""
+"""Having a lock, and giving it back.
+
+``release_at_once``  in one command, the ordinary end; False where that is not enough: then release() goes on
+``release``          for whoever calls release(): errors are raised, and it can be tried again
+``end``, ``exit``    at the end of a block or function: ``at_least`` is kept, and no error hides that of the work
+``abandon``          in the background: it was interrupted, or Redis does not answer; asks nothing, raises nothing
+"""
 
 from __future__ import annotations
 

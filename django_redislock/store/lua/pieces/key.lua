@@ -1,4 +1,5 @@
 -- Pieces: a lock that is a key of its own.
+-- (Marks such as @name and @or are for the tests, which leave rules out: see scripts.py.)
 
 --#piece acquire_fast_key
 -- Acquire where nobody has the lock and nobody waits.

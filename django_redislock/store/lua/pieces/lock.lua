@@ -1,4 +1,5 @@
 -- Pieces: what all locks share: the server's clock, fences, the value of a held lock, and its grant.
+-- (Marks such as @name and @or are for the tests, which leave rules out: see scripts.py.)
 
 --#piece clock
 -- The server's clock, in microseconds. Lua's numbers hold it exactly, but as text it must be written by

@@ -1,4 +1,5 @@
 -- Pieces: a semaphore.
+-- (Marks such as @name and @or are for the tests, which leave rules out: see scripts.py.)
 
 --#piece spare
 -- Milliseconds for which the keys of a semaphore outlive all leases: whoever looks at the end of one must find a

@@ -1,4 +1,5 @@
 -- Pieces: queues, and suspensions.
+-- (Marks such as @name and @or are for the tests, which leave rules out: see scripts.py.)
 
 --#piece queue
 -- Those who wait: how to tell them something, what is known of each, and which of them count as dead.
