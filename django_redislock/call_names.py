@@ -191,13 +191,28 @@ def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
         if not hasattr(function, "__wrapped__"):
             try:
                 signature = signature_of(function, eval_str=True)
-            except Exception:  # the code of the annotations; they may name what is defined later
-                signature = signature_of(function)
+            except (
+                Exception
+            ):  # the code of an annotation; it may name what is defined later, or for type checkers alone
+                signature = _evaluated_where_possible(signature_of(function), inspect.unwrap(function))
             if [*signature.parameters] != ["args", "kwargs"]:  # method_decorator copies what it finds on such a dummy
                 wrapper.__signature__ = signature  # type: ignore[attr-defined]
         return wrapper
 
     return dress
+
+
+def _evaluated_where_possible(signature: inspect.Signature, function: Callable[..., Any]) -> inspect.Signature:
+    def value(annotation: Any) -> Any:
+        if not isinstance(annotation, str):
+            return annotation
+        try:
+            return eval(annotation, getattr(function, "__globals__", {}))
+        except Exception:
+            return annotation
+
+    parameters = [each.replace(annotation=value(each.annotation)) for each in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=value(signature.return_annotation))
 
 
 def refuse_generators(function: Callable[..., Any], decorator: str) -> None:

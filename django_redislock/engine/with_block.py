@@ -169,7 +169,7 @@ async def _aleave(block: WithBlock, error: BaseException | None, kept: object) -
     except (LockError, CancelledError):
         raise
     except BaseException:  # interrupted, see _leave()
-        if acquisition is not None:
+        if acquisition is not None:  # pragma: no branch (then there is nothing to interrupt)
             acquisition.abandon()
         raise
 

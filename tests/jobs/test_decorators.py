@@ -267,6 +267,17 @@ def test_a_tool_sees_the_function(function: Any, decorator: Any, tool: Callable[
     assert tool(decorator(function)) == tool(function)
 
 
+def test_each_annotation_that_has_a_value_has_it_though_another_is_for_type_checkers_alone() -> None:
+    """django-ninja evaluates what is left where it does not belong."""
+
+    def view(request: "Unknown", pk: "Kind", note: "str" = "") -> "Kind":  # type: ignore[name-defined]  # noqa: F821
+        raise NotImplementedError
+
+    signature = inspect.signature(locked("a")(view))
+    assert [each.annotation for each in signature.parameters.values()] == ["Unknown", Kind, str]
+    assert signature.return_annotation is Kind
+
+
 def test_where_a_decorator_below_supplies_arguments_a_caller_need_not_give_them() -> None:
     def supplied(function: Any) -> Any:
         @functools.wraps(function)

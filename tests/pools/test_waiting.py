@@ -301,3 +301,14 @@ def test_a_waiter_for_one_member_that_is_gone_leaves_it_to_waiters_for_any(
         refuses(me, accounts)  # one of those who find that the lease has ended
     assert got(anyone) == "alice"
     assert client.zcard(WANTED) == 0
+
+
+def test_more_waiters_than_one_script_serves_get_the_members_that_are_added(
+    crowd: Crowd, accounts: LockPool, client: redis.Redis
+) -> None:
+    accounts.clear()
+    names = [f"m{number}" for number in range(105)]
+    waiting = [crowd().start(LockPool("accounts"), "acquire", ttl=TTL) for _ in names]
+    until(lambda: len(in_line(client)) == len(names))
+    accounts.extend(names)
+    assert len({member.result(GENEROUS).name for member in waiting}) == len(names)
