@@ -146,7 +146,7 @@ class ThreadConnections:
         An error that the server answered keeps the frames of all who called for it, and what they had in hand.
         """
         self._slots.discard(weakref.ref(slot))
-        if slot.connection is not None:
+        if slot.connection is not None:  # pragma: no branch (a class of the site's own may fail to make it)
             slot.connection.disconnect()
         self._tell_waiting()
 
