@@ -93,14 +93,13 @@ class _Computations:
 
     def join(self, name: str, options: Options, frame: Frame) -> tuple[Computation, bool]:
         """The computation of this value, and whether the caller, whose ``frame`` this is, has to do it."""
-        key = get_partition(options.using, name), name
         with self._mutex:
-            known = self._under_way.get(key)
+            known = self._under_way.get((get_partition(options.using, name), name))
             if known is not None and known.goes_on:
                 return known, False
             made = Computation(Acquisition(name, options), frame)
             made.acquisition.abandon_after(frame)
-            self._under_way[key] = made
+            self._under_way[made.acquisition.partition, name] = made
             return made, True
 
     def end(self, computation: Computation, trouble: LockUnavailable | None) -> None:

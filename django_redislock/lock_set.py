@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
+from asyncio import CancelledError, _get_running_loop
 from collections.abc import Coroutine, Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -156,7 +156,16 @@ class LockSet(Enterable):
     @twin
     def arelease(self) -> Coroutine[Any, Any, None]:
         """See release(). If cancelled, it completes in the background."""
-        return arun(self._end(self._own(), None, releases=True))
+        return self._arelease(self._own())
+
+    async def _arelease(self, several: Several) -> None:
+        try:
+            await arun(self._end(several, None, releases=True))
+        except (LockError, CancelledError):
+            raise
+        except BaseException:  # interrupted
+            several.abandon()
+            raise
 
     # -- while they are held ----------------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ class Watchdog:
         """
         with self._mutex:
             now = monotonic()
-            until = now + max(lasts, REMEMBER_FOR) + request.ttl  # what is on its way may still begin a lease
+            until = now + max(lasts, REMEMBER_FOR + (request.ttl if unknown else 0.0))  # that may begin a lease
             tasks, old = list[Pending](), request.old
             if old is not None:
                 tasks.append(Pending(old.partition, partial(old.command, "free"), until, False))

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -23,6 +24,7 @@ from .wire import BLAMELESS, Command, Refused
 # Fences from here on are not remembered, and so not written back once somebody has deleted them. Far from 9e15, where
 # next_fence() in Lua refuses to go on, so that nobody remembers what led there. Clocks come here in 2223
 HIGHEST_KNOWN = 8 * 10**15
+_KEPT = "_django_redislock"  # the attribute of an event loop with its connections, by store
 
 
 class LockStore:
@@ -50,7 +52,8 @@ class LockStore:
         self.bound: int = min(int(config.pool.max_connections), conf().MAX_CONNECTIONS)
         self._node_by_tag: dict[int, Node] = {} if self.clustered else {0: Node(config)}  # as far as it is known
         self.threads: ThreadConnections = ThreadConnections(self.bound, config)
-        # the loop alone keeps them: one that is dropped without being closed is collected, and they with it
+        # the loop alone keeps them: one that is dropped without being closed is collected, and they with it (but not
+        # where a coroutine of it waits for a lock)
         self._loops: dict[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]] = {}
 
     # -- its locks --------------------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ class LockStore:
                 self._loops.pop(kept, None)
         ends = getattr(loop, "_asyncgens_shutdown_called", False)
         made = LoopConnections(self.bound)
-        vars(loop).setdefault("_django_redislock", {})[self] = made
+        vars(loop).setdefault(_KEPT, {})[self] = made
         self._loops[weakref.ref(loop)] = weakref.ref(made)
         made.closed = self.closed or ends
         if not ends:  # else the loop would not tell us when it ends
@@ -159,9 +162,8 @@ class LockStore:
             yield
         finally:
             made.closed = True
-            made.drop_idle()
             self._loops.pop(weakref.ref(loop), None)
-            vars(loop)["_django_redislock"].pop(self, None)
+            self._leave(loop, made)
             for callback in self.on_loop_end:
                 callback(loop)
 
@@ -186,9 +188,9 @@ class LockStore:
         for node in self.nodes:
             node.close()
         self.threads.close()
-        for _, connections in self._in_each_loop():
+        for loop, connections in self._in_each_loop():
             connections.closed = True
-        self._in_loops(LoopConnections.drop_idle)
+            _call_in(loop, partial(self._leave, loop, connections))
 
     def _in_each_loop(self) -> list[tuple[asyncio.AbstractEventLoop, LoopConnections]]:
         found = [(loop(), connections()) for loop, connections in list(self._loops.items())]
@@ -198,10 +200,19 @@ class LockStore:
         """Have ``act`` called in each event loop that has unused connections, with these."""
         for loop, connections in self._in_each_loop():
             if connections.idle:
-                try:
-                    loop.call_soon_threadsafe(act, connections)
-                except RuntimeError:
-                    pass  # the loop is closed, and so are its connections
+                _call_in(loop, partial(act, connections))
+
+    def _leave(self, loop: asyncio.AbstractEventLoop, connections: LoopConnections) -> None:
+        """The loop keeps them no more."""
+        vars(loop)[_KEPT].pop(self, None)
+        connections.drop_idle()
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, act: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(act)
+    except RuntimeError:
+        pass  # the loop is closed, and so are its connections
 
 
 class Partition:
