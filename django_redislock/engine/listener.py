@@ -55,6 +55,7 @@ class Listener:
         self._subscribe = partial(want, self)
         self._watchdog = watchdog
         partition.on_other_node = self._subscribe  # C3: another node runs the scripts now
+        partition.on_demotion = self.reconnect  # nobody else may cut what leads to a former master
         partition.store.when_closed(self.close)
         partition.store.on_loop_end.append(self.bury)
 

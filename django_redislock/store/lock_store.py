@@ -102,6 +102,13 @@ class LockStore:
             self.threads.drop_idle(node)
             self._in_loops(lambda connections: connections.drop_idle(node))
 
+    def demoted(self, node: Node | None, error: Exception) -> None:
+        """``node`` says that it may be no master any more. What leads to its address may end at another server now."""
+        self.suspect(node)
+        if not self.clustered and "read only replica" in str(error):
+            for partition in list(self.partitions.values()):
+                partition.on_demotion()
+
     def blame(self, node: Node | None, error: Exception) -> None:
         """Draw the consequences of an error by which a node could not be asked."""
         if isinstance(error, Refused):
@@ -236,6 +243,7 @@ class Partition:
         self.subscribed_at: Node | None = None  # the node to whose messages this process is subscribed
         # called when another node has answered
         self.on_other_node: Callable[[], object] = lambda: None
+        self.on_demotion: Callable[[], object] = lambda: None
 
     @property
     def node_if_known(self) -> Node | None:

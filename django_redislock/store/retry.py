@@ -174,7 +174,7 @@ def _send_until_answered(
             if not replaced and not (partition.store.clustered and isinstance(error, PASSING)):
                 raise (yield from refusal(partition, request.commands, name, error, noun)) from error
             if replaced:
-                partition.store.suspect(node)
+                partition.store.demoted(node, error)
             trouble = error
         now = monotonic()
         if not failures:

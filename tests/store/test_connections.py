@@ -19,6 +19,7 @@ import django_redislock
 from django_redislock import Lock, LockUnavailable, get_lock, locked
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd, auntil, until
+from tests.helpers.proxy import proxy
 from tests.helpers.servers import Twins, wsgi_server
 from tests.helpers.state import count, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
@@ -422,3 +423,24 @@ def test_an_event_loop_that_is_dropped_without_being_closed_is_collected_and_its
     dropped = drop()
     until(lambda: gc.collect() >= 0 and dropped() is None)
     until(lambda: get_lock(NAME) is None)
+
+
+@pytest.mark.parametrize("first", ["a newcomer", "a renewal"])
+def test_who_meets_a_former_master_hears_the_one_that_took_over_at_its_address(
+    first: str, crowd: Crowd, own: RedisServer
+) -> None:
+    """A proxy, or a name that leads elsewhere; nobody cuts the connections that lead to the former master."""
+    me, held = crowd(), Lock("held", ttl=3600 if first == "a newcomer" else 3)
+    with (
+        redis_server() as other, own.client() as old, other.client() as new,
+        proxy(own.port) as network, caches(alias(DJANGO_REDIS, network.url)),
+    ):  # fmt: skip
+        new.replicaof("127.0.0.1", str(own.port))
+        me(held, "acquire")
+        until(lambda: old.pubsub_channels("redislock*") and new.keys("redislock*:lock:held"))
+        network.target = other.port
+        new.replicaof("NO", "ONE")
+        old.replicaof("127.0.0.1", str(other.port))
+        if first == "a newcomer":
+            me(Lock(NAME), "acquire")
+        until(lambda: new.pubsub_channels("redislock*"))
