@@ -23,7 +23,18 @@ from tests.helpers.proxy import proxy
 from tests.helpers.servers import Twins, wsgi_server
 from tests.helpers.state import count, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
-from tests.inside import AskedOnce, Wire, command, limit, listen, put_together, surplus, unused_by_turns, unused_here
+from tests.inside import (
+    AskedOnce,
+    Wire,
+    command,
+    hears,
+    limit,
+    listen,
+    put_together,
+    surplus,
+    unused_by_turns,
+    unused_here,
+)
 
 from .conftest import all_at_once, use
 
@@ -437,7 +448,7 @@ def test_who_meets_a_former_master_hears_the_one_that_took_over_at_its_address(
     ):  # fmt: skip
         new.replicaof("127.0.0.1", str(own.port))
         me(held, "acquire")
-        until(lambda: old.pubsub_channels("redislock*") and new.keys("redislock*:lock:held"))
+        until(lambda: hears() and old.pubsub_channels("redislock*") and new.keys("redislock*:lock:held"))
         network.target = other.port
         new.replicaof("NO", "ONE")
         old.replicaof("127.0.0.1", str(other.port))
