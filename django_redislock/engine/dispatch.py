@@ -234,9 +234,10 @@ class Dispatch:
                 error=wording(error),
             )
         # a node of a cluster that says so may be cut off from the others, and not know who has its slots now
-        cut_off = isinstance(error, ClusterDownError) or hints_at_failover(error)
+        replaced = hints_at_failover(error)
+        cut_off = replaced or isinstance(error, ClusterDownError)
         for store in {outgoing.task.partition.store for outgoing in batch}:
-            if hints_at_failover(error):
+            if replaced:
                 store.demoted(node, error)
             if cut_off or not isinstance(error, (ResponseError, *BLAMELESS)):
                 store.look_around(None if isinstance(error, Refused) else node)

@@ -19,7 +19,7 @@ from .aliases import RedisConfig
 from .loop_connections import ENTERING, LoopConnections
 from .node import Node
 from .thread_connections import ThreadConnections
-from .wire import BLAMELESS, Command, Refused
+from .wire import BLAMELESS, Command, Refused, is_read_only
 
 # Fences from here on are not remembered, and so not written back once somebody has deleted them. Far from 9e15, where
 # next_fence() in Lua refuses to go on, so that nobody remembers what led there. Clocks come here in 2223
@@ -105,7 +105,7 @@ class LockStore:
     def demoted(self, node: Node | None, error: Exception) -> None:
         """``node`` says that it may be no master any more. What leads to its address may end at another server now."""
         self.suspect(node)
-        if not self.clustered and "read only replica" in str(error):
+        if not self.clustered and is_read_only(error):
             for partition in list(self.partitions.values()):
                 partition.on_demotion()
 

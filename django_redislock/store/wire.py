@@ -75,8 +75,13 @@ def hints_at_failover(answer: object) -> bool:
     """
     if not isinstance(answer, ResponseError):
         return False
-    words = ("READONLY", "NOREPLICAS", "MASTERDOWN")
-    return isinstance(answer, (ReadOnlyError, MasterDownError)) or any(word in str(answer) for word in words)
+    others = isinstance(answer, MasterDownError) or any(word in str(answer) for word in ("NOREPLICAS", "MASTERDOWN"))
+    return others or is_read_only(answer)
+
+
+def is_read_only(error: Exception) -> bool:
+    """Return whether it says that the server is a replica."""
+    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)
 
 
 _pack: Callable[[Command], bytes]
