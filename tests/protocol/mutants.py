@@ -29,6 +29,7 @@ MUTANTS: dict[str, tuple[int, str]] = {
     "adopt-only-waits": (2, "who only adopts waits"),
     "asker-is-next": (1, "who asks does not know itself in the queue"),
     # queues
+    "ticket-kept": (1, "who asks again, as the first answer was lost, loses its place"),
     "requeued": (4, "who was dropped is not told so"),
     "queue-expires": (1, "a queue is never forgotten"),
     "polling-dies": (1, "one who polls is never dropped"),

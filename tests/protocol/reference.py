@@ -331,7 +331,8 @@ class Reference:
 
     def _join(self, caller: Process, attempt: Attempt, wait: str, ticket: int | None) -> int:
         """Join the queue, which expires a minute after the last join."""
-        self.queue[attempt.id] = ticket = self._next_fence(caller) if ticket is None else ticket
+        drawn = self._next_fence(caller) if ticket is None else ticket
+        ticket = self.queue.setdefault(attempt.id, drawn)  # that of before, if its answer was lost
         polls = wait.startswith("p")
         channel, until = ("-", self.now + int(wait[1:]) * MS) if polls else (caller.channel, 0)
         # a caller is alive

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,15 +21,25 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import django_redislock
-from django_redislock import Lock, LockLost, LockNotOwned, LockPool, LockSet, LockUnavailable, locked, locked_view
+from django_redislock import (
+    Lock,
+    LockLost,
+    LockNotOwned,
+    LockPool,
+    LockSet,
+    LockUnavailable,
+    Semaphore,
+    locked,
+    locked_view,
+)
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, auntil, until
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued, value
-from tests.inside import keys_of, leases
+from tests.inside import ACQUIRE_PERMIT, CHECKOUT, keys_of, leases
 
-from .conftest import ACQUIRE, LONG, RELEASE, Join, renew_all, subscribed
+from .conftest import ACQUIRE, LONG, POOL, RELEASE, SEMAPHORE, Join, Waiting, listed, renew_all, subscribed
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["released", "left"])
@@ -94,6 +105,38 @@ def test_r8_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
     assert holder(client) == ""
     with pytest.raises(LockNotOwned):
         me(lock, "release")
+
+
+@pytest.mark.parametrize(
+    ("thing", "word", "name"),
+    [
+        (partial(Lock, NAME), ACQUIRE, NAME),
+        (partial(Semaphore, "export", limit=1), ACQUIRE_PERMIT, SEMAPHORE),
+        (partial(LockPool, "accounts"), CHECKOUT, POOL),
+    ],
+    ids=["lock", "semaphore", "pool"],
+)
+def test_r8_a_waiter_who_asks_again_as_its_answer_was_lost_keeps_its_place(
+    thing: Callable[..., Any], word: str, name: str, network: Proxy, crowd: Crowd, join: Join, client: redis.Redis
+) -> None:
+    if name == POOL:
+        LockPool("accounts").assign(["alice"])
+    me = Waiting(crowd(), thing())
+    me.result()
+    subscribed("other")
+    network.lose_answer(word)
+    repeated = network.hold_request(word, every=2)
+    first = join(thing(using="other"))
+    assert repeated.caught.wait(GENEROUS)
+    second = join(thing())
+    in_order = listed(client, name)
+    repeated.let_go()
+    assert repeated.over.wait(GENEROUS)
+    assert listed(client, name) == in_order
+    for ahead, waiting in pairwise([me, first, second]):
+        ahead.release()
+        waiting.result()
+    second.release()
 
 
 def test_r8_a_release_that_failed_may_have_succeeded_and_can_be_tried_again(

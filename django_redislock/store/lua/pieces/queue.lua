@@ -102,9 +102,12 @@ local function enqueue(queue, waiters)
   local BUSY, REQUEUED = 0, 5
   local state, channel, alive_until = BUSY, ARGV.channel, '0'
   local ticket = ARGV.ticket == '' and next_fence() or ARGV.ticket
-  -- it was dropped, and lives: the others of its process may have been dropped as well
-  if redis.call('ZADD', queue, --[[@tickets]]ticket--[[@or]]0--[[@]], ARGV.id) == 1 and ARGV.ticket ~= '' then
+  local added = redis.call('ZADD', queue, --[[@ticket-kept]]'NX'--[[@or]]'CH'--[[@]], --[[@tickets]]ticket--[[@or]]0--[[@]], ARGV.id) == 1
+  if added and ARGV.ticket ~= '' then
+    -- it was dropped, and lives: the others of its process may have been dropped as well
     state = REQUEUED --@requeued
+  elseif not added and ARGV.ticket == '' then
+    ticket = redis.call('ZSCORE', queue, ARGV.id) -- it asks again, as the answer was lost (R8)
   end
   clear_suspect(waiters)
   local patience = string.match(ARGV.wait, '^p(%d+)$')
