@@ -116,7 +116,9 @@ def _use(partition: Partition) -> Iterator[CheckMessage]:
         return
     try:
         old = old_key_of(partition, name, name, None)
-    except (ImproperlyConfigured, LockUnavailable) as error:
+    except ImproperlyConfigured:
+        pass  # the check of the settings says so
+    except LockUnavailable as error:
         yield _unseen(also.using or partition.alias, error)
     else:
         assert old is not None

@@ -26,7 +26,7 @@ SHORT = 1.0  # seconds
 FUNCTIONS = {
     "VIEW_ON_CONFLICT": "takes (request, info) and returns a response",
     "VIEW_OWNER": "takes the request and returns a str",
-    "ALSO_LOCK": "takes the name of a lock and returns its name in the old code, or None",
+    "ALSO_LOCK": "takes the name of a lock and returns what old code passes to its lock(), or None",
 }
 
 
@@ -112,24 +112,29 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
     if also is not None:
         yield _moving(also, also.using or known.CACHE)
     stores: dict[object, list[str]] = {}
-    for alias in lock_aliases():
+    ours = lock_aliases()
+    used = dict.fromkeys(ours, "REDISLOCK['CACHE']")
+    if also is not None and also.using is not None:
+        used.setdefault(also.using, "REDISLOCK['ALSO_LOCK']['using']")
+    for alias, where in used.items():
         try:
             store = get_store(alias)
         except LockUnavailable:
             continue  # it is there, and away; the check of the server says so
         except ImproperlyConfigured as error:
-            yield _unusable(alias, error)
+            yield _unusable(alias, where, error)
             continue
-        stores.setdefault(store.identity, []).append(alias)
+        if alias in ours:
+            stores.setdefault(store.identity, []).append(alias)
         if not store.memory:
             yield from _coroutines(store)
-            yield from _shared(alias, known)
+            if alias in ours:
+                yield from _shared(alias, known)
         elif not settings.DEBUG:
             yield Warning(
                 f"The cache alias {alias!r} is not Redis: its locks live in the memory of one process and guard that "
                 f"process only.",
-                hint="Name a Redis alias of CACHES in REDISLOCK['CACHE'], or silence this if there is only one "
-                "process.",
+                hint=f"Name a Redis alias of CACHES in {where}, or silence this if there is only one process.",
                 id="django_redislock.W001",
             )
     if len(stores) > 1:
@@ -164,10 +169,10 @@ def _moving(also: AlsoLock, alias: str) -> CheckMessage:
     )
 
 
-def _unusable(alias: str, error: Exception) -> CheckMessage:
+def _unusable(alias: str, where: str, error: Exception) -> CheckMessage:
     if "KEY_PREFIX" in str(error):
         return _wrong_prefix(error)
-    hint = "Give this alias a Redis (one server, Sentinels, or a cluster), or name another one in REDISLOCK['CACHE']"
+    hint = f"Give this alias a Redis (one server, Sentinels, or a cluster), or name another one in {where}"
     if has_locks(alias):
         hint += ", or use django-redis's own BACKEND (with redis-py's locks)"
     return Error(str(error), hint=f"{hint}.", id="django_redislock.E003")

@@ -91,7 +91,8 @@ def old_key_of(partition: Partition, name: str, id: str, token: str | None, *, h
     also = conf().ALSO_LOCK
     if also is None or make_keys(partition.prefix, name).stored != "key":
         return None
-    alias = partition.alias if also.using is None else also.using
+    # an alias with a ``cache.lock()`` of its own has the old locks of that cache
+    alias = also.using if also.using is not None and partition.alias == conf().CACHE else partition.alias
     old = old_keys(also, alias, name)
     if not old:
         return None
@@ -101,31 +102,44 @@ def old_key_of(partition: Partition, name: str, id: str, token: str | None, *, h
 
 def old_keys(also: AlsoLock, alias: str, name: str) -> tuple[str, ...]:
     """The keys of the lock ``name`` in old code: none, or its own first. ImproperlyConfigured if that is unclear."""
-    old = _old_name(also, alias, name)
+    old = name if also.name is None else import_function("ALSO_LOCK", also.name)(name)
     if old is None:
         return ()
+    if not isinstance(old, str) or not old:
+        raise ImproperlyConfigured(
+            f"The function of REDISLOCK['ALSO_LOCK'], {also.name!r}, must return a non-empty str or None, and "
+            f"returned {shown(old)} for the lock {name!r}."
+        )
+    if also.kind == "django-redis":
+        return (_key_of_cache(also, alias, old),)
+    _check_unquoted(also, old, name)
     return (f"lock:{old}", f"lock-signal:{old}") if also.kind == "python-redis-lock" else (old,)
 
 
-def _old_name(also: AlsoLock, alias: str, name: str) -> str | None:
-    """What old code calls the lock; None: it has no such lock."""
-    if also.name is not None:
-        found: str | None = import_function("ALSO_LOCK", also.name)(name)
-        if found is not None and (not isinstance(found, str) or not found):
-            raise ImproperlyConfigured(
-                f"The function of REDISLOCK['ALSO_LOCK'], {also.name!r}, must return a non-empty str or None, and "
-                f"returned {shown(found)} for the lock {name!r}."
-            )
-        return found
-    if also.kind != "django-redis":
-        return name
+def _key_of_cache(also: AlsoLock, alias: str, name: str) -> str:
+    """The key of ``cache.lock(name)``."""
     cache: Any = caches[alias]
     if cache.key_func is not default_key_func:
+        if also.name is not None:
+            return name
         raise ImproperlyConfigured(
             f"The cache alias {alias!r} has a KEY_FUNCTION, so the keys of its old locks do not follow from our names: "
             f"give REDISLOCK['ALSO_LOCK'] a function as \"name\" that takes our name and returns the key."
         )
-    version, key = "1", name
-    if parts := re.fullmatch(r"%([^:]*):(.*)", name, re.S):  # see fit_name()
+    version, key, parts = "1", name, re.fullmatch(r"%([^:]*):(.*)", name, re.S)  # see fit_name()
+    if parts:
         version, key = unquoted(parts[1]) or "1", unquoted(parts[2])
+    _check_unquoted(also, "" if parts and "%~" not in name else name, name)
     return str(cache.make_key(key, version=version))
+
+
+def _check_unquoted(also: AlsoLock, text: str, name: str) -> None:
+    """Whether old code quotes the values in its names, too, or cuts them in the same way, only the site knows."""
+    found = None if also.name is not None else re.search("%(?:[0-9A-F]{2}|~)", text)
+    if found:
+        raise ImproperlyConfigured(
+            f"What old code calls the lock {name!r} is not clear: in our names, values are quoted, and long names are "
+            f"cut (here {found[0]!r}). Give REDISLOCK['ALSO_LOCK'] a function as \"name\" that takes our name and "
+            f"returns that of old code: 'urllib.parse.unquote' if nothing is quoted there, 'builtins.str' if it has "
+            f"these very names."
+        )

@@ -1,13 +1,14 @@
 """Which key a lock has in old code, and what the setting may be."""
 
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import redis
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import Lock, LockUnavailable
+from django_redislock import Lock, LockUnavailable, lock_name
 from redisserver import RedisServer
 from tests.checks.conftest import check
 from tests.helpers.actors import Crowd
@@ -35,7 +36,7 @@ def while_held(crowd: Crowd, client: redis.Redis, lock: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "key"), [("redis-py", "old-7"), ("django-redis", "old-7"), ("python-redis-lock", "lock:old-7")]
+    ("kind", "key"), [("redis-py", "old-7"), ("django-redis", ":1:old-7"), ("python-redis-lock", "lock:old-7")]
 )
 def test_a_function_can_say_what_old_code_calls_a_lock(
     kind: str, key: str, crowd: Crowd, settings: Any, client: redis.Redis
@@ -71,6 +72,42 @@ def test_the_keys_of_django_redis_have_prefix_and_version(settings: Any, client:
         assert lock.acquire(blocking=False) is True
         assert client.exists(str(theirs_now.name))
         lock.release()
+
+
+@pytest.mark.parametrize("kind", ["redis-py", "django-redis", "python-redis-lock"])
+@pytest.mark.parametrize("name", [lock_name("fetch", "a:b"), lock_name("fetch", "a" * 600)])
+def test_where_values_were_quoted_or_cut_the_site_says_what_old_code_does(
+    name: str, kind: str, crowd: Crowd, settings: Any, client: redis.Redis
+) -> None:
+    """Taking another key than old code would let two in."""
+    settings.REDISLOCK = {"ALSO_LOCK": kind}
+    with pytest.raises(ImproperlyConfigured, match=r"What old code calls the lock 'fetch:.*is not clear: .*unquote"):
+        crowd()(Lock(name), "acquire")
+    assert taken(client) == set()
+    for function, text in (("urllib.parse.unquote", unquote(name)), ("builtins.str", name)):
+        client.flushall()
+        settings.REDISLOCK = {"ALSO_LOCK": {"kind": kind, "name": function}}
+        (key,) = while_held(crowd, client, Lock(name))
+        assert key == {"redis-py": text, "django-redis": f":1:{text}", "python-redis-lock": f"lock:{text}"}[kind]
+
+
+def test_with_a_key_function_the_site_names_the_key(settings: Any, crowd: Crowd, client: redis.Redis) -> None:
+    tenants = {**settings.CACHES["default"], "KEY_FUNCTION": key_function}
+    settings.CACHES = {**settings.CACHES, "default": tenants}
+    settings.REDISLOCK = {"ALSO_LOCK": {"kind": "django-redis", "name": f"{HERE}renamed"}}
+    assert while_held(crowd, client, Lock("new:7")) == {"old-7"}
+
+
+def test_old_locks_of_another_cache_are_where_that_cache_is(settings: Any, client: redis.Redis) -> None:
+    """``using`` is for the locks of the settings' alias."""
+    theirs = {**settings.CACHES["default"], "KEY_PREFIX": "shop"}
+    ours = {**theirs, "BACKEND": "django_redislock.cache.RedisCache"}
+    settings.CACHES = {**settings.CACHES, "locks": settings.CACHES["default"], "theirs": theirs, "ours": ours}
+    settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": {"kind": "django-redis", "using": "default"}}
+    with caches["theirs"].lock("a", timeout=60):  # type: ignore[attr-defined]
+        assert not caches["ours"].lock("a").acquire(blocking=False)  # type: ignore[attr-defined]
+        with Lock("a"):
+            assert client.exists(":1:a")
 
 
 def test_old_locks_may_be_on_another_alias(
@@ -116,6 +153,23 @@ def test_a_check_says_that_it_is_on_and_what_is_wrong_with_it(value: Any, id: st
     settings.REDISLOCK = {"ALSO_LOCK": value}
     (found,) = [one for one in check() if one.id in (f"django_redislock.{id}",)]
     assert said in found.msg
+
+
+@pytest.mark.parametrize(
+    ("alias", "id", "said"),
+    [
+        ({"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}, "W001", "The cache alias 'old' is not Redis"),
+        ({"BACKEND": "django.core.cache.backends.db.DatabaseCache", "LOCATION": "x"}, "E003", "The cache alias 'old'"),
+    ],
+)
+def test_a_check_tells_of_an_alias_that_has_no_old_locks(
+    alias: dict[str, str], id: str, said: str, settings: Any
+) -> None:
+    settings.CACHES = {**settings.CACHES, "old": alias}
+    settings.REDISLOCK = {"ALSO_LOCK": {"kind": "redis-py", "using": "old"}}
+    (found,) = [one for one in check() if one.id == f"django_redislock.{id}"]
+    assert said in found.msg
+    assert "REDISLOCK['ALSO_LOCK']['using']" in str(found.hint)
 
 
 @pytest.mark.parametrize("using", [None, "default"])

@@ -174,7 +174,7 @@ def test_a_missing_right_to_the_keys_of_old_code_is_found(
         ("{narrow}", None, "(cache alias 'old') refuses the keys of old code"),
         ("{narrow}", "tests.also_lock.test_names.renamed", ""),  # it need not know the lock of the check
         ("redis://127.0.0.1:1/0", None, "the Redis server used for locks (cache alias 'old'): Redis cannot be reached"),
-        ("carrier-pigeon://", None, "(cache alias 'old'): Cannot use the cache alias 'old' for locks: "),
+        ("carrier-pigeon://", None, "Cannot use the cache alias 'old' for locks: "),
     ],
 )
 def test_those_on_another_alias_are_asked_for_there_unless_a_function_names_them(
