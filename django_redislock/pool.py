@@ -76,7 +76,7 @@ class PoolMember(Lock):
         acquisition = self._own()
         if acquisition is None:
             # it would wait for itself: for the end of a block that nobody else enters
-            others = [one.its_lease for one in self._acquisitions if one.here]
+            others = [one.its_lease for one in self._acquisitions]
             if any(lease is not self._entered and not (lease.closed or lease.lost) for lease in others):
                 raise LockError(
                     f"Cannot enter a block with the member {self.name!r}: it belongs to the task or thread that has "
@@ -306,8 +306,9 @@ class LockPool:
         return PoolMember.of(acquisition)
 
     def _explained(self, refusal: LockNotAcquired) -> Steps[LockNotAcquired]:
-        """Say that the pool has no members where none was held, so that no other refusal costs a round trip more."""
-        if refusal.busy_for != NONE_HELD or refusal.outcome == "full" or refusal.__cause__ is not None:
+        """Say that the pool has no members, where that may be why. Another refusal costs no round trip more."""
+        may_be_empty = refusal.busy_for == NONE_HELD or refusal.outcome == "timeout"  # it was cleared meanwhile
+        if not may_be_empty or refusal.outcome == "full" or refusal.__cause__ is not None:
             return refusal
         try:
             members = yield from count_members(*self._location(), deadline=Deadline.after(0))

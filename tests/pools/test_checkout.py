@@ -116,6 +116,22 @@ def test_the_error_says_why_no_member_was_acquired(me: Any, pool: LockPool, memb
     assert not members or caught.value.busy_for > 0
 
 
+@pytest.mark.complete
+def test_all_who_wait_for_a_pool_that_is_cleared_hear_that_it_has_no_members(
+    accounts: LockPool, crowd: Crowd, client: redis.Redis
+) -> None:
+    held = [accounts.acquire() for _ in range(2)]
+    waiting = [crowd() for _ in range(3)]
+    futures = [person.start(accounts, "acquire", blocking_timeout=3) for person in waiting]
+    until(lambda: len(in_line(client)) == 3)
+    accounts.clear()
+    for member in held:
+        member.release()
+    for future in futures:
+        with pytest.raises(LockNotAcquired, match=r"it has no members\.$"):
+            future.result(GENEROUS)
+
+
 def test_where_redis_does_not_say_whether_there_are_members_the_refusal_stands(
     network: Proxy, retry_for: RetryFor
 ) -> None:
@@ -167,6 +183,19 @@ def test_a_member_that_was_handed_to_another_thread_or_task_does_not_wait_for_it
     me(member, "exit", None, None, None)
     you(member, "enter")  # it is acquired anew
     you(member, "exit", None, None, None)
+
+
+def test_a_member_that_was_handed_to_a_forked_child_does_not_wait_for_its_parent(accounts: LockPool) -> None:
+    member = accounts.acquire(blocking_timeout=0)
+    child = os.fork()
+    if not child:
+        try:
+            member.__enter__()
+        except LockError as error:
+            os._exit("it belongs to the task or thread that has acquired it" not in str(error))
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    member.release()
 
 
 async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) -> None:
