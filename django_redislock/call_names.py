@@ -269,9 +269,10 @@ def refuse_tasks(function: object, decorator: str) -> None:
 
 def _is_receiver(function: object) -> bool:
     """Return whether a signal of Django or Celery refers to it: they want to be told when their receivers are gone."""
-    ends = [ref.__callback__ for ref in weakref.getweakrefs(function)]
-    calls = [end.peek() for end in ends if isinstance(end, weakref.finalize)]
-    return any(call is not None and hasattr(getattr(call[1], "__self__", None), "connect") for call in calls)
+    ends: list[Any] = [ref.__callback__ for ref in weakref.getweakrefs(function)]
+    # before Django 6.1, and Celery's, by way of finalize()
+    calls = [(end.peek() or (None, None))[1] if isinstance(end, weakref.finalize) else end for end in ends]
+    return any(hasattr(getattr(call, "__self__", None), "connect") for call in calls)
 
 
 def _called(function: Callable[..., Any]) -> str:
