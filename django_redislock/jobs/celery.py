@@ -50,6 +50,10 @@ class LockedTask(DjangoTask):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for base in cls.__mro__[: cls.__mro__.index(LockedTask)]:
+            if "__call__" in vars(base) and not issubclass(base, LockedTask):
+                what = f"{cls.__qualname__} has the base {base.__qualname__}"
+                raise TypeError(f"{what}, whose __call__ would run outside the lock: put LockedTask first.")
         body = getattr_static(cls, "run")
         if body is Task.run or vars(cls).get("abstract"):
             return  # a base of other tasks
@@ -102,7 +106,8 @@ class LockedTask(DjangoTask):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it under its lock."""
-        request = self.request
+        request, above = self.request, super().__call__
+        body = self.run if above.__func__ is Task.__call__ else above  # of another base class
         is_called = request.called_directly or running_job(request.id) is not None  # like a function, by itself even
         given = args, kwargs
         if is_called or request.is_eager:  # for the lock of an equal job
@@ -112,8 +117,8 @@ class LockedTask(DjangoTask):
                 given = delivered
         if is_called:
             with self._job_lock.make(*given):
-                return super().__call__(*args, **kwargs)
-        return self._job_lock.run(_Delivery(self, request), *given, lambda: self.run(*args, **kwargs))
+                return above(*args, **kwargs)
+        return self._job_lock.run(_Delivery(self, request), *given, lambda: body(*args, **kwargs))
 
 
 class _Delivery:

@@ -13,7 +13,7 @@ import redis
 from asgiref.sync import sync_to_async
 from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
 from celery import signals  # type: ignore[import-untyped]
-from celery.app.task import Context  # type: ignore[import-untyped]
+from celery.app.task import Context, Task  # type: ignore[import-untyped]
 from celery.app.trace import build_tracer  # type: ignore[import-untyped]
 from celery.exceptions import Reject, Retry  # type: ignore[import-untyped]
 from django.core.exceptions import SynchronousOnlyOperation
@@ -24,7 +24,7 @@ from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
 from tests.helpers.actors import until
 from tests.helpers.brokers import rabbitmq
-from tests.helpers.jobs import Program, held, lease_of, let_pass, runs
+from tests.helpers.jobs import Program, held, lease_of, let_pass, note, runs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Call to deprecated setex"),  # by Celery
@@ -567,3 +567,37 @@ def test_a_class_may_be_a_task_and_its_subclass_has_a_lock_of_its_own_and_its_ba
     assert sorted(held()) == ["archive", "books:2024"]
     with pytest.raises(LockNotAcquired):
         site.archive.delay(2025)
+
+
+class Tenant(Task):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        note("tenant", held())
+        return self.run(*args, **kwargs)
+
+
+def test_the_call_of_another_base_class_runs_under_the_lock(site: Any) -> None:
+    class Base(site.LockedTask, Tenant):
+        abstract = True
+
+    @site.app.task(base=Base, lock="tenant:{pk}", name=f"{__name__}.of_tenant")
+    def of_tenant(pk: int) -> int:
+        note("runs", held())
+        return pk
+
+    expected = ["tenant ['tenant:7']", "runs ['tenant:7']"]
+    with Lock("tenant:7"):
+        assert deliver(site, of_tenant, 7, id=ID) == "SUCCESS"  # skipped
+    assert runs() == []
+    assert deliver(site, of_tenant, 7, id=ID) == "SUCCESS"
+    assert runs() == expected
+    assert of_tenant(7) == of_tenant.apply((7,)).result == 7
+    assert runs() == expected * 3
+
+
+def test_another_base_class_with_a_call_of_its_own_may_not_come_first(site: Any) -> None:
+    with pytest.raises(TypeError, match="base Tenant, whose __call__ would run outside the lock: put LockedTask first"):
+
+        class Base(Tenant, site.LockedTask):
+            abstract = True
