@@ -47,6 +47,7 @@ class LockedTask(DjangoTask):
     lock: Any = None
 
     _job_lock: JobLock
+    _dump_pydantic_arguments: Any = None  # Celery's own, which older versions do not have
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -97,9 +98,9 @@ class LockedTask(DjangoTask):
 
     def _as_delivered(self, args: Any, kwargs: Any, options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments as the worker will see them, and name the lock: an Enum is a str there, say."""
-        if (dump := getattr(self, "_dump_pydantic_arguments", None)) is not None:
-            args, kwargs = dump(args, kwargs)
         serializer = options.get("serializer") or self.serializer
+        if self._dump_pydantic_arguments is not None and serializer != "pickle":
+            args, kwargs = self._dump_pydantic_arguments(args, kwargs)
         content_type, encoding, data = serialization.dumps((tuple(args or ()), kwargs or {}), serializer)
         given, named = serialization.loads(data, content_type, encoding, accept=[content_type])
         return tuple(given), named
@@ -113,7 +114,8 @@ class LockedTask(DjangoTask):
         if is_called or request.is_eager:  # for the lock of an equal job
             with suppress(Exception):  # of any serializer, or for the name of what it makes: no equal job can be queued
                 delivered = self._as_delivered(args, kwargs, {})
-                self._job_lock.make(*delivered)
+                if self._dump_pydantic_arguments is None:  # else such jobs are meant to be queued, and would all fail
+                    self._job_lock.make(*delivered)
                 given = delivered
         if is_called:
             with self._job_lock.make(*given):

@@ -369,6 +369,22 @@ def test_such_a_call_and_an_equal_job_have_one_lock(site: Any) -> None:
     assert shipping(order) == shipping.apply((order,)).result == ["order:7", "report:[1,%202]"]
 
 
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_no_call_has_a_lock_that_no_job_could_have(serializer: str, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pydantic=True, Celery sends a dict in place of a model; by pickle, the model itself."""
+    shipping = site.queued(lock="order:{order.pk}", serializer=serializer, name=f"ship_{serializer}")(ship)
+    order = Order(7)
+    monkeypatch.setattr(shipping, "_dump_pydantic_arguments", lambda args, kwargs: ([order._asdict()], kwargs))
+    if serializer == "pickle":
+        assert shipping(order) == shipping.apply((order,)).result == ["order:7"]
+        shipping.delay(order)
+        assert held() == ["order:7"]
+        return
+    for call in shipping, shipping.delay, lambda order: shipping.apply((order,), throw=True):
+        with pytest.raises(ValueError, match="'dict' object has no attribute 'pk'"):
+            call(order)
+
+
 def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any) -> None:
     site.app.conf.task_always_eager = True
     assert site.report.delay(2024).get() == 2024
