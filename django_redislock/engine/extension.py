@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from ..base.steps import Steps
 from ..base.times import monotonic
-from ..exceptions import LockNotOwned
 from ..store import calls
 from ..store.lock_store import Partition
 from .announcements import reason_of
@@ -26,12 +25,8 @@ def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> 
     """
     if lease.lost_reason:
         raise lease.lost_error()
-    if lease.detaching and how != "detach":
-        raise LockNotOwned(
-            f"Cannot extend the lock {lease.name!r}: detach() has failed, and may have been carried out. Release the "
-            f"lock, or detach it again.",
-            lease.name,
-        )
+    if how != "detach":
+        lease.check_not_detached("extend")
     if how == "add":
         how, left = "keep", lease.left_with(left)  # which may be sent again if the answer is lost
     if how == "set" and lease.renewing:

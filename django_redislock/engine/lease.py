@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..base.times import monotonic
-from ..exceptions import LockLost, LockUnavailable
+from ..exceptions import LockLost, LockNotOwned, LockUnavailable
 from ..options import Terms
 from ..store.calls import LockRequest, Renewed, lease_end, lease_left
 from ..store.lock_store import Partition
@@ -209,6 +209,15 @@ class Lease:
     def detached(self) -> bool:
         """Whether it was left, on purpose, to whoever has its token."""
         return self.closed and self.detaching > 0.0
+
+    def check_not_detached(self, verb: str) -> None:
+        """Raise LockNotOwned for whoever tries ``verb`` after a detach() that failed: another may have adopted it."""
+        if self.detaching:
+            raise LockNotOwned(
+                f"Cannot {verb} the lock {self.name!r}: detach() has failed, and may have been carried out. Release "
+                f"the lock, or detach it again.",
+                self.name,
+            )
 
     def stop_renewing(self, reason: str) -> None:
         self.renewing, self.unrenewed = False, reason

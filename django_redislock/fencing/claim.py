@@ -62,11 +62,12 @@ def claims_on(lease: Lease, aliases: Sequence[str], *, required: bool = False) -
 def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
     """Raise the fence of the lock's name in the open transaction on ``alias``; see Lock.claim().
 
-    ``first``: nothing was read in this transaction yet, for sure. Raises Overtaken, LockLost, LockUnavailable; and
-    what the database raises, among it what is_conflict() recognises.
+    ``first``: nothing was read in this transaction yet, for sure. Raises Overtaken, LockLost, LockNotOwned,
+    LockUnavailable; and what the database raises, among it what is_conflict() recognises.
     """
     if lease.lost:
         raise lease.lost_error()
+    lease.check_not_detached("claim")
     connection, within = connections[alias], lease.terms.fence_timeout
     connection.ensure_connection()  # with autocommit off, that begins a transaction
     if not first and not open_transaction(connection):

@@ -11,12 +11,13 @@ import pytest
 from django.db import OperationalError, connections, models, transaction
 from django.db.models import Q, QuerySet
 
-from django_redislock import Lock, LockLost, LockNotOwned, LockPool, Semaphore
+from django_redislock import Lock, LockLost, LockNotOwned, LockPool, LockUnavailable, Semaphore
 from django_redislock.fencing import FencedManager, FencedQuerySet, FenceField
 from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE, everywhere
-from tests.helpers.actors import GENEROUS, Other, until
+from tests.helpers.actors import GENEROUS, Crowd, Other, until
 from tests.helpers.databases import Account, one_database
+from tests.helpers.proxy import Proxy
 from tests.helpers.site import Gate
 from tests.helpers.state import NAME
 
@@ -115,6 +116,27 @@ def test_who_is_late_changes_nothing_even_with_a_replica(late: Late, values: Any
                 late(lambda lock: getattr(Parcel.objects.fenced(lock), method)(**values)).result(GENEROUS)
         settings.DATABASE_ROUTERS = []
     assert states() == ["sent", "new", "new", "new"]
+
+
+def test_who_may_have_handed_the_lock_over_neither_claims_nor_writes(
+    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None]
+) -> None:
+    """Redis has done it, and the answer was lost: whoever has the token may be at work, with the same fence."""
+    retry_for(0.1)
+    me, lock = crowd(), Lock(NAME, ttl=600)
+    me(lock, "acquire")
+    network.lose_answer("detach", times=1000)
+    with pytest.raises(LockUnavailable):
+        me(lock, "detach")
+    uses: list[Callable[[], object]] = [
+        lambda: me(lock, "claim"),
+        lambda: me.read(lock.check),
+        lambda: me.read(lambda: Parcel.objects.fenced(lock).update(state="lost")),
+    ]
+    for use in uses:
+        with pytest.raises(LockNotOwned, match=r"detach\(\) has failed, and may have been carried out"):
+            use()
+    me(lock, "release")
 
 
 def test_rows_that_are_ahead_of_redis_refuse_one_holder_and_not_the_next() -> None:
