@@ -295,9 +295,9 @@ class Lock(Enterable):
 
         Raises RuntimeError outside of a transaction; LockNotOwned; LockLost where a younger holder has claimed the
         lock, or it is known to be lost; LockUnavailable where another transaction that has claimed it is still open
-        after ``fence_timeout`` seconds; ImproperlyConfigured where the database has no table for it (``migrate``). Let
-        these errors roll your transaction back. Where the database asks to repeat a transaction (REPEATABLE READ and
-        above), its error propagates: :func:`locked_atomic` repeats by itself.
+        after ``fence_timeout`` seconds; ImproperlyConfigured where the database has no table for it (``migrate``), or
+        is read-only. Let these errors roll your transaction back. Where the database asks to repeat a transaction
+        (REPEATABLE READ and above), its error propagates: :func:`locked_atomic` repeats by itself.
         """
         claim(self._held("claim").its_lease, using)
 

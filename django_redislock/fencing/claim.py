@@ -31,6 +31,7 @@ T = TypeVar("T")
 MISSING = {"42P01", 1146}
 TIMED_OUT = {"55P03", 1205}
 CANCELLED = {"57014", 1969, 3024}  # by the limit for statements (statement_timeout, for instance), or by hand
+READ_ONLY = {"25006", 1792, 1290, 1836}  # the transaction, or the server
 CONFLICTS = {"40001", "40P01", 1213, 1020}  # could not serialize, deadlock, record has changed since last read
 
 
@@ -112,8 +113,13 @@ def _explaining(lease: Lease, alias: str) -> Iterator[None]:
             raise ImproperlyConfigured(
                 f"The database {alias!r} has no table {TABLE!r}, which fenced locks need. {remedy(alias)}"
             ) from error
-        busy = "database is locked" in str(error)  # SQLite has one writer at a time
         codes = _codes(error)
+        if codes & READ_ONLY or "attempt to write a readonly database" in str(error):
+            raise ImproperlyConfigured(
+                f"The lock {lease.name!r} cannot be claimed on the database {alias!r}, which is read-only: name those "
+                f"on which to claim it, with fenced=[...]."
+            ) from error
+        busy = "database is locked" in str(error)  # SQLite has one writer at a time
         if not busy and not codes & (TIMED_OUT | CANCELLED):
             raise
         bound, holder = "", "another transaction that writes is still open, or has written since this one began to read"

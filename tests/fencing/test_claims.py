@@ -391,6 +391,34 @@ def test_without_the_table_the_error_says_what_to_do(account: Account, reason: s
     assert get_lock(NAME) is None
 
 
+# how a connection is told to write nothing
+READ_ONLY = {
+    "postgresql": "SET default_transaction_read_only = on",
+    "mysql": "SET SESSION TRANSACTION READ ONLY",
+    "sqlite": "PRAGMA query_only = ON",
+}
+
+
+@everywhere
+def test_where_nothing_can_be_written_the_error_says_to_claim_elsewhere(account: Account, ledger: Account) -> None:
+    """On a replica, say, that has a transaction open as well."""
+    connections["default"].cursor().execute(READ_ONLY[connections["default"].vendor])
+    way_out = r"cannot be claimed on the database 'default', which is read-only: .* fenced=\[\.\.\.\]"
+    with transaction.atomic("ledger"):
+        for use in (
+            locked_atomic(NAME, fenced=True)(account.book),
+            transaction.atomic()(locked(NAME, fenced=True)(account.book)),
+        ):
+            with pytest.raises(ImproperlyConfigured, match=way_out):
+                use()
+    account.options["ATOMIC_REQUESTS"] = ledger.options["ATOMIC_REQUESTS"] = True
+    with pytest.raises(ImproperlyConfigured, match=way_out):
+        get(locked_view(NAME, fenced=True)(respond))
+    assert claimed("ledger") == []
+    get(locked_view(NAME, fenced=["ledger"])(respond))
+    assert claimed("ledger") == [NAME]
+
+
 def claim_now(*names: str, **options: Any) -> None:
     for name in names:
         with locked_atomic(name, fenced=True, **UNAWARE, **options):
