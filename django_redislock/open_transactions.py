@@ -88,9 +88,9 @@ def warn_of_release(released: str | Released) -> None:
     """Warn, or as RELEASE_IN_TRANSACTION says, when a lock has been released inside a transaction.
 
     It is free by now: to keep the lock would do more harm, and an error out of the block rolls the transaction back.
-    Where the open transaction has claimed it, no harm is done: the next holder's claim waits for COMMIT. If the lock is
-    fenced, and no database was ever told, this warns of that as well. A name alone is of a lock that was released by
-    its token, or of one that cannot claim.
+    Where the open transaction has claimed it, no stale rows are read: the next holder's claim waits for COMMIT. If the
+    lock is fenced, and no database was ever told, this warns of that as well. A name alone is of a lock that was
+    released by its token, or of one that cannot claim.
     """
     claimed: Mapping[str, object] = {}
     if isinstance(released, str):

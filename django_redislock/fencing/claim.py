@@ -124,7 +124,10 @@ def _explaining(lease: Lease, alias: str) -> Iterator[None]:
             raise
         bound, holder = "", "another transaction that writes is still open, or has written since this one began to read"
         if not busy:
-            holder = "another transaction that has claimed it, of a holder that has lost the lock, is still open"
+            holder = (
+                "another transaction that has claimed it, of a holder that has lost the lock or released it before "
+                "COMMIT (and may now wait for this very lock), is still open"
+            )
             within = None if codes & CANCELLED else lease.terms.fence_timeout
             bound = "" if within is None else f" within {within:g} s"
             if codes & CANCELLED:

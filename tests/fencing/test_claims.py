@@ -127,7 +127,7 @@ def test_a_successor_waits_until_a_claim_is_committed_or_fence_timeout(account: 
     first = other().start(apart(book_late))
     assert gate.reached.wait(GENEROUS)
     forget()
-    text = r" within 0.1 s: another transaction that has claimed it, .*, is still open\.$"
+    text = r" within 0.1 s: another transaction that has claimed it, .* before COMMIT \(.*\), is still open\.$"
     if connections["default"].vendor == "sqlite":  # has one writer at a time
         text = ": another transaction that writes is still open, or has written since this one began to read"
     usual = patience(set_to_seven=True)
