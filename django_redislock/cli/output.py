@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import json
 import math
 import os
@@ -208,9 +209,8 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]], room: int | N
 def _cut(text: str, width: int) -> str:
     if _width(text) <= width:
         return text
-    while _width(text) >= width:
-        text = text[:-1]
-    return f"{text}…"
+    ends = itertools.accumulate(map(_width, text))  # in one pass: people choose these texts, and may choose long ones
+    return f"{text[: sum(end < width for end in ends)]}…"
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:

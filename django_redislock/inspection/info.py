@@ -216,22 +216,23 @@ def read_semaphores(partition: Partition, names: Sequence[str]) -> Steps[list[tu
     for batch in batches(names):
         keys = [make_keys(partition.prefix, name) for name in batch]
         reads: list[Command] = []
-        for values_key, ends, *_ in (key.all for key in keys):
+        for values_key, ends_key, *_ in (key.all for key in keys):
             reads.append(("HGETALL", values_key))
-            reads.append(("ZRANGE", ends, "0", "-1", "WITHSCORES"))
-        us, answers = yield from read_all(partition, reads, [key.queue for key in keys])
+            reads.append(("ZRANGE", ends_key, "0", "-1", "WITHSCORES"))
+        us, answers = yield from read_all(partition, reads, [key.queue for key in keys], spares=True)
         for number, name in enumerate(batch):
-            fields, ends = answers[2 * number : 2 * number + 2]
+            fields, ends = (answer or [] for answer in answers[2 * number : 2 * number + 2])
             values = dict(zip(fields[::2], fields[1::2], strict=True))
             lefts = [(id, (float(end) - us) / 1e6) for id, end in zip(ends[::2], ends[1::2], strict=True)]
             permits = {
-                id.decode(): make_info(partition.alias, name, values[id], us, left)
+                id.decode(errors="replace"): make_info(partition.alias, name, values[id], us, left)
                 for id, left in lefts
                 if left > 0 and id in values
             }
             if permits:
-                limit, queue = int(values.get(b":", 1)), Queue(answers[2 * len(keys) + number])
-                found.append((_semaphore_info([*permits.values()], limit, len(permits), queue), permits))
+                limit, queue = values.get(b":", b""), Queue(answers[2 * len(keys) + number])
+                most = int(limit) if limit.isdigit() else 1  # somebody else has written it, or deleted it
+                found.append((_semaphore_info([*permits.values()], most, len(permits), queue), permits))
     return found
 
 

@@ -121,7 +121,8 @@ def _summaries(partition: Partition, matches: Callable[[str], object]) -> Steps[
     for pool in wanted.values():
         keys = make_keys(partition.prefix, pool)
         reads += ("ZCARD", keys.members), ("ZCOUNT", keys.busy, f"({us}", "+inf"), ("ZCARD", keys.line)
-    _, counts = yield from read_all(partition, reads)
+    _, read = yield from read_all(partition, reads, spares=True)
+    counts = [count or 0 for count in read]
     rows: list[Sequence[int]] = [counts[start : start + 3] for start in range(0, len(counts), 3)]
     return [PoolSummary(name, partition.alias, *row) for name, row in zip(wanted, rows, strict=True)]
 

@@ -46,11 +46,12 @@ def read_values(
             commands += ("HMGET", pool, *names), ("ZMSCORE", keys[batch[0]].busy, *names)
         else:
             commands += ("MGET", *names), *(("PTTL", name) for name in names)
-    us, read = yield from read_all(partition, commands, sizes)
+    us, read = yield from read_all(partition, commands, sizes, spares=True)
     answers = iter(read)
     found: dict[int, Found] = {}
     for pool, batch in parts:
         values, ends = next(answers), next(answers) if pool else [next(answers) for _ in batch]
+        values, ends = values or [None] * len(batch), ends or [None] * len(batch)
         for i, value, end in zip(batch, values, ends, strict=True):
             found[i] = _of_member(value, end, us) if pool else Found(value, math.inf if end == -1 else end / 1000)
     return us, [found[i] for i in range(len(keys))], dict(zip(sizes, answers, strict=True))
@@ -63,19 +64,24 @@ def _of_member(value: bytes | None, score: Any, us: int) -> Found:
     return Found(value if left > 0 else None, left)  # the value is still stored, but its lease is over
 
 
-def read_all(partition: Partition, reads: Sequence[Command], sizes: Sequence[str] = ()) -> Steps[tuple[int, list[Any]]]:
+def read_all(
+    partition: Partition, reads: Sequence[Command], sizes: Sequence[str] = (), *, spares: bool = False
+) -> Steps[tuple[int, list[Any]]]:
     """The server's time (microseconds), and the answers to these commands; one round trip.
 
     The sizes of these sorted sets follow, 0 where the key is of another type. Raises LockUnavailable if another answer
-    is an error (the user may not use MGET, for instance).
+    is an error (the user may not use MGET, for instance). ``spares``: where a key is of another type, that is None.
     """
     commands: list[Command] = [("TIME",), *reads]
     answers = yield from call_many(partition, [*commands, *(("ZCARD", key) for key in sizes)])
     for command, answer in zip(commands, answers, strict=False):
-        if isinstance(answer, Exception):
+        if isinstance(answer, Exception) and not (spares and str(answer).startswith("WRONGTYPE")):
+            del answers  # there are tokens among them, and error reports show local variables
             raise (yield from refusal(partition, [command], None, answer)) from answer
-    (seconds, more), *others = answers
-    return int(seconds) * 1_000_000 + int(more), [0 if isinstance(each, Exception) else each for each in others]
+    read: list[Any] = [None if isinstance(each, Exception) else each for each in answers]
+    (seconds, more), *others = read
+    counts = [count or 0 for count in others[len(reads) :]]
+    return int(seconds) * 1_000_000 + int(more), [*others[: len(reads)], *counts]
 
 
 def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:

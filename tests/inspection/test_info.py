@@ -20,6 +20,7 @@ from django_redislock import (
     LockStatus,
     LockUnavailable,
     PoolSummary,
+    Semaphore,
     force_release,
     get_lock,
     list_locks,
@@ -431,6 +432,33 @@ def test_what_others_wrote_under_our_keys_hides_no_lock(way: str, client: redis.
         assert statuses(way) == {**ours, **dict.fromkeys(foreign, LockStatus.ERROR)}
         assert {lock.name: lock.waiters for lock in listed(way) if lock.name in ours} == {"ours": 1, "queue": 0}
         assert all(0 < lock.lease_left <= 60 for lock in listed(way) if lock.name == "ours")
+
+
+@pytest.mark.parametrize(
+    ("key", "others"),
+    [("permits:semaphore:s", ["a", "pool:p:m"]), ("ends:semaphore:s", ["a", "pool:p:m"]),
+     ("held:pool:p:", ["a", "semaphore:s"]), ("busy:pool:p:", ["a", "pool:p:m", "semaphore:s"])],
+)  # fmt: skip
+def test_nor_do_keys_of_another_type(key: str, others: list[str], client: redis.Redis) -> None:
+    """Those of a semaphore and of a pool; its locks may be missing."""
+    pool, semaphore, lock = LockPool("p"), Semaphore("s", limit=2), Lock("a")
+    pool.assign(["m"])
+    held = [pool.acquire(), semaphore.acquire(), lock.acquire()]
+    assert len(held) == 3
+    client.set(f"{PREFIX}{key}", "foreign")
+    assert [lock.name for lock in list_locks()] == others
+    assert [pool.name for pool in list_pools()] == ["p"]
+    assert force_release("a")
+
+
+@pytest.mark.parametrize(("field", "value"), [(":", "many"), (b"\xff\xfe", "id channel c 1 1 - owner")])
+def test_nor_does_what_others_wrote_into_a_semaphore(field: Any, value: str, client: redis.Redis) -> None:
+    semaphore = Semaphore("s", limit=2)
+    assert semaphore.acquire()
+    client.hset(f"{PREFIX}permits:semaphore:s", field, value)
+    client.zadd(f"{PREFIX}ends:semaphore:s", {field: FAR})
+    assert [lock.name for lock in list_locks()] == ["semaphore:s"]
+    assert force_release("semaphore:s")
 
 
 @both_ways
