@@ -301,9 +301,9 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
     class Noted(Attempt):
         polled = False
 
-        def look(self, wait: str, *tried: Any) -> Any:
+        def look(self, wait: str, *tried: Any, **how: Any) -> Any:
             self.polled = self.polled or wait not in (QUEUED, NOT_AT_ALL)
-            return super().look(wait, *tried)
+            return super().look(wait, *tried, **how)
 
         def leave(self) -> None:
             uncertain = (self.ticket is None and self.unknown) or (self.polled and self.request.limit is not None)

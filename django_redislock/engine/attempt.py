@@ -19,7 +19,7 @@ from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..options import Terms
 from ..store import calls
 from ..store.calls import AcquireReply, LockRequest, is_counted
-from ..store.loop_connections import ENTERING, RETURNING
+from ..store.loop_connections import ENTERING, LOOKING, RETURNING
 from ..store.records import make_keys
 from ..store.retry import Tried, patience_with_replicas
 from .current_holder import CurrentHolder
@@ -96,7 +96,9 @@ class Attempt:
             self.listener.start()
         return waiter
 
-    def look(self, wait: str, tried: Tried | None = None) -> Steps[tuple[AcquireReply, Granted | None]]:
+    def look(
+        self, wait: str, tried: Tried | None = None, *, by_clock: bool = False
+    ) -> Steps[tuple[AcquireReply, Granted | None]]:
         """Ask Redis; again where a grant was over before it was read. ``tried``: it was asked already.
 
         One that already waits sits out an outage of up to SIT_OUT seconds.
@@ -104,7 +106,7 @@ class Attempt:
         late, request, failing_since = 0, self.request, 0.0
         self.tries += 1
         while True:
-            urgency = RETURNING if self.asked else ENTERING
+            urgency = LOOKING if by_clock else RETURNING if self.asked else ENTERING
             unknown = self.unknown and tried is None
             self.asked = self.unknown = True
             if request.token is not None and self.terms.listens:
@@ -273,7 +275,7 @@ def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
             pace = pace or Pace(attempt.terms.backoff)
             delay = pace.next()
             wait = calls.polled(alive_for(delay))
-        reply, granted = yield from attempt.look(wait, tried)
+        reply, granted = yield from attempt.look(wait, tried, by_clock=by_clock)
         # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
         # grant, as a rule.)
         missed = reply.state == calls.ALREADY and reply.us - reply.number > WAKE_LATE

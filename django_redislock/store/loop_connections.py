@@ -20,9 +20,9 @@ from .sentinels import believe, connect
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Slot, find, surplus, taken
 from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Command, NotAsked, classified, pack, with_address
 
-# The order in which waiting coroutines get a connection: a holder must be able to release, and newcomers must not
-# overtake those who asked before.
-LEAVING, RETURNING, ENTERING = range(3)
+# The order in which waiting coroutines get a connection: a holder must be able to release, newcomers must not overtake
+# those who asked before, and a look by the clock alone has time.
+LEAVING, RETURNING, ENTERING, LOOKING = range(4)
 
 
 class Loan:
@@ -108,7 +108,7 @@ class LoopConnections:
         self.idle: deque[LoopSlot] = deque()
         self._loans: set[weakref.ref[Loan]] = set()
         # coroutines that wait for a connection, by urgency; each with what ends its waiting
-        self._queues: tuple[deque[tuple[Loan, asyncio.Future[None]]], ...] = (deque(), deque(), deque())
+        self._queues: tuple[deque[tuple[Loan, asyncio.Future[None]]], ...] = tuple(deque() for _ in range(4))
         self.end: AsyncGenerator[None, None] | None = None  # closes them with their loop
         self.closed: bool = False  # commands still work, each with a connection of its own
 

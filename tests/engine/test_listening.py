@@ -1,6 +1,7 @@
 """Messages: how a process subscribes, who reads, and what waiters and holders see when that is disturbed; and
 ``poll=True``, for locks without messages."""
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from redis.backoff import ConstantBackoff
 from django_redislock import Lock, LockNotAcquired, LockPool, force_release, locked
 from redisserver import RedisServer, redis_server
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Other, asked_for, server_time, until
+from tests.helpers.actors import GENEROUS, Crowd, Other, asked_for, auntil, server_time, until
 from tests.helpers.cancelling import Interrupt
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import Twins
@@ -273,6 +274,27 @@ def test_where_messages_no_longer_arrive_those_who_wait_look_by_themselves(
     until(lambda: not hears())
     me(lock, "release")
     assert waiting.result(GENEROUS)
+
+
+async def test_looks_by_the_clock_keep_no_newcomer_waiting(
+    network: Proxy, client: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them are due than the connections carry."""
+    settings.REDISLOCK = {"MAX_CONNECTIONS": 2, "SLOW_WAIT": None}
+    names = [f"order:{number}" for number in range(50)]
+    for name in names:
+        put(client, name, ttl=600)
+    limit(monkeypatch, look_every=0.2)
+    waiting = [asyncio.create_task(Lock(name).aacquire()) for name in names]
+    await auntil(lambda: all(queued(client, name) for name in names))
+    late = network.delay_answer(inside.ACQUIRE, 0.05, times=1_000_000)
+    await auntil(lambda: late.met > 10)
+    async with Lock("free"):
+        pass
+    late.end()
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
 
 
 @pytest.mark.complete

@@ -51,6 +51,24 @@ OLD, NEW = [f"old-{number:05}" for number in range(20_000)], [f"new-{number:05}"
 ODD = ["a:b", "a%3Ab", "x y", "größe", "日本", "{0}", "100%", "line\nbreak", "*", "\u3000", "-", "%"]
 
 
+@pytest.mark.parametrize(
+    "empty",
+    [LockPool.clear, lambda pool: pool.assign([]), lambda pool: pool.shrink(pool.keys())],
+    ids=["clear", "assign", "shrink"],
+)
+def test_nothing_stays_of_a_pool_that_was_used_and_has_no_members_any_more(
+    empty: Callable[[LockPool], object], client: redis.Redis
+) -> None:
+    pool = LockPool("accounts")
+    pool.assign(f"account-{number}" for number in range(50))
+    for _ in range(50):
+        pool.acquire().release()
+    assert client.zcard(FREE) == 50
+    empty(pool)
+    assert pool.keys() == []
+    assert not client.exists(FREE, FRESH, MEMBERS, HELD, BUSY)
+
+
 def test_members_are_put_in_taken_out_and_replaced(me: Any, pool: LockPool) -> None:
     for how, keys, changed, members in (
         ("extend", ["bob", "alice"], 2, ["alice", "bob"]),

@@ -53,6 +53,7 @@ return once(function()
     for _, key in ipairs({KEYS.held, KEYS.busy, KEYS.took, KEYS.wanted}) do redis.call('PERSIST', key) end
   else
     redis.call('ZREM', KEYS.pools, ARGV.name)
+    redis.call('UNLINK', KEYS.free, KEYS.fresh)
     local last = tonumber(redis.call('ZRANGE', KEYS.busy, -1, -1, 'WITHSCORES')[2]) or 0
     for _, text in ipairs(redis.call('HGETALL', KEYS.held)) do
       -- a planned suspension; no field and no other value begins with a number and a space
