@@ -275,7 +275,7 @@ def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
             pace = pace or Pace(attempt.terms.backoff)
             delay = pace.next()
             wait = calls.polled(alive_for(delay))
-        reply, granted = yield from attempt.look(wait, tried, by_clock=by_clock)
+        reply, granted = yield from attempt.look(wait, tried, by_clock=by_clock and not delay)  # else it polls
         # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
         # grant, as a rule.)
         missed = reply.state == calls.ALREADY and reply.us - reply.number > WAKE_LATE
