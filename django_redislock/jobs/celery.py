@@ -109,8 +109,7 @@ class LockedTask(DjangoTask):
         """Run it under its lock."""
         request, above = self.request, super().__call__
         body = self.run if above.__func__ is Task.__call__ else above  # of another base class
-        running = running_job(request.id)
-        is_called = request.called_directly or running is not None  # like a function, by itself even
+        is_called = request.called_directly or running_job(request.id) is not None  # like a function, by itself even
         given = args, kwargs
         if is_called or request.is_eager:  # for the lock of an equal job
             with suppress(Exception):  # of any serializer, or for the name of what it makes: no equal job can be queued
@@ -119,11 +118,7 @@ class LockedTask(DjangoTask):
                     self._job_lock.make(*delivered)
                 given = delivered
         if is_called:
-            lock = self._job_lock.make(*given)
-            is_replaced = [one.id for one in self.request_stack.stack].count(request.id) > 1  # in eager mode, by itself
-            if running is not None and is_replaced and lock.name == running.lock.name:
-                return body(*args, **kwargs)
-            with lock:
+            with self._job_lock.make(*given):
                 return above(*args, **kwargs)
         return self._job_lock.run(_Delivery(self, request), *given, lambda: body(*args, **kwargs))
 

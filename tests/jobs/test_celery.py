@@ -396,19 +396,6 @@ def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any) -> None:
     assert held() == []
 
 
-@pytest.mark.parametrize("lock_from", ["start", "enqueue"])
-def test_an_eager_task_that_replaces_itself_keeps_its_lock(lock_from: str, site: Any) -> None:
-    @site.app.task(base=site.LockedTask, lock="again:{pk}", lock_from=lock_from, bind=True, name=f"again_{lock_from}")
-    def again(self: Any, pk: int, times: int) -> Any:
-        if times < 0:
-            return self(pk, 0)  # which is refused, as in a worker
-        return self.replace(self.s(pk, times - 1)) if times else held()
-
-    assert again.apply((7, 2)).get() == ["again:7"]
-    assert isinstance(again.apply((7, -1)).result, LockNotAcquired)
-    assert held() == []
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
