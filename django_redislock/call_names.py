@@ -269,10 +269,15 @@ def refuse_tasks(function: object, decorator: str) -> None:
 
 def _is_receiver(function: object) -> bool:
     """Return whether a signal of Django or Celery refers to it: they want to be told when their receivers are gone."""
-    ends: list[Any] = [ref.__callback__ for ref in weakref.getweakrefs(function)]
-    # before Django 6.1, and Celery's, by way of finalize()
-    calls = [(end.peek() or (None, None))[1] if isinstance(end, weakref.finalize) else end for end in ends]
-    return any(hasattr(getattr(call, "__self__", None), "connect") for call in calls)
+    for ref in weakref.getweakrefs(function):
+        end: Any = ref.__callback__
+        if isinstance(end, weakref.finalize):  # before Django 6.1, and Celery's
+            found = end.peek()
+            if found is not None and hasattr(getattr(found[1], "__self__", None), "connect"):
+                return True
+        elif any(ref is entry[1] for entry in getattr(getattr(end, "__self__", None), "receivers", ())):
+            return True  # otherwise it may be a sender
+    return False
 
 
 def _called(function: Callable[..., Any]) -> str:

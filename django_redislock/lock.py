@@ -336,7 +336,7 @@ class Lock(Enterable):
 
     @property
     def fence(self) -> int:
-        """The fence (fencing token) of the current acquisition: it only ever grows, from one acquisition to the next.
+        """The fence (fencing token) of the current acquisition. It grows from one to the next: see docs/fencing.rst.
 
         Raises LockNotOwned when this thread or task does not hold the lock: there is no number to write down then.
         """

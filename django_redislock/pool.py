@@ -75,7 +75,8 @@ class PoolMember(Lock):
         """Return whether it is held already, so that the block only has to release it."""
         acquisition = self._own()
         if acquisition is None:
-            # it would wait for itself: for the end of a block that nobody else enters
+            # it would wait for itself: for the end of a block that nobody else enters. (A forked child does not hear
+            # that its parent has released it.)
             others = [one.its_lease for one in self._acquisitions]
             if any(lease is not self._entered and not (lease.closed or lease.lost) for lease in others):
                 raise LockError(

@@ -126,6 +126,11 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
             continue
         if alias in ours:
             stores.setdefault(store.identity, []).append(alias)
+            if also is not None and alias != known.CACHE:
+                try:
+                    old_keys(also, alias, "x")
+                except ImproperlyConfigured as error:
+                    yield _no_function("ALSO_LOCK", error)
         if not store.memory:
             yield from _coroutines(store)
             if alias in ours:

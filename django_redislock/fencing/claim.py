@@ -117,7 +117,7 @@ def _explaining(lease: Lease, alias: str) -> Iterator[None]:
         if codes & READ_ONLY or "attempt to write a readonly database" in str(error):
             raise ImproperlyConfigured(
                 f"The lock {lease.name!r} cannot be claimed on the database {alias!r}, which is read-only: name those "
-                f"on which to claim it, with fenced=[...]."
+                f"on which to claim it, with fenced=[...] or claim(using). If it was demoted just now, try again."
             ) from error
         busy = "database is locked" in str(error)  # SQLite has one writer at a time
         if not busy and not codes & (TIMED_OUT | CANCELLED):

@@ -108,7 +108,7 @@ class LockedTask(DjangoTask):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it under its lock."""
         request, above = self.request, super().__call__
-        body = self.run if above.__func__ is Task.__call__ else above  # of another base class
+        body = self.run if getattr(above, "__func__", None) is Task.__call__ else above  # of another base class
         is_called = request.called_directly or running_job(request.id) is not None  # like a function, by itself even
         given = args, kwargs
         if is_called or request.is_eager:  # for the lock of an equal job

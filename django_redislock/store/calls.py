@@ -13,7 +13,7 @@ from ..base.times import NEVER, Deadline, monotonic
 from .lock_store import Partition
 from .loop_connections import ENTERING, LEAVING
 from .node import Node
-from .old_key import OldKey, old_key_of
+from .old_key import OldKey, old_key_of_held
 from .records import Holder, Keys, check_member, make_keys, parse_holder
 from .retry import Tried, call
 from .scripts import Script, with_source
@@ -338,7 +338,7 @@ def force(
         value, repeated = value or held, repeated or reply.repeated
         highest = 0  # it was released: whoever holds it by now came later
     holder = parse_holder(value)
-    old = None if holder is None else old_key_of(partition, name, holder.id, holder.token)
+    old = None if holder is None else old_key_of_held(partition, name, holder.id, holder.token)
     if old is not None:
         yield from old.call("free")
     return value is not None or repeated
@@ -411,7 +411,7 @@ def find_held(partition: Partition, name: str, bears: Callable[[str], bool]) -> 
     holder = parse_holder(value)
     if holder is None or not bears(holder.token):
         return None
-    old = old_key_of(partition, name, holder.id, holder.token)
+    old = old_key_of_held(partition, name, holder.id, holder.token)
     return FoundHeld(LockRequest(partition, keys, name, holder.id, old=old), max(0.0, left / 1000))
 
 

@@ -20,6 +20,7 @@ from ..base.names import TOKEN_DIGEST, token_digest, unquoted
 from ..base.steps import Steps
 from ..base.times import NEVER, Deadline
 from ..conf import AlsoLock, conf, import_function
+from .aliases import has_locks
 from .lock_store import Partition
 from .loop_connections import ENTERING
 from .records import make_keys
@@ -91,8 +92,10 @@ def old_key_of(partition: Partition, name: str, id: str, token: str | None, *, h
     also = conf().ALSO_LOCK
     if also is None or make_keys(partition.prefix, name).stored != "key":
         return None
-    # an alias with a ``cache.lock()`` of its own has the old locks of that cache
-    alias = also.using if also.using is not None and partition.alias == conf().CACHE else partition.alias
+    alias = partition.alias
+    # another alias with a ``cache.lock()`` has the old locks of that cache
+    if also.using is not None and (alias == conf().CACHE or not has_locks(alias)):
+        alias = also.using
     old = old_keys(also, alias, name)
     if not old:
         return None
@@ -100,46 +103,50 @@ def old_key_of(partition: Partition, name: str, id: str, token: str | None, *, h
     return OldKey(get_store(alias).partition_of(old[0]), old, name, value, held)
 
 
+def old_key_of_held(partition: Partition, name: str, id: str, token: str | None) -> OldKey | None:
+    """The same for an acquisition that may have been made under other settings; None where its key is unclear."""
+    try:
+        return old_key_of(partition, name, id, token)
+    except ImproperlyConfigured:
+        return None
+
+
 def old_keys(also: AlsoLock, alias: str, name: str) -> tuple[str, ...]:
     """The keys of the lock ``name`` in old code: none, or its own first. ImproperlyConfigured if that is unclear."""
-    old = name if also.name is None else import_function("ALSO_LOCK", also.name)(name)
-    if old is None:
-        return ()
-    if not isinstance(old, str) or not old:
-        raise ImproperlyConfigured(
-            f"The function of REDISLOCK['ALSO_LOCK'], {also.name!r}, must return a non-empty str or None, and "
-            f"returned {shown(old)} for the lock {name!r}."
-        )
-    if also.kind == "django-redis":
-        return (_key_of_cache(also, alias, old),)
-    _check_unquoted(also, old, name)
-    return (f"lock:{old}", f"lock-signal:{old}") if also.kind == "python-redis-lock" else (old,)
-
-
-def _key_of_cache(also: AlsoLock, alias: str, name: str) -> str:
-    """The key of ``cache.lock(name)``."""
-    cache: Any = caches[alias]
-    if cache.key_func is not default_key_func:
-        if also.name is not None:
-            return name
+    cache: Any = caches[alias] if also.kind == "django-redis" else None
+    has_key_function = cache is not None and cache.key_func is not default_key_func
+    if has_key_function and also.name is None:
         raise ImproperlyConfigured(
             f"The cache alias {alias!r} has a KEY_FUNCTION, so the keys of its old locks do not follow from our names: "
             f"give REDISLOCK['ALSO_LOCK'] a function as \"name\" that takes our name and returns the key."
         )
-    version, key, parts = "1", name, re.fullmatch(r"%([^:]*):(.*)", name, re.S)  # see fit_name()
-    if parts:
-        version, key = unquoted(parts[1]) or "1", unquoted(parts[2])
-    _check_unquoted(also, "" if parts and "%~" not in name else name, name)
-    return str(cache.make_key(key, version=version))
+    parts = re.fullmatch(r"%([^:]*):(.*)", name, re.S)  # of cache.lock(), see fit_name()
+    if parts and "%~" not in name and cache is not None and not has_key_function:
+        return (str(cache.make_key(unquoted(parts[2]), version=unquoted(parts[1]) or "1")),)
+    old = _old_name(also, name)
+    if old is None:
+        return ()
+    if also.kind == "python-redis-lock":
+        return f"lock:{old}", f"lock-signal:{old}"
+    return (old if cache is None or has_key_function else str(cache.make_key(old, version="1")),)
 
 
-def _check_unquoted(also: AlsoLock, text: str, name: str) -> None:
-    """Whether old code quotes the values in its names, too, or cuts them in the same way, only the site knows."""
-    found = None if also.name is not None else re.search("%(?:[0-9A-F]{2}|~)", text)
-    if found:
+def _old_name(also: AlsoLock, name: str) -> str | None:
+    """What old code calls the lock; None: it has no such lock."""
+    if also.name is not None:
+        found: str | None = import_function("ALSO_LOCK", also.name)(name)
+        if found is not None and (not isinstance(found, str) or not found):
+            raise ImproperlyConfigured(
+                f"The function of REDISLOCK['ALSO_LOCK'], {also.name!r}, must return a non-empty str or None, and "
+                f"returned {shown(found)} for the lock {name!r}."
+            )
+        return found
+    # whether old code quotes the values in its names, too, or cuts them in the same way, only the site knows
+    if unclear := re.search("%(?:[0-9A-F]{2}|~)", name):
         raise ImproperlyConfigured(
             f"What old code calls the lock {name!r} is not clear: in our names, values are quoted, and long names are "
-            f"cut (here {found[0]!r}). Give REDISLOCK['ALSO_LOCK'] a function as \"name\" that takes our name and "
+            f"cut (here {unclear[0]!r}). Give REDISLOCK['ALSO_LOCK'] a function as \"name\" that takes our name and "
             f"returns that of old code: 'urllib.parse.unquote' if nothing is quoted there, 'builtins.str' if it has "
             f"these very names."
         )
+    return name

@@ -8,7 +8,7 @@ import redis
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import Lock, LockUnavailable, lock_name
+from django_redislock import Lock, LockUnavailable, force_release, lock_name
 from redisserver import RedisServer
 from tests.checks.conftest import check
 from tests.helpers.actors import Crowd
@@ -57,13 +57,14 @@ def test_what_a_function_returns_is_checked_before_anything_is_sent(
     assert taken(client) == set()
 
 
-def test_the_keys_of_django_redis_have_prefix_and_version(settings: Any, client: redis.Redis) -> None:
-    """Each is that which ``cache.lock()`` of django-redis takes."""
-    settings.REDISLOCK = {"ALSO_LOCK": "django-redis"}
+@pytest.mark.parametrize("name", [None, "urllib.parse.unquote"])
+def test_the_keys_of_django_redis_have_prefix_and_version(name: Any, settings: Any, client: redis.Redis) -> None:
+    """Each is that which ``cache.lock()`` of django-redis takes; names that it makes are not for the function."""
+    settings.REDISLOCK = {"ALSO_LOCK": {"kind": "django-redis"} | ({"name": name} if name else {})}
     theirs = {**settings.CACHES["default"], "KEY_PREFIX": "shop", "VERSION": 3}
     ours = {**theirs, "BACKEND": "django_redislock.cache.RedisCache"}
     settings.CACHES = {**settings.CACHES, "theirs": theirs, "ours": ours}
-    for key, version in (("a", None), ("a", 1), ("a b\n%:c", None), ("%x", 1)):
+    for key, version in (("a", None), ("a", 1), ("a", 12), ("a%2520b", 3), ("a b\n%:c", None), ("%x", 1)):
         theirs_now: Any = caches["theirs"].lock(key, version=version, timeout=60)  # type: ignore[attr-defined]
         assert theirs_now.acquire()
         lock: Any = caches["ours"].lock(key, version=version)  # type: ignore[attr-defined]
@@ -91,6 +92,14 @@ def test_where_values_were_quoted_or_cut_the_site_says_what_old_code_does(
         assert key == {"redis-py": text, "django-redis": f":1:{text}", "python-redis-lock": f"lock:{text}"}[kind]
 
 
+def test_what_is_held_though_its_old_key_is_unclear_can_be_released(settings: Any) -> None:
+    """It was acquired before the setting came."""
+    name = lock_name("fetch", "a:b")
+    assert Lock(name).acquire()
+    settings.REDISLOCK = {"ALSO_LOCK": "redis-py"}
+    assert force_release(name)
+
+
 def test_with_a_key_function_the_site_names_the_key(settings: Any, crowd: Crowd, client: redis.Redis) -> None:
     tenants = {**settings.CACHES["default"], "KEY_FUNCTION": key_function}
     settings.CACHES = {**settings.CACHES, "default": tenants}
@@ -102,12 +111,14 @@ def test_old_locks_of_another_cache_are_where_that_cache_is(settings: Any, clien
     """``using`` is for the locks of the settings' alias."""
     theirs = {**settings.CACHES["default"], "KEY_PREFIX": "shop"}
     ours = {**theirs, "BACKEND": "django_redislock.cache.RedisCache"}
-    settings.CACHES = {**settings.CACHES, "locks": settings.CACHES["default"], "theirs": theirs, "ours": ours}
+    settings.CACHES = {**settings.CACHES, "theirs": theirs, "ours": ours}
+    settings.CACHES |= {"locks": settings.CACHES["default"], "more": settings.CACHES["default"]}
     settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": {"kind": "django-redis", "using": "default"}}
     with caches["theirs"].lock("a", timeout=60):  # type: ignore[attr-defined]
         assert not caches["ours"].lock("a").acquire(blocking=False)  # type: ignore[attr-defined]
-        with Lock("a"):
-            assert client.exists(":1:a")
+        for using in (None, "more"):  # which have no cache.lock() of ours
+            with Lock("a", using=using):
+                assert client.exists(":1:a")
 
 
 def test_old_locks_may_be_on_another_alias(

@@ -136,6 +136,7 @@ def test_who_may_have_handed_the_lock_over_neither_claims_nor_writes(
     for use in uses:
         with pytest.raises(LockNotOwned, match=r"detach\(\) has failed, and may have been carried out"):
             use()
+    retry_for(GENEROUS)
     me(lock, "release")
 
 
