@@ -34,11 +34,11 @@ from django_redislock import (
 )
 from django_redislock.testing import hold
 from tests.cli.conftest import fails, redislocks, sh
-from tests.helpers.actors import GENEROUS, Crowd, until
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import Pages, Twins
-from tests.helpers.state import INDEX, leftovers, waiters
+from tests.helpers.state import INDEX, count, leftovers, waiters
 from tests.inside import ACQUIRE_PERMIT, FORCE_PERMIT, forget_limits, keys_of
 
 NAME = "export:7"
@@ -514,6 +514,17 @@ def test_nor_does_a_permit_that_is_to_end_sooner(others: int, client: redis.Redi
     assert max(client.pttl(PERMITS) / 1000, client.pttl(ENDS) / 1000, left) < most + 10
     locked(NAME, limit=3, at_least=LONG / 2, ttl=3 * LONG)(lambda: None)()  # which keeps it
     assert client.pttl(PERMITS) / 1000 < most + 10
+
+
+def test_a_higher_limit_lets_a_crowd_in_by_several_scripts(ghost: Callable[..., Ghost], client: redis.Redis) -> None:
+    """None of them keeps all others from Redis for long."""
+    there = ghost()
+    for number in range(1100):
+        there.acquire(there.request(f"a-{number:022}", name=LOCK, limit=1))
+    scripts = count(client, "evalsha")
+    assert Semaphore(NAME, limit=2000).acquire()
+    assert count(client, "evalsha") - scripts >= 3
+    assert client.zcard(ENDS) == 1101
 
 
 def test_a_request_that_is_sent_again_takes_one_permit_and_changes_no_limit(

@@ -153,10 +153,10 @@ end
 -- returns
 --   'take'                   one is for whoever asks: for me, or for a newcomer, as nobody waits for it
 --   'passed'                 none is left
---   'more'                   so many dead waiters were dropped that this must go on in another call
+--   'more'                   so many were dropped or served that this must go on in another call
 -- and how many it has handed over.
 --#include queue
-local MOST_DROPPED = 500 -- in one call: a script keeps all others waiting
+local MOST = 500 -- waiters that one call drops or serves: a script keeps all others waiting
 local dropped = 0
 
 -- tells the first, from place `first` of the queue on, that can be told
@@ -194,7 +194,7 @@ local function grant_in_order(queue, waiters, called, free, me, grant_to)
     return verdict, handed
   end
 
-  while dropped < MOST_DROPPED do
+  while dropped + handed < MOST do
     local ids = redis.call('ZRANGE', queue, reserved, reserved + batch - 1--[[@order]]--[[@or]], 'REV'--[[@]])
     if #ids == 0 then
       if reserved == 0 then
