@@ -76,7 +76,7 @@ def test_the_documentation_tells_what_happens_then() -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_in_the_scripts_is_found(name: str, launcher: Worker, bare_server: RedisServer) -> None:
     mutant = MUTANTS[name]
-    with trial(launcher, bare_server, mutant=name, ttl=mutant.ttl, limits=mutant.limits) as run:
+    with trial(launcher, bare_server, mutant=name, limits=mutant.limits) as run:
         assert run.finds(mutant.found, mutant.sections)
 
 

@@ -243,7 +243,6 @@ def compete(log: Log, order: dict[str, Any]) -> None:
 class Mutant(NamedTuple):
     without: set[str]  # the rules, by their names in the scripts
     found: set[str]  # violations, at least one of which must show
-    ttl: float | None = None  # seconds, if other than in the trials
     sections: int = 100  # that each worker enters before it must have shown
     tokens_as_ids: bool = False  # the token of an attempt, if it has one, is also its id
     limits: list[tuple[str, list[int]]] | None = None  # of semaphores
@@ -261,8 +260,6 @@ MUTANTS = {
     "the fence is only the time in seconds": Mutant({"fence-us", "fence-grows"}, {"fence"}),
     "the last in the queue is the first": Mutant({"order"}, {"order"}),
     "whoever asks skips the queue": Mutant({"asker-queues"}, {"order"}, sections=500),
-    # by R5, somebody looks when the lease would have ended: with the TTL of the others, too early to be sure
-    "release passes nothing on": Mutant({"release-grants"}, {"left_free"}, ttl=3.0, sections=5000),
     "a handoff is told and not granted": Mutant({"grant-written"}, {"overlap"}),
     "a handoff is granted and not told": Mutant({"grant-told"}, {"left_free"}),
     "whoever asks is told that it holds the lock": Mutant({"already-mine"}, {"overlap"}),
