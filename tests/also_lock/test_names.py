@@ -183,6 +183,14 @@ def test_a_check_tells_of_an_alias_that_has_no_old_locks(
     assert "REDISLOCK['ALSO_LOCK']['using']" in str(found.hint)
 
 
+def test_a_check_asks_for_a_function_where_another_cache_of_ours_has_a_key_function(settings: Any) -> None:
+    ours = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache", "KEY_FUNCTION": key_function}
+    settings.CACHES = {**settings.CACHES, "ours": ours}
+    settings.REDISLOCK = {"ALSO_LOCK": "django-redis"}
+    (found,) = [one for one in check() if one.id == "django_redislock.E005"]
+    assert "The cache alias 'ours' has a KEY_FUNCTION" in found.msg
+
+
 @pytest.mark.parametrize("using", [None, "default"])
 def test_the_check_asks_where_the_old_locks_are_if_ours_have_an_alias_of_their_own(using: Any, settings: Any) -> None:
     settings.CACHES = {**settings.CACHES, "locks": settings.CACHES["default"]}

@@ -18,6 +18,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
+from django_redis.client import DefaultClient
+from redis.cluster import RedisCluster
 from rest_framework.views import APIView
 
 from django_redislock import Lock, LockUnavailable, list_locks, locked, locked_atomic, locked_view
@@ -189,6 +191,20 @@ def test_those_on_another_alias_are_asked_for_there_unless_a_function_names_them
     found = [message.msg for message in check(deploy=True) if message.level > INFO]
     assert len(found) == bool(said)
     assert said in "".join(found)
+
+
+def test_a_cluster_with_the_old_locks_may_be_away(caching: Set, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client connects as soon as it is made."""
+    away, get_client = "redis://127.0.0.1:1/0", DefaultClient.get_client
+
+    def make(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return RedisCluster.from_url(away) if away in self._server else get_client(self, *args, **kwargs)
+
+    monkeypatch.setattr(DefaultClient, "get_client", make)
+    caching(old={"LOCATION": away})
+    settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": {"kind": "redis-py", "using": "old"}}
+    (told,) = [message.msg for message in check(deploy=True) if message.level > INFO]
+    assert "(cache alias 'old'): Redis cannot be reached" in told
 
 
 def test_the_hint_to_missing_rights_helps(own: RedisServer, caching: Set) -> None:
