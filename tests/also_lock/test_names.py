@@ -22,6 +22,10 @@ def renamed(name: str) -> Any:
     return {"new:7": "old-7", "wrong": 5, "empty": ""}.get(name)
 
 
+def renamed_by_number(name: str) -> str:
+    return f"old-{int(name.partition(':')[2])}"
+
+
 def taken(client: redis.Redis) -> set[str]:
     return {key.decode() for key in client.scan_iter()} - {f"{PREFIX}fence", f"{PREFIX}index"}
 
@@ -189,6 +193,8 @@ def test_a_check_asks_for_a_function_where_another_cache_of_ours_has_a_key_funct
     settings.REDISLOCK = {"ALSO_LOCK": "django-redis"}
     (found,) = [one for one in check() if one.id == "django_redislock.E005"]
     assert "The cache alias 'ours' has a KEY_FUNCTION" in found.msg
+    settings.REDISLOCK = {"ALSO_LOCK": {"kind": "django-redis", "name": f"{HERE}renamed_by_number"}}
+    assert "django_redislock.E005" not in [one.id for one in check()]  # which calls no function of the site
 
 
 @pytest.mark.parametrize("using", [None, "default"])
