@@ -241,7 +241,7 @@ class Partition:
         # slots that carry no call (calls_once.py): their key, and the number of the last call
         self.free_slots: list[tuple[str, int]] = []
         self.subscribed_at: Node | None = None  # the node to whose messages this process is subscribed
-        # called when another node has answered
+        # the listener's: called when another node has answered, and to cut its subscription at a former master
         self.on_other_node: Callable[[], object] = lambda: None
         self.on_demotion: Callable[[], object] = lambda: None
 

@@ -159,7 +159,7 @@ local function move_end(ms)
 end
 
 --#piece idle_permits
--- A permit may be free though others are held. All have to agree on how many there are
+-- A permit may be free though others are held. This short way is for those who agree on the limit
 limit = tonumber(ARGV.limit)
 local held = redis.call('ZCARD', KEYS.ends)
 none_held = held == 0
