@@ -284,16 +284,6 @@ def _leave_out(text: str, without: Collection[str]) -> str:
     return re.sub(r"(?m)^(.*?) *--@([\w-]+)$", line, text)
 
 
-def use_tokens_as_ids() -> None:
-    """From now on, this process confuses the token of an attempt with its id."""
-
-    def confused(*args: Any, **kwargs: Any) -> Request:
-        request = Request(*args, **kwargs)
-        return request if request.token is None else request._replace(id=request.token, token=None)
-
-    setattr(acquisition, "LockRequest", confused)  # noqa: B010
-
-
 def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[[bool], object]) -> None:
     """From now on, ``on_end`` gets the ticket of each attempt that ends (0: it may have queued, and does not know it;
     or it has polled for a permit), and ``on_presumed`` whether a release found nothing, but its first try may have."""

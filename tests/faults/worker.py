@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from django.test import override_settings
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, Semaphore, leader
-from tests.inside import change_scripts, note_attempts, use_tokens_as_ids
+from tests.inside import change_scripts, note_attempts
 
 THREADS, TASKS = 2, 3
 FEW = 5  # locks that one user uses, of many: else all of them wait for the first that stands still
@@ -188,8 +188,6 @@ def work(order: dict[str, Any]) -> None:
     log = be_worker(order)
     if order["mutant"]:
         change_scripts(MUTANTS[order["mutant"]].without)
-        if MUTANTS[order["mutant"]].tokens_as_ids:
-            use_tokens_as_ids()
     note_attempts(_ticket.set, _presumed.set)
     with override_settings(CACHES={"default": order["cache"]}, REDISLOCK=order["settings"]):
         if order["sweep"]:
@@ -244,7 +242,6 @@ class Mutant(NamedTuple):
     without: set[str]  # the rules, by their names in the scripts
     found: set[str]  # violations, at least one of which must show
     sections: int = 100  # that each worker enters before it must have shown
-    tokens_as_ids: bool = False  # the token of an attempt, if it has one, is also its id
     limits: list[tuple[str, list[int]]] | None = None  # of semaphores
 
 
@@ -253,9 +250,6 @@ TWO, ANY = ([("at random", limits)] for limits in ([2], [1, 2]))
 MUTANTS = {
     "a held lock is taken": Mutant({"idle-lock", "idle-queue", "idle-waiters"}, {"overlap"}),
     "release compares no id": Mutant({"release-id"}, {"overlap", "lost_early"}),
-    "a token is the id of every attempt": Mutant(
-        set(), {"overlap", "lost_early", "left_free", "fence"}, sections=1000, tokens_as_ids=True
-    ),
     "no fence": Mutant({"fence-time", "fence-grows"}, {"fence"}),
     "the fence is only the time in seconds": Mutant({"fence-us", "fence-grows"}, {"fence"}),
     "the last in the queue is the first": Mutant({"order"}, {"order"}),
