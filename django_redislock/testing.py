@@ -70,7 +70,8 @@ def own_locks() -> Iterator[None]:
     """Use locks, pools, values and counters that nobody else sees, and end all that is left of them in the end.
 
     ``REDISLOCK["KEY_PREFIX"]`` is one that was never used before, for all threads of this process, also where the
-    settings change meanwhile. Costs no round trip where nothing was locked.
+    settings change meanwhile. ``ALSO_LOCK`` is off, as keys of old code are nobody's own. Costs no round trip where
+    nothing was locked.
     """
     prefix = f"{conf().KEY_PREFIX}-test-{secrets.token_hex(6)}"
     with pinned(KEY_PREFIX=prefix, ALSO_LOCK=None):

@@ -27,8 +27,12 @@ def field(title: Any, show: Callable[[Any], Any], ordering: str | None = None) -
 
 
 def _lease_left(lock: HeldLock) -> str:
-    left = duration(lock.lease_left, gettext)
-    return gettext("%(duration)s (being handed over)") % {"duration": left} if _info(lock).handed_over else left
+    text = "%(duration)s"
+    if _info(lock).handed_over:
+        text = gettext("%(duration)s (being handed over)")
+    elif _info(lock).detached:
+        text = gettext("%(duration)s (detached)")
+    return text % {"duration": duration(lock.lease_left, gettext)}
 
 
 def _waiters(lock: HeldLock) -> str:
@@ -57,7 +61,7 @@ def _held_since(lock: HeldLock) -> str:
 
 
 def _expires(lock: HeldLock) -> str:
-    if _info(lock).status is LockStatus.ERROR or _info(lock).handed_over:
+    if _info(lock).status is LockStatus.ERROR or _info(lock).handed_over or _info(lock).detached:
         return _lease_left(lock)
     facts = {"duration": duration(lock.lease_left, gettext), "time": _time(_info(lock).expires)}
     return gettext("%(duration)s, until %(time)s unless it is renewed") % facts

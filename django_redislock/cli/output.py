@@ -89,7 +89,7 @@ def _write_all(raw: io.RawIOBase, data: bytes) -> None:
 
 LISTED = (
     "name alias owner since held_for lease_left expires fence waiters pool_waiters note held suspension handed_over "
-    "limit permits"
+    "detached limit permits"
 )
 
 
@@ -160,7 +160,7 @@ def _holders(permits: Sequence[LockInfo]) -> str:
 
 
 def _left(lock: LockInfo) -> str:
-    return duration(lock.lease_left) + " (being handed over)" * lock.handed_over
+    return duration(lock.lease_left) + " (being handed over)" * lock.handed_over + " (detached)" * lock.detached
 
 
 def _planned(suspension: SuspensionInfo) -> str:

@@ -92,6 +92,8 @@ class LockInfo:
 
     ``handed_over``: a release has just handed the lock over to this holder, whose process has not confirmed that yet.
     It does so once it has held the lock for 0.1 s; until then, the lease is at most a third of the TTL (or 3 s).
+    ``detached``: nobody uses it, but it stays held for ``lease_left``: by ``detach()`` or ``at_least``, or for a job
+    that is queued or is to be tried again. ``owner`` has acquired it last.
 
     Of a semaphore, ``permits_held`` of ``limit`` permits are held, by the latest request's limit, and ``permits`` has
     the first 100 of them that end, the oldest one first. ``owner``, ``since`` and ``note`` are those of the oldest of
@@ -115,6 +117,7 @@ class LockInfo:
     suspension: SuspensionInfo | None = None
     held: bool = True
     handed_over: bool = False
+    detached: bool = False
     limit: int | None = None
     permits_held: int = 0
     permits: tuple[LockInfo, ...] = ()
@@ -174,6 +177,7 @@ def make_info(
         suspension=SuspensionInfo(holder.owner, lease_left, holder.note) if holder.suspension else planned,
         held=not holder.suspension,
         handed_over=holder.handed_over,
+        detached=holder.detached,
     )
 
 

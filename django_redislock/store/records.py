@@ -99,6 +99,7 @@ class Holder(NamedTuple):
     note: str
     suspension: bool = False  # nobody holds the lock: the owner has suspended it
     handed_over: bool = False  # and not confirmed yet
+    detached: bool = False  # nobody uses it now; whoever has the token may go on
 
     @property
     def described(self) -> str:
@@ -117,7 +118,7 @@ def parse_holder(value: bytes | None) -> Holder | None:
         return None
     id, _, flag, fence, since, token = (part.decode(errors="replace") for part in found.groups()[:6])
     secrets, numbers = (Secret(id), Secret(id if token == "-" else token)), (int(fence), int(since))
-    return Holder(*secrets, *numbers, *split_owner(found[7]), flag == "s", flag in ("h", "p"))
+    return Holder(*secrets, *numbers, *split_owner(found[7]), flag == "s", flag in ("h", "p"), flag == "d")
 
 
 def parse_waiter(entry: bytes | None) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -135,6 +136,27 @@ def test_all_who_show_a_lock_say_that_it_is_being_handed_over(
     for part in ("", f"{name}/change/"):
         path = f"/admin/django_redislock/heldlock/{part}".replace(":", "_3A")
         assert " s (being handed over)" in admin_client.get(path).content.decode()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
+def test_all_who_show_a_lock_say_that_it_was_detached(
+    name: str, capsys: pytest.CaptureFixture[str], admin_client: Client
+) -> None:
+    LockPool("accounts").assign(["alice"])
+    lock = Lock(name)
+    lock.acquire()
+    assert not known(name).detached
+    lock.detach(ttl=600)
+    info = known(name)
+    assert (info.detached, info.handed_over) == (True, False)
+    assert 500 < info.lease_left <= 600
+    assert re.search(r"\d s \(detached\) ", printed(capsys, "list"))
+    assert " s (detached)" in printed(capsys, "show", info.name)
+    assert json.loads(printed(capsys, "show", info.name, "--format=json"))["detached"] is True
+    for part in ("", f"{info.name}/change/"):
+        path = f"/admin/django_redislock/heldlock/{part}".replace(":", "_3A")
+        assert " s (detached)" in admin_client.get(path).content.decode()
 
 
 @pytest.mark.parametrize("value", FOREIGN, ids=lambda value: repr(value[:40]))
