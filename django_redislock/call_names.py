@@ -75,9 +75,9 @@ class CallTexts:
             try:
                 values = _arguments(signature, args, kwargs)
             except TypeError as error:
-                if not more:
+                if not more and not hasattr(function, "__wrapped__"):
                     raise TypeError(f"{_called(function)}() {error}") from None
-                values = dict(kwargs)  # of a view, whose arguments a decorator in between may change
+                values = dict(kwargs)  # a decorator in between may change the arguments, as those of views do
             values.update(more)
         self._refuse_missing(values.keys(), trouble)
         names = [made.fill(values) if isinstance(made, Template) else made(*args, **kwargs) for made in self._names]
@@ -169,15 +169,22 @@ def check_function(function: Callable[..., Any], decorator: str) -> inspect.Sign
         raise TypeError(f"{decorator} cannot decorate {function!r}: {error}. Decorate a function around it.") from None
 
 
-def signature_of(function: Callable[..., Any], **options: Any) -> inspect.Signature:
-    """Return ``inspect.signature()``, whatever the annotations name.
+def signature_of(
+    function: Callable[..., Any], *, follow_wrapped: bool = True, eval_str: bool = False
+) -> inspect.Signature:
+    """Return the signature by which ``function`` is called, whatever the annotations name.
 
-    ``method_decorator`` hands over a bound method that claims the signature of its function, ``self`` included; this
-    returns the bound method's.
+    What takes anything is taken to pass it on to the function inside it. ``method_decorator`` hands over a bound method
+    that claims the signature of its function, ``self`` included; this returns the bound method's.
     """
+    own = inspect.signature(function, follow_wrapped=False, eval_str=eval_str, **_LENIENT)
+    kinds = {each.kind for each in own.parameters.values()}
+    if not follow_wrapped or kinds.isdisjoint((inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)):
+        return own
     inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial) or hasattr(each, "__signature__"))
-    bound = isinstance(inner, partial) and hasattr(inner, "__wrapped__")
-    return inspect.signature(inner.func if bound else function, **_LENIENT, **options)
+    if isinstance(inner, partial) and hasattr(inner, "__wrapped__"):
+        function = partial(inner.func, *inner.args, **inner.keywords)
+    return inspect.signature(function, eval_str=eval_str, **_LENIENT)
 
 
 def wraps(function: Callable[..., Any]) -> Callable[[W], W]:

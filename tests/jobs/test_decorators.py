@@ -294,6 +294,28 @@ def test_where_a_decorator_below_supplies_arguments_a_caller_need_not_give_them(
     def view(request: HttpRequest, order: HttpRequest) -> None: ...
 
 
+def test_the_name_is_made_of_what_a_caller_gives_though_a_decorator_below_supplies_arguments(
+    client: redis.Redis,
+) -> None:
+    def export(session: str, tenant: str, year: int = 0) -> list[str]:
+        return lock_names(client)
+
+    @functools.wraps(export)
+    def spelled_out(tenant: str, year: int = 0) -> list[str]:
+        return export("session", tenant, year)
+
+    @functools.wraps(export)
+    def passed_on(*args: Any, **kwargs: Any) -> list[str]:
+        return export("session", *args, **kwargs)
+
+    lock = locked("export:{tenant}")
+    for function in (spelled_out, functools.update_wrapper(functools.partial(export, "session"), export)):
+        assert lock(function)("acme", 2024) == lock(function)(tenant="acme") == ["export:acme"]
+    assert lock(passed_on)(tenant="acme") == ["export:acme"]
+    with pytest.raises(ValueError, match="called without 'tenant'"):
+        lock(passed_on)("acme")
+
+
 async def test_a_method_below_method_decorator_runs_under_the_lock(client: redis.Redis) -> None:
     class Build:
         @method_decorator([locked("report:{kind}"), locked("report:{year}")])
