@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from itertools import chain, islice
-from types import MethodType
+from types import CoroutineType, MethodType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from asgiref.sync import AsyncToSync, SyncToAsync
@@ -354,6 +354,6 @@ class _Twin:
         return coroutine
 
 
-def twin(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Let a method that returns a coroutine be one of coroutines."""
+def twin(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, CoroutineType[Any, Any, R]]:
+    """Let a method that returns a coroutine be one of coroutines, as type checkers see those of ``async def``."""
     return _Twin(function)

@@ -23,7 +23,7 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from redis.cluster import NodesManager
-from redis.connection import Connection, UnixDomainSocketConnection, parse_url
+from redis.connection import AbstractConnection, Connection, UnixDomainSocketConnection, parse_url
 from redis.exceptions import RedisClusterException, RedisError
 from redis.sentinel import SentinelManagedConnection
 
@@ -200,6 +200,11 @@ def _find_config(alias: str) -> RedisConfig:
     if not isinstance(pool.connection_class, type):
         raise ImproperlyConfigured(
             f"The connection_class of the cache alias {alias!r} must be a class, not {shown(pool.connection_class)}."
+        )
+    if not issubclass(pool.connection_class, AbstractConnection):  # that of valkey-py has errors of its own
+        raise ImproperlyConfigured(
+            f"The cache alias {alias!r} connects by {pool.connection_class.__module__}, and locks by redis-py alone: "
+            f"use django-redis or Django's RedisCache, which talk to Valkey as well."
         )
     keywords = _keywords_of(pool)
     if manager is not None:  # replace redis-py's own function, which may send READONLY

@@ -225,6 +225,21 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
         assert issubclass(connection_class(asynchronous=crowd.awaits), AsyncOwn if crowd.awaits else Own)
 
 
+class Foreign:
+    """As that of valkey-py, which django-valkey uses."""
+
+    def __init__(self, **options: Any) -> None: ...
+
+
+@BOTH
+def test_a_connection_of_another_library_is_refused_before_anything_is_sent(backend: str, server: RedisServer) -> None:
+    with (
+        caches(alias(backend, server.url, connection_class=Foreign)),
+        pytest.raises(ImproperlyConfigured, match=rf"'default' connects by {__name__}, and locks by redis-py alone"),
+    ):
+        Lock(NAME).acquire()
+
+
 @BOTH
 def test_a_server_without_a_password_does_not_mind_one(backend: str, crowd: Crowd, server: RedisServer) -> None:
     """Nor does it for the cache: a developer's server, and the URL of production."""
