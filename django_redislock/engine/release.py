@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
 from abc import abstractmethod
@@ -136,6 +137,12 @@ class Releasable(Ending, Held):
             watchdog.wake_up()
         self._finalizer = Finalizer(block, watchdog.interruptions.note)
         self._finalizer.acquisition = self
+
+    @property
+    def stranded(self) -> bool:
+        """Whether it is that of a block of coroutines whose event loop has stopped."""
+        loop: Any = None if self._ground is None else self._ground()
+        return self._finalizer is not None and isinstance(loop, asyncio.AbstractEventLoop) and not loop.is_running()
 
     # -- giving it back, in one command ------------------------------------------------------------------------------
 

@@ -155,8 +155,13 @@ class Watchdog:
             self._start()
 
     def send_pending(self) -> None:
-        """Before the process ends, and its threads with it: what was not yet sent. Takes LAST_WORDS in all."""
+        """Before the process ends, and its threads with it: what was not yet sent. Takes LAST_WORDS in all.
+
+        And what no coroutine will give back any more: some servers stop their event loop in the middle of requests.
+        """
         self._abandon_interrupted()
+        for stranded in [one for lease in self.leases() for one in lease.shares if one.stranded]:
+            stranded.abandon()
         known = list(self._pending)
         self._dispatch.send_last([pending.outgoing() for pending in known])
         self._pending.difference_update(known)  # there are several ways in which a process ends: not once more

@@ -21,6 +21,7 @@ from tests import inside
 from tests.helpers.actors import GENEROUS, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import proxy
+from tests.helpers.servers import lock_names
 from tests.helpers.state import FENCE, NAME, holder, queued
 
 
@@ -187,6 +188,48 @@ def test_a_lock_is_held_where_the_interpreter_ends(
         worker.expect("released")
     assert worker.process.wait(GENEROUS) == 0
     assert bool(holder(client)) == (where == "generator")
+
+
+# A server that stops its event loop in the middle of requests, as daphne does
+STOPPED = """
+import asyncio
+from django.test import RequestFactory
+
+@locked("function", ttl=600)
+async def function():
+    await asyncio.sleep(600)
+
+@locked_view("view", ttl=600)
+async def view(request):
+    await asyncio.sleep(600)
+
+async def block(lock):
+    async with lock:
+        await asyncio.sleep(600)
+
+async def request(lock):
+    await lock.aacquire()
+
+async def all_held():
+    while len(await alist_locks()) < 6:
+        await asyncio.sleep(0.01)
+
+kept = Lock("kept", ttl=600)
+loop = asyncio.new_event_loop()
+blocks = block(Lock(name, ttl=600)), block(LockSet("a", "b", ttl=600))
+tasks = [loop.create_task(body) for body in (function(), view(RequestFactory().get("/")), *blocks, request(kept))]
+loop.run_until_complete(all_held())
+say("held")
+"""
+
+
+def test_where_an_event_loop_is_stopped_in_the_middle_the_end_of_the_process_gives_back_the_locks_of_blocks(
+    start: Callable[..., Worker], client: redis.Redis
+) -> None:
+    worker = start(STOPPED, fresh=True, name=NAME)
+    worker.expect("held")
+    assert worker.process.wait(GENEROUS) == 0
+    assert lock_names(client) == ["kept"]
 
 
 def test_nobody_waits_for_a_thread_that_was_stopped_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
