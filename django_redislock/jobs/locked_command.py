@@ -16,7 +16,7 @@ from ..base.name_templates import Template
 from ..base.names import known_as, lock_name
 from ..base.steps import refuse_event_loop
 from ..base.times import Seconds, seconds
-from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
+from ..exceptions import LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from ..lock import Lock
 from ..options import SemaphoreOptions, choose_waiting
 from ..semaphore import Semaphore
@@ -167,25 +167,29 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
 
     ``own``: what else to say where this very thread or task holds it.
     """
+    begun = released = False
     try:
-        lock.__enter__()
-    except LockUnavailable as error:
-        raise CommandError(str(error), returncode=UNAVAILABLE) from error
-    except LockNotAcquired as error:
-        raise LockBusy(_held_by(lock) + (own if error.outcome == "own" else ""), returncode=busy_status) from None
-    try:
-        with ExitStack() as stack:
-            stack.push(lock)
+        with lock:  # not entered by hand: an interruption right after that would leave it held
+            begun = True
             yield
             acquisition = lock._own()
             if acquisition is None:
-                stack.pop_all()  # released by the command itself
+                released = True  # by the command itself
             else:
                 acquisition.keep(at_least)
+    except (LockUnavailable, LockNotAcquired) as error:
+        if begun:  # it is the block's own error
+            raise
+        if isinstance(error, LockUnavailable):
+            raise CommandError(str(error), returncode=UNAVAILABLE) from error
+        raise LockBusy(_held_by(lock) + (own if error.outcome == "own" else ""), returncode=busy_status) from None
     except LockLost as error:
         if error.name != lock.name:
             raise
         raise CommandError(str(error), returncode=LOST) from error
+    except LockNotOwned:
+        if not released:
+            raise
 
 
 def _held_by(lock: Lock) -> str:

@@ -14,10 +14,11 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand, OutputWrapper
 
-from django_redislock import Lock, LockedCommand, LockLost, force_release, get_lock
+from django_redislock import Lock, LockedCommand, LockLost, LockNotAcquired, LockNotOwned, force_release, get_lock
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Other, never, until
 from tests.helpers.proxy import Proxy, proxy
+from tests.helpers.state import hold
 from tests.inside import INFO, RELEASE
 
 
@@ -244,6 +245,14 @@ def test_the_loss_of_another_lock_is_the_commands_own_business() -> None:
 
     with pytest.raises(LockLost, match="'other'"):
         report(lose)
+    assert get_lock("report") is None
+
+
+@pytest.mark.parametrize(("act", "error"), [("release", LockNotOwned), ("__enter__", LockNotAcquired)])
+def test_the_errors_of_another_lock_are_the_commands_own_business(act: str, error: type[Exception]) -> None:
+    hold("other")
+    with pytest.raises(error, match="other"):
+        report(lambda command, **options: getattr(Lock("other", blocking=False), act)())
     assert get_lock("report") is None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import caches
+from django.core.management import BaseCommand, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from redis.backoff import NoBackoff
@@ -23,6 +24,7 @@ from redis.retry import Retry
 import django_redislock
 from django_redislock import (
     Lock,
+    LockedCommand,
     LockLost,
     LockNotOwned,
     LockPool,
@@ -300,6 +302,13 @@ def view(request: HttpRequest) -> HttpResponse:
     return fail()
 
 
+class Command(LockedCommand, BaseCommand):
+    lock_name = NAME
+
+    def handle(self, *args: object, **options: object) -> None:
+        fail()
+
+
 SECTIONS: dict[str, Callable[[], object]] = {
     "with": enter,
     "acquire": take,
@@ -312,6 +321,7 @@ SECTIONS: dict[str, Callable[[], object]] = {
     "cache.lock that ends": partial(enter_cache_lock, timeout=LONG),
     "cache.lock of any thread": partial(enter_cache_lock, thread_local=False),
     "cached value": compute,
+    "command": lambda: call_command(Command()),
     "view": lambda: view(RequestFactory().get("/")),
 }
 
