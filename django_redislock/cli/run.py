@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from glob import glob
 from subprocess import DEVNULL, PIPE, Popen
 from types import FrameType
 from typing import Any
@@ -264,7 +265,7 @@ class Program:
                     pass  # process 1 of a container inherits orphans, which stay as zombies until it asks for them
             except ChildProcessError:
                 pass
-        return self._send(0)
+        return self._send(0) and not _are_zombies(-self._target)
 
     def _warn(self) -> None:
         """Say once that the program cannot be ended. Called from signal handlers, so it uses no file object."""
@@ -300,6 +301,21 @@ class Program:
         self._dismiss_guard()
         status = self._process.returncode
         return 128 - status if status < 0 else status
+
+
+def _are_zombies(group: int) -> bool:
+    """Return whether all that is left of a process group has ended, and its parent does not ask for it; on Linux only.
+
+    Process 1 of a container may never do so. We do not take its place (PR_SET_CHILD_SUBREAPER): all that the program
+    leaves behind would be ours to ask for, daemons too, in whatever process calls this command.
+    """
+    states = set()
+    for path in glob("/proc/[0-9]*/stat"):
+        with suppress(OSError), open(path, "rb") as stat:
+            state, _, its_group = stat.read().rpartition(b")")[2].split()[:3]
+            if int(its_group) == group:
+                states.add(state)
+    return bool(states) and states <= {b"Z", b"X"}
 
 
 def _has_terminal() -> bool:

@@ -268,6 +268,25 @@ def test_the_program_is_ended_when_the_lock_is_lost(then: str, ready: str, tmp_p
     assert (tmp_path / "out").read_text() == "ended\n"
 
 
+@pytest.mark.usefixtures("process_1")  # that of the command, which never asks for orphans
+def test_zombies_that_nobody_asks_for_are_not_waited_for_but_the_living_are(
+    in_process: InProcess, tmp_path: Path
+) -> None:
+    living = f"trap 'sleep 0.3; echo cleaned > {tmp_path}/out; exit' TERM; echo > {tmp_path}/ready; {FOREVER}"
+    ready = f"{written(tmp_path / 'ready')}; echo $$ > {tmp_path}/pid"
+    script = f'sh -c "{FOREVER}" & sh -c "{living}" & {ready}; {FOREVER}'
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = in_process("run", NAME, "--", "sh", "-c", script, **quiet)
+    program = until(lambda: number_in(tmp_path / "pid"))
+    process.terminate()
+    assert process.wait(GENEROUS) == TERMINATED
+    assert (tmp_path / "out").read_text() == "cleaned\n"
+    assert os.waitpid(-program, os.WNOHANG)[0]  # there is one
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-program, 0)
+
+
 @pytest.mark.usefixtures("process_1")  # which must not wait for zombies that are its own
 def test_a_program_that_ignores_sigterm_is_killed_with_all_its_children(ready: str, tmp_path: Path) -> None:
     child = f"trap '' TERM; echo \\$\\$ > {tmp_path}/pid; {ready}; {FOREVER}"
