@@ -169,7 +169,7 @@ class Program:
 
     def __enter__(self) -> Program:
         if threading.current_thread() is threading.main_thread():
-            for number in RELAYED:
+            for number in (*RELAYED, signal.SIGTSTP):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._on_signal)
             if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # exit statuses would be thrown away
@@ -201,7 +201,7 @@ class Program:
             threading.Thread(target=self._await_end, args=(self._process,), name="redislocks-program", daemon=True)
         )
         for number in self._early:
-            self._relay(number)
+            self._on_signal(number, None)
 
     def _dismiss_guard(self) -> None:
         if self._guard is not None:
@@ -226,13 +226,26 @@ class Program:
         self._news.set()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._process is not None:
-            self._relay(number)
-        elif self._starting:
+        if self._starting:
             self._early.append(number)  # an exception halfway would leave a program that nobody knows
+        elif number == signal.SIGTSTP:
+            self._stop()
+        elif self._process is not None:
+            self._relay(number)
         elif not self.dismissed:  # a second one must not interrupt what the first has us clean up
             self.dismissed = True
             sys.exit(128 + number)
+
+    def _stop(self) -> None:
+        """Stop the program, then this process; when this one goes on, so does the program. For signal handlers."""
+        own_session = self._process is not None and not self._shared
+        if own_session:
+            self._send(signal.SIGSTOP)  # not SIGTSTP, which the kernel discards in such an orphaned process group
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._on_signal)
+        if own_session:
+            self._send(signal.SIGCONT)
 
     def _relay(self, number: int) -> None:
         """Called from signal handlers, so it takes no lock."""

@@ -4,12 +4,13 @@ import errno
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +140,16 @@ SIGNALS = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
 TERMINATED = 128 + signal.SIGTERM
 
 
+def state_of(pid: int) -> str:
+    """As ps shows it, on Linux: T is stopped, Z is a zombie."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def is_running(pid: int) -> bool:
     """Zombies do not."""
     with suppress(ProcessLookupError, FileNotFoundError):
         os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat")
-        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+        return sys.platform != "linux" or state_of(pid) != "Z"
     return False
 
 
@@ -344,26 +349,58 @@ def test_without_a_guard_programs_run_all_the_same(shell: str, monkeypatch: pyte
     assert sh("sleep 0.2; exit 3") == 3
 
 
+class Typist:
+    """Runs a command at a terminal, types, and reads what is printed there."""
+
+    def __init__(self, *command: str) -> None:
+        self.terminal, self.end = pty.openpty()
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        # the terminal becomes that of a session whose first process opens it
+        opens_it = ["sh", "-c", 'exec "$@" < "$0" > "$0" 2>&1', os.ttyname(self.end)]
+        self.process = subprocess.Popen([*opens_it, *command], cwd=ROOT, env=environment, start_new_session=True)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.terminal, keys)
+
+    def see(self, printed: bytes) -> None:
+        seen = b""
+        while printed not in seen:
+            seen += os.read(self.terminal, 1024)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.terminal)
+        os.close(self.end)
+
+
+RUN = [sys.executable, "-m", "django", "redislocks", "run", NAME, "--", "sh", "-c"]
+
+
 def test_at_a_terminal_the_program_stays_in_the_foreground_and_may_read() -> None:
     script = f"trap 'echo interrupted; exit 9' INT; read line < /dev/tty; echo got $line; {FOREVER}"
-    run = [sys.executable, "-m", "django", "redislocks", "run", NAME, "--", "sh", "-c", script]
-    terminal, end = pty.openpty()
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
-    # the terminal becomes that of a session whose first process opens it
-    at_terminal = ["sh", "-c", 'exec "$@" < "$0" > "$0" 2>&1', os.ttyname(end)]
-    process = subprocess.Popen([*at_terminal, *run], cwd=ROOT, env=environment, start_new_session=True)
-    try:
-        for types, printed in ((b"hello\n", b"got hello"), (b"\x03", b"interrupted")):
-            os.write(terminal, types)
-            seen = b""
-            while printed not in seen:
-                seen += os.read(terminal, 1024)
-        assert process.wait(GENEROUS) == 9
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)
-        os.close(end)
+    with closing(Typist(*RUN, script)) as typist:
+        for keys, printed in ((b"hello\n", b"got hello"), (b"\x03", b"interrupted")):
+            typist.type(keys)
+            typist.see(printed)
+        assert typist.process.wait(GENEROUS) == 9
+    assert get_lock(NAME) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/<pid>/stat")
+@pytest.mark.parametrize("redirected", ["", " < /dev/null"], ids=["", "its input is redirected"])
+def test_a_terminal_stops_the_program_with_the_command_and_both_go_on(redirected: str, tmp_path: Path) -> None:
+    run = shlex.join([*RUN, f"echo $$ > {tmp_path}/pid; echo begun; exec sleep 600"])
+    with closing(Typist("sh", "-mc", f"{run}{redirected}; echo stopped; read line; fg")) as typist:
+        typist.see(b"begun")
+        program = number_in(tmp_path / "pid")
+        typist.type(b"\x1a")
+        typist.see(b"stopped")
+        until(lambda: state_of(program) == "T")
+        typist.type(b"\n")
+        until(lambda: state_of(program) == "S")
+        typist.type(b"\x03")
+        assert typist.process.wait(GENEROUS) == 128 + signal.SIGINT
     assert get_lock(NAME) is None
 
 
