@@ -119,7 +119,7 @@ class LockStore:
     def look_around(self, suspected: Node | None = None) -> None:
         """After trouble with a node, find out in the background whether another one has taken over.
 
-        On a cluster, ``suspected`` is suspect from now on. None: it has only hung up on a new connection. It may be
+        On a cluster, ``suspected`` is suspect from now on. None: only a new connection was Refused. The node may be
         dead, behind a proxy that takes connections for it, or full: then those that there are go on.
         """
         self._node_by_tag[0].doubt()

@@ -12,6 +12,8 @@ is that which Redis names to its clients: https://redis.io/docs/latest/develop/r
 
 from __future__ import annotations
 
+import socket
+import ssl
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +26,9 @@ from ..base.steps import Call, Steps, arun, run
 from ..base.times import monotonic
 from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Refused
 
+# why a connection was not made, though nothing is wrong with those that there are: the node, or a proxy, may have taken
+# it and hung up (on a TLS handshake, too), or nobody could tell where the node is
+_NOT_MADE = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, socket.gaierror)
 CONFIRMED_WITHIN = 1.0  # seconds that sentinels get to confirm a late answer, whatever time its call has left
 
 
@@ -116,9 +121,8 @@ def connect(connection: Any) -> Steps[None]:
         # explicitly, as only connect() makes a Sentinel connection ask for its master
         yield Call(connection.connect)
     except ConnectionError as error:
-        # the node, or a proxy, may have taken the connection and hung up, with a word or without
-        hung_up = isinstance(error.__cause__ or error.__context__, (BrokenPipeError, ConnectionResetError))
-        if hung_up or any(said in str(error) for said in ("max number of clients", "Connection closed by server")):
+        not_made = isinstance(error, MasterNotFoundError) or isinstance(error.__cause__ or error.__context__, _NOT_MADE)
+        if not_made or any(said in str(error) for said in ("max number of clients", "Connection closed by server")):
             raise Refused(str(error)) from error
         raise
     yield from believe(connection, begun)

@@ -56,7 +56,7 @@ class Replaced(ConnectionError):
 
 
 class Refused(ConnectionError):
-    """A node has hung up on a new connection, as it does where it has too many."""
+    """A node has hung up on a new connection, as it does where it has too many; or nobody could tell where it is."""
 
 
 # These say nothing against the node, nor against the connections to it that there are

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import threading
 import weakref
 from collections import deque
@@ -355,6 +356,45 @@ def test_where_a_server_refuses_new_connections_those_that_there_are_go_on_worki
         listen()
         until(lambda: "listener-disconnected" in caplog.text)
         lock.release()
+
+
+@pytest.fixture(params=["TLS", "DNS"])
+def new_ones_fail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
+    """From the call on, no new connection of the default alias reaches its server: a full one hangs up on a TLS
+    handshake, or nobody knows its name."""
+    resolve: Any = socket.getaddrinfo
+
+    def resolves(host: Any, *more: Any, **options: Any) -> Any:
+        if host == "localhost":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return resolve(host, *more, **options)
+
+    if request.param == "DNS":
+        with caches(alias(DJANGO_REDIS, request.getfixturevalue("server").url.replace("127.0.0.1", "localhost"))):
+            yield lambda: monkeypatch.setattr(socket, "getaddrinfo", resolves)
+    else:
+        path = str(request.getfixturevalue("certificate"))
+        files = {"ssl_ca_certs": path, "ssl_certfile": path, "ssl_keyfile": path}
+        with (
+            proxy(request.getfixturevalue("tls_port")) as network,
+            caches(alias(DJANGO_REDIS, network.url.replace("redis:", "rediss:"), **files)),
+        ):
+            yield lambda: setattr(network, "refusing", True)
+
+
+def test_where_new_connections_do_not_reach_the_server_those_that_there_are_go_on_working(
+    new_ones_fail: Callable[[], object], crowd: Crowd, retry_for: Callable[[float], None], caplog: Any
+) -> None:
+    retry_for(0.1)
+    me, lock, another = crowd(), Lock("a", ttl=60), Lock("b")
+    me(lock, "acquire")
+    new_ones_fail()
+    with pytest.raises(LockUnavailable, match="cannot be reached"):
+        another.acquire() if crowd.awaits else asyncio.run(another.aacquire())
+    listen()
+    until(lambda: "listener-disconnected" in caplog.text)
+    assert me.read(unused_here) == 1
+    me(lock, "release")
 
 
 def test_what_does_not_speak_as_redis_does_cannot_be_reached(me: Any, retry_for: Callable[[float], None]) -> None:

@@ -326,6 +326,30 @@ def test_silent_and_refusing_sentinels_cost_a_share_of_the_time_and_no_connectio
     until(lambda: not connections(three.clients[0]))
 
 
+@pytest.mark.parametrize("trouble", ["No sentinel knows the master", "The sentinels find the master 'tickets' down"])
+def test_where_sentinels_name_no_master_the_connections_that_there_are_go_on_working(
+    trouble: str, three: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    given, lock, another = three.alias(), Lock("a", ttl=60), Lock("b")
+    down = SentinelServer(f"monitor {MASTER} {HOST} 1 1")
+    with closing(down), closing(down.start().client()) as client, proxy(three.sentinels[0].port) as network:
+        client.sentinel_set(MASTER, "down-after-milliseconds", 1)
+        until(lambda: "o_down" in str(client.sentinel_masters()))
+        given["OPTIONS"]["SENTINELS"] = [(HOST, network.port)]
+        with caches(given):
+            me = crowd()
+            me(lock, "acquire")
+            if "down" in trouble:
+                network.target = down.port
+            else:
+                network.cut()
+            with pytest.raises(LockUnavailable, match=trouble):
+                another.acquire() if crowd.awaits else asyncio.run(another.aacquire())
+            assert me.read(unused_here) == 1
+            me(lock, "release")
+
+
 @pytest.mark.parametrize("refuses", ["NOREPLICAS", "READONLY", "connections"])
 def test_where_a_sentinel_names_a_replaced_master_the_next_one_is_asked(
     refuses: str, three: Sentinels, own: RedisServer, me: Any, retry_for: Callable[[float], None]
