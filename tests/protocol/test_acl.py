@@ -104,6 +104,16 @@ def test_locks_and_values_need_only_the_rights_of_the_first_line(
         LockPool("accounts").assign(["alice"])
 
 
+def test_an_assign_that_redis_refuses_leaves_the_pool_as_it_was(me: Any, root: redis.Redis) -> None:
+    pool = LockPool("accounts")
+    pool.assign(["alice", "bob"])
+    give(root, *(rule for rule in RULES if rule != "+rename"))
+    with pytest.raises(LockUnavailable, match="refuses to serve the pool 'accounts'"):
+        me(pool, "assign", ["alice", "carol"])
+    assert pool.keys() == ["alice", "bob"]
+    assert [me(pool, "acquire", blocking_timeout=0).key for _ in range(2)] == ["alice", "bob"]
+
+
 def test_without_the_right_to_evalsha_scripts_are_sent_as_text(crowd: Crowd, root: redis.Redis) -> None:
     give(root, *(rule for rule in RULES if rule != "+evalsha"), "+scan")
     all_of_them(crowd)

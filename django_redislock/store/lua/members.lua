@@ -16,12 +16,13 @@ return once(function()
     if redis.call('ZCARD', KEYS.next_members) ~= tonumber(ARGV.member) then
       return redis.error_reply('ERR not all members have arrived')
     end
-    redis.call('UNLINK', KEYS.members, KEYS.fresh)
     if redis.call('EXISTS', KEYS.next_members) == 1 then
       redis.call('RENAME', KEYS.next_members, KEYS.members)
       redis.call('RENAME', KEYS.next_fresh, KEYS.fresh)
       redis.call('PERSIST', KEYS.members)
       redis.call('PERSIST', KEYS.fresh)
+    else
+      redis.call('UNLINK', KEYS.members) -- not before: a RENAME that Redis refuses must leave the pool as it was
     end
   end
   for i = 6, how == 'switch' and 0 or #ARGV do
