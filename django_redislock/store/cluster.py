@@ -287,7 +287,10 @@ class ClusterPartition(Partition):
         node = store.node_of(self.tag, by)
         answers, sent = store.threads.exchange(node, commands, by)
         if store.may_be_replaced(node, sent):
-            _believe(node, store.node_of(self.tag, _confirmed_by(by), node.answered_at))
+            owner = node
+            with suppress(ConnectionError):  # no node can be asked
+                owner = store.node_of(self.tag, _confirmed_by(by), node.answered_at)
+            _believe(node, owner)
         self.heard_from(node)
         return answers, node
 
@@ -298,7 +301,10 @@ class ClusterPartition(Partition):
         node = await store.anode_of(self.tag, by)
         answers, sent = await store.aexchange(node, commands, by, urgency=urgency)
         if store.may_be_replaced(node, sent):
-            _believe(node, await store.anode_of(self.tag, _confirmed_by(by), node.answered_at))
+            owner = node
+            with suppress(ConnectionError):  # no node can be asked
+                owner = await store.anode_of(self.tag, _confirmed_by(by), node.answered_at)
+            _believe(node, owner)
         self.heard_from(node)
         return answers, node
 

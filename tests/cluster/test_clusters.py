@@ -37,7 +37,7 @@ from django_redislock import (
 )
 from tests.admin.pages import login, select, told
 from tests.checks.conftest import ids
-from tests.helpers.actors import until
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
@@ -245,6 +245,34 @@ def test_where_the_nodes_refuse_new_connections_those_that_there_are_go_on_worki
     lock.release()
     for master in masters:
         master.config_set("maxclients", 10_000)
+
+
+def test_where_no_node_can_be_asked_about_one_that_answers_late_its_answer_counts_and_it_stays_in_doubt(
+    cluster: Cluster, crowd: Crowd, retry_for: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: all are full."""
+
+    def asked() -> int:
+        return sum(count(node, "cluster|slots") for node in nodes)
+
+    retry_for(0.1)
+    me, lock, nodes = crowd(), Lock("a", ttl=60), [node.client() for node in cluster.nodes]
+    me(lock, "acquire")
+    before = asked()
+    for node in nodes:
+        node.config_set("maxclients", 1)
+    try:
+        with monkeypatch.context() as patch:
+            limit(patch, no_failover_within=-1.0)
+            assert me(lock, "extend", 60)
+            me(lock, "release")
+        assert asked() == before
+    finally:
+        for node in nodes:
+            node.config_set("maxclients", 10_000)
+    limit(monkeypatch, no_failover_within=GENEROUS)
+    assert not me(lock, "locked")
+    assert asked() > before
 
 
 def test_a_neighbour_that_was_refused_is_subscribed_when_somebody_waits_there_and_one_that_is_refused_then_anew(
