@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import WARNING
@@ -222,7 +223,10 @@ def _find_config(alias: str) -> RedisConfig:
         ways = [RedisConfig(alias, "", False, each.connection_class, _keywords_of(each), each) for each in watching]
         config = replace(config, sentinels=Sentinels(pool.service_name, pool.sentinel_manager, ways))
     if manager is not None:
-        return replace(config, startup=tuple((node.host, int(node.port)) for node in manager.startup_nodes.values()))
+        found = [(node.host, int(node.port)) for node in manager.startup_nodes.values()]
+        with suppress(*_UNUSABLE):  # LOCATION may be whatever the client understands
+            found += _startup_nodes(cache, pool)  # from which redis-py has found the others, and which it has forgotten
+        return replace(config, startup=tuple(dict.fromkeys(found)))
     # find keywords that no connection accepts now, rather than at the first lock; nothing here connects
     _ = [each.connection() for each in (config, *ways)], config.timeout, config.database
     if not memory and conf().is_cluster(alias):

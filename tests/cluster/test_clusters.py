@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from time import monotonic
 from typing import Any
 from zlib import crc32
@@ -41,6 +41,7 @@ from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
+from tests.helpers.proxy import proxy
 from tests.helpers.state import count, outlives, waiters
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
 from tests.inside import ACQUIRE, RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription, suspect
@@ -445,6 +446,28 @@ def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable
     assert view(RequestFactory().get("/")).status_code == 503
     page = login(User.objects.create_superuser("jo")).get(LIST)
     assert "Could not read the locks from Redis" in page.text
+
+
+@pytest.mark.parametrize("named", ["a URL", "no URL"])
+def test_where_all_nodes_that_a_cluster_client_has_found_get_new_addresses_its_location_leads_to_them(
+    named: str, cluster: Cluster, settings: Any, retry_for: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        links = {node.port: stack.enter_context(proxy(node.port)) for node in cluster.nodes}
+        door = stack.enter_context(proxy(cluster.masters()[0].port))  # a service name, say
+        ports = {port: link.port for port, link in links.items()}
+        remap = lambda address: (address[0], ports.get(address[1], address[1]))  # noqa: E731
+        make = lambda self, write=True: RedisCluster.from_url(door.url, address_remap=remap)  # noqa: E731
+        monkeypatch.setattr("django_redis.client.DefaultClient.get_client", make)
+        settings.REDISLOCK = {"CACHE": "locks"}
+        settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, door.url if named == "a URL" else "shop")}
+        use_all()
+        if named == "a URL":
+            retry_for(GENEROUS)
+            ports.clear()
+            for link in links.values():
+                link.cut()
+            use_all()
 
 
 def test_the_function_of_a_cluster_client_comes_after_the_login(
