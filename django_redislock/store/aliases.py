@@ -73,7 +73,7 @@ def forget_servers() -> None:
 
 
 DEFAULT_TIMEOUT = 5.0  # seconds, for connecting and for each answer, where the alias has no socket_timeout
-# seconds, and how often: so that the system notices a dead peer, and no load balancer forgets an idle connection
+# seconds, and how often: so that the system notices a dead peer, and nothing on the way forgets an idle connection
 _PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 KEEPALIVE = {
     "socket_keepalive": True,

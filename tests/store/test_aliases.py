@@ -79,7 +79,7 @@ def test_threads_connect_by_the_function_of_the_alias(backend: str, exercise: Ex
 def test_the_system_looks_after_idle_connections_unless_the_alias_has_it_otherwise(
     given: dict[str, Any], idle: int, me: Any, server: RedisServer
 ) -> None:
-    """So that no load balancer forgets them without a word."""
+    """So that nothing on the way forgets them without a word."""
     with caches(alias(DJANGO_REDIS, server.url, **given)):
         me(Wire(), "exchange", ("PING",))
         assert me.read(seconds_to_keepalive) == idle
