@@ -17,12 +17,14 @@ return once(function()
       return redis.error_reply('ERR not all members have arrived')
     end
     if redis.call('EXISTS', KEYS.next_members) == 1 then
+      redis.call('RENAME', KEYS.next_members, KEYS.next_members) -- if Redis refuses that, nothing is lost yet
+      redis.call('UNLINK', KEYS.members, KEYS.fresh) -- RENAME would take long to free many
       redis.call('RENAME', KEYS.next_members, KEYS.members)
       redis.call('RENAME', KEYS.next_fresh, KEYS.fresh)
       redis.call('PERSIST', KEYS.members)
       redis.call('PERSIST', KEYS.fresh)
     else
-      redis.call('UNLINK', KEYS.members) -- not before: a RENAME that Redis refuses must leave the pool as it was
+      redis.call('UNLINK', KEYS.members)
     end
   end
   for i = 6, how == 'switch' and 0 or #ARGV do
