@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from asyncio import CancelledError
 from logging import ERROR
 from typing import Any
 
@@ -24,13 +26,21 @@ lock_force_released: Signal = Signal()  # name, by
 def send(signal: Signal, **facts: Any) -> None:
     """Call the receivers; nearly free when there are none."""
     if signal.receivers:
-        _log_failures(signal.send_robust(_sender(), **facts), facts)
+        try:
+            _log_failures(signal.send_robust(_sender(), **facts), facts)
+        except (Exception, CancelledError) as error:  # of an async receiver, or because a loop runs in this thread
+            _log_failures([(signal, error)], facts)
 
 
 async def asend(signal: Signal, **facts: Any) -> None:
     """See send()."""
     if signal.receivers:
-        _log_failures(await signal.asend_robust(_sender(), **facts), facts)
+        try:
+            _log_failures(await signal.asend_robust(_sender(), **facts), facts)
+        except CancelledError as error:
+            if is_being_cancelled():
+                raise
+            _log_failures([(signal, error)], facts)
 
 
 def sending(signal: Signal, **facts: Any) -> Call:
@@ -43,7 +53,12 @@ def _sender() -> Any:
     return import_string(f"{__package__}.Lock")
 
 
+def is_being_cancelled() -> bool:
+    """Return whether somebody has cancelled the running task. Before Python 3.11, nothing tells: say so."""
+    return bool(getattr(asyncio.current_task(), "cancelling", lambda: True)())
+
+
 def _log_failures(answers: list[tuple[Any, Any]], facts: dict[str, Any]) -> None:
     for receiver, answer in answers:
-        if isinstance(answer, Exception):
+        if isinstance(answer, (Exception, CancelledError)):
             log_event(ERROR, "receiver-failed", receiver=receiver, name=facts["name"], exc_info=answer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Any
 
@@ -27,6 +28,7 @@ from ..store.calls import OLD_LOST, Renewed
 from .lease import ADOPTED, OLD_KEY, OVER, TAKEN, VANISHED, Lease
 
 THREADS = 8  # at most; several, so that a receiver that hangs does not hold up the others
+LAST_CALLS = 5.0  # seconds that the end of the process waits for what is being called
 
 Job = Callable[[], object]
 
@@ -59,6 +61,13 @@ class Notifier:
             if try_start(thread):
                 return
         self._run()
+
+    def finish(self) -> None:
+        """Before the process ends, and its threads with it: give the site's code LAST_CALLS seconds."""
+        self.wake()
+        until = monotonic() + LAST_CALLS
+        for thread in list(self._threads):
+            thread.join(max(0.0, until - monotonic()))
 
     def log(self, level: int, event: str, **facts: Any) -> None:
         """Log ``event`` soon; see log_event()."""
@@ -117,15 +126,23 @@ def reason_of(answer: Renewed) -> str:
     return TAKEN if answer.held_by_other else VANISHED
 
 
-def tell_lost(lease: Lease) -> None:
-    """Tell the site's code that a lease was lost; it is marked as lost already."""
+def tell_lost(notifier: Notifier, lease: Lease) -> None:
+    """Tell the site's code that a lease was lost; it is marked as lost already.
+
+    ``on_lost`` may have to stop the work, so it waits for no receiver and no handler of the log: these are for
+    ``notifier``.
+    """
     if lease.canceller is not None:
         lease.canceller.strike()  # again, in case whoever discovered the loss was interrupted before doing so
+    notifier.call(partial(_report_lost, lease))
+    if lease.terms.on_lost is not None:
+        try:
+            lease.terms.on_lost(lease.lost_error())
+        except BaseException:
+            log_event(ERROR, "on-lost-failed", name=lease.name, exc_info=True)
+
+
+def _report_lost(lease: Lease) -> None:
     facts, expired = {**lease.facts, "reason": lease.lost_reason}, lease.lost_reason == OVER
     log_event(INFO if expired else WARNING, "expired" if expired else "lost", **facts)
-    try:
-        send(lock_lost, **facts, expired=expired)
-        if lease.terms.on_lost is not None:
-            lease.terms.on_lost(lease.lost_error())
-    except BaseException:
-        log_event(ERROR, "on-lost-failed", name=lease.name, exc_info=True)
+    send(lock_lost, **facts, expired=expired)

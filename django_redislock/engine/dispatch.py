@@ -215,7 +215,7 @@ class Dispatch:
     def _recovered(self, outages: _Outages, node: Node) -> bool:
         """Return whether an outage is over."""
         over = outages.pop(node, None)
-        if over is not None and over.end_is_due() and not over.is_stale(node.config.timeout):
+        if over is not None and over.end_is_due():
             self._notifier.log(WARNING, "renewal-recovered", alias=node.config.alias, outage=over.lasted)
         return over is not None
 

@@ -70,3 +70,5 @@ def _send_pending(**facts: Any) -> None:
     known = _runtime.peek()
     if known is not None:
         known.watchdog.send_pending()
+        known.watchdog.alarms.finish()
+        known.notifier.finish()

@@ -46,6 +46,7 @@ class Watchdog:
 
     def __init__(self, notifier: Notifier, listen: Callable[[Partition], None]) -> None:
         self._notifier = notifier
+        self.alarms: Notifier = Notifier()  # what is lost, and may have to be stopped: behind nothing else
         self._listen = listen
         self._lock = threading.RLock()  # a finalizer may run on this thread and close a generator that holds a lock
         self._alarm = threading.Condition(self._lock)
@@ -221,6 +222,7 @@ class Watchdog:
                 try:
                     self._work(tasks)
                     self._trim()
+                    self.alarms.wake()
                     self._notifier.wake()
                 except Exception as error:
                     self._put_off(tasks, error)
@@ -382,7 +384,7 @@ class Watchdog:
         """The lease is lost, if it is still watched (or ``released``: its release has found that out): say so, once."""
         if not lease.renewing and monotonic() >= lease.ends:
             reason = lease.end_reason  # whatever has found out first
-        jobs, job = self._notifier.jobs, partial(tell_lost, lease)
+        jobs, job = self.alarms.jobs, partial(tell_lost, self._notifier, lease)
         with self._mutex:
             if lease.lost_reason or not (lease.watched or released):
                 return  # told, or released in the meantime
@@ -392,4 +394,4 @@ class Watchdog:
             jobs.append(job)
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal
-        self._notifier.wake()
+        self.alarms.wake()

@@ -25,9 +25,11 @@ from django_redislock import (
     lock_lost,
     lock_released,
 )
+from django_redislock.testing import lose
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil, until
 from tests.helpers.databases import Account
+from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, fence_of, holder, put, queued
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_TAKEN
 from tests.project.programs import run_code
@@ -74,7 +76,10 @@ def test_acquiring_and_releasing_send_signals(crowd: Crowd, client: redis.Redis,
     assert next_one["fence"] > first
 
 
-@pytest.mark.parametrize("how", ["well", "a function that raises", "a coroutine that raises"])
+HOW = ["well", "a function that raises", "a coroutine that raises"]
+
+
+@pytest.mark.parametrize("how", [*HOW, *["a coroutine that is cancelled"] * COUNTS])
 def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor_meet(
     how: str, crowd: Crowd, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -84,13 +89,13 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
     def receiver(*, sender: type, signal: object, **facts: Any) -> None:
         seen.append((signal, sender, threading.current_thread().name))
         if how != "well":
-            raise ZeroDivisionError
+            raise asyncio.CancelledError if "cancelled" in how else ZeroDivisionError
 
     async def areceiver(**facts: Any) -> None:
         receiver(**facts)
 
     me, lock = crowd(), Lock(NAME)
-    with receiving(areceiver if how == "a coroutine that raises" else receiver, *ALL):
+    with receiving(areceiver if "coroutine" in how else receiver, *ALL):
         me(Block(lock), "run")
         me(lock, "acquire")
         assert force_release(NAME) is not None
@@ -100,7 +105,7 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
         until(lambda: caplog.text.count("event=receiver-failed") == (0 if how == "well" else 5))
     assert {signal for signal, _, _ in seen} == set(ALL)
     assert {sender for _, sender, _ in seen} == {Lock}
-    if how != "a coroutine that raises":
+    if "coroutine" not in how:
         assert [thread for signal, _, thread in seen if signal is lock_lost] == ["redislock-notifier"]
 
 
@@ -170,7 +175,7 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
     with pytest.raises(LockNotOwned) as again:
         me(lock, "release")
     assert type(again.value) is LockNotOwned
-    until(lambda: losses)
+    until(lambda: losses and losses_in(heard))
     assert [loss.reason for loss in losses] == [reason]
     facts = {"name": NAME, "template": NAME, "fence": fence, "reason": reason, "expired": False}
     assert [found for which, found in heard if which == "lost"] == [facts]
@@ -209,6 +214,40 @@ def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_loss
     until(lambda: caplog.text.count("event=on-lost-failed") == 2)
     until(lambda: kept.remaining() < 3.6)
     until(lambda: kept.remaining() > 3.6)
+
+
+def test_on_lost_waits_for_no_receiver_that_hangs() -> None:
+    go_on, losses = threading.Event(), list[LockLost]()
+    locks = [Lock(f"order:{number}", on_lost=losses.append) for number in range(20)]
+    with receiving(lambda **facts: go_on.wait(2 * GENEROUS), lock_lost):
+        try:
+            for lock in locks:
+                lock.acquire()
+                lose(lock)
+            until(lambda: len(losses) == len(locks))
+        finally:
+            go_on.set()
+
+
+LOST_AND_ENDED = """
+from django_redislock.testing import lose
+
+def tell(word):
+    time.sleep(0.3)
+    say(word)
+
+lock_lost.connect(receiver := lambda **facts: tell("received"))
+try:
+    with Lock(name, on_lost=lambda error: tell("called")) as lock:
+        lose(lock)
+except LockLost:
+    say("lost")
+"""
+
+
+def test_the_end_of_a_process_waits_until_a_loss_is_told(start: Callable[..., Worker]) -> None:
+    worker = start(LOST_AND_ENDED, fresh=True, name=NAME)
+    assert {*worker.process.stdout.read().decode().split()} == {"lost", "called", "received"}
 
 
 def test_a_slow_on_lost_runs_in_a_thread_of_its_own_and_delays_no_waiter(crowd: Crowd) -> None:
