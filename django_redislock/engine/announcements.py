@@ -66,7 +66,7 @@ class Notifier:
         """Before the process ends, and its threads with it: give the site's code LAST_CALLS seconds."""
         self.wake()
         until = monotonic() + LAST_CALLS
-        for thread in list(self._threads):
+        for thread in [each for each in self._threads.copy() if each.is_alive()]:
             thread.join(max(0.0, until - monotonic()))
 
     def log(self, level: int, event: str, **facts: Any) -> None:

@@ -95,6 +95,7 @@ class Lease:
         "name",
         "partition",
         "pid",
+        "releases",
         "renewing",
         "request",
         "seen",
@@ -148,6 +149,7 @@ class Lease:
         self.shares: list[Any] = []  # the acquisitions that use it: several, if it is reentrant
         self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
         self.asked_fence: int = fence  # in the latest renewal
+        self.releases: int = 0  # how many have been sent
         self.closed: bool = False  # released or detached: nobody here may use it any more
         self.watched: bool = False
         self.due: float = 0.0  # when the watchdog looks next

@@ -184,7 +184,10 @@ class Releasable(Ending, Held):
         if request.old is not None or self.at_least or not lease.is_last(self):
             return None
         self._runtime.watchdog.unwatch(lease)
-        return None if lease.lost_reason else calls.release_command(request, unknown=lease.unknown, how=how)
+        if lease.lost_reason:
+            return None
+        lease.releases += 1
+        return calls.release_command(request, unknown=lease.unknown, how=how)
 
     def let_go(self, tried: Tried) -> bool:
         """End the lease if the first try has released the lock, and return True; else keep the try for release()."""
@@ -235,13 +238,16 @@ class Releasable(Ending, Held):
         """
         lease, watchdog = self.its_lease, self._runtime.watchdog
         tried, self._tried = self._tried, None
+        if tried is None:
+            lease.releases += 1
         try:
             watchdog.unwatch(lease)
             how = calls.BEARER if bearer or lease.detaching else calls.HOLDER
             answer = yield from calls.release(lease.request, unknown=lease.unknown, how=how, tried=tried)
-            # a repeated release that finds nothing within the lease did its work the first time; a closed lease was
-            # released in the background meanwhile, because its block was interrupted
-            repeated = answer.repeated or lease.tried_release
+            # a repeated release that finds nothing within the lease did its work the first time, or another call that
+            # is under way has done it; a closed lease was released in the background meanwhile, because its block was
+            # interrupted
+            repeated = answer.repeated or lease.releases > 1
             done = answer.state == calls.RELEASED or lease.closed or (repeated and not lease.lost)
             watchdog.end(lease)
             self.leave()

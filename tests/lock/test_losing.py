@@ -18,6 +18,7 @@ from django_redislock import (
     LockLost,
     LockNotOwned,
     LockPool,
+    Semaphore,
     aforce_release,
     force_release,
     lock_acquired,
@@ -214,6 +215,17 @@ def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_loss
     until(lambda: caplog.text.count("event=on-lost-failed") == 2)
     until(lambda: kept.remaining() < 3.6)
     until(lambda: kept.remaining() > 3.6)
+
+
+@pytest.mark.parametrize("make", [lambda: Lock(NAME), lambda: Semaphore(NAME, limit=1)], ids=["lock", "semaphore"])
+async def test_two_releases_at_once_are_no_loss(make: Callable[[], Lock], heard: Heard) -> None:
+    for _ in range(30):
+        lock = make()
+        await lock.aacquire()
+        ends = await asyncio.gather(lock.arelease(), lock.arelease(), return_exceptions=True)
+        assert [end for end in ends if end is not None and type(end) is not LockNotOwned] == []
+        assert not await lock.alocked()
+    assert losses_in(heard) == []
 
 
 def test_on_lost_waits_for_no_receiver_that_hangs() -> None:
