@@ -195,7 +195,8 @@ def _find_config(alias: str) -> RedisConfig:
     manager: NodesManager | None = getattr(client, "nodes_manager", None)  # a RedisCluster client has one
     pool: Any = None if client is None else _pool_of(client)
     # connections of fakeredis, too: coroutines, for one, could not use them for locks
-    memory = pool is None or str(getattr(pool.connection_class, "__module__", "")).startswith("fakeredis.")
+    kinds = [] if pool is None else getattr(pool.connection_class, "__mro__", [pool.connection_class])
+    memory = pool is None or any(str(getattr(kind, "__module__", "")).startswith("fakeredis.") for kind in kinds)
     if memory:
         pool = memory_client(alias).connection_pool
     if not isinstance(pool.connection_class, type):

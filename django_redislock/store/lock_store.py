@@ -134,7 +134,8 @@ class LockStore:
         self, node: Node, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], float]:
         """See ThreadConnections.exchange(). ``urgency``: which waiting coroutines come first; see LEAVING."""
-        if self.memory:  # in this process: there is nothing to wait for
+        if self.memory:
+            await asyncio.sleep(0)  # nothing is waited for, but other coroutines must have their turns
             return self.threads.exchange(node, commands)
         connections = self.connections_in(asyncio.get_running_loop()) or await self._begin_in_loop()
         return await connections.exchange(node, commands, by, urgency=urgency)

@@ -169,8 +169,12 @@ def test_the_lock_of_a_redis_py_client_excludes_none_of_ours(use: Use) -> None:
     assert lock_of("default", "x", timeout=5).acquire(blocking=False)
 
 
-def on_fakeredis(backend: str) -> Alias:
-    options: Alias = {"connection_class": fakeredis.FakeRedisConnection}
+class Own(fakeredis.FakeRedisConnection):
+    """A site's own, on a server that all its tests share, say."""
+
+
+def on_fakeredis(backend: str, kind: type = fakeredis.FakeRedisConnection) -> Alias:
+    options: Alias = {"connection_class": kind}
     if backend != "django.core.cache.backends.redis.RedisCache":
         options = {"CONNECTION_POOL_KWARGS": options}
     return {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:1/0", "OPTIONS": options}
@@ -193,8 +197,9 @@ async def test_it_is_a_cache_with_our_locks(default: Alias, settings: Any) -> No
 
 @pytest.mark.usefixtures("own_pools")
 @pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"])
-def test_locks_work_on_any_cache_with_fakeredis(backend: str, crowd: Crowd, settings: Any) -> None:
-    settings.CACHES = {"default": on_fakeredis(backend)}
+@pytest.mark.parametrize("kind", [fakeredis.FakeRedisConnection, Own])
+def test_locks_work_on_any_cache_with_fakeredis(backend: str, kind: type, crowd: Crowd, settings: Any) -> None:
+    settings.CACHES = {"default": on_fakeredis(backend, kind)}
     me, lock = crowd(), Lock("x")
     assert me(lock, "acquire")
     assert not crowd()(Lock("x"), "acquire", blocking_timeout=0.05)
@@ -203,3 +208,21 @@ def test_locks_work_on_any_cache_with_fakeredis(backend: str, crowd: Crowd, sett
     settings.REDISLOCK = {"REQUIRE_REDIS": True}
     with pytest.raises(ImproperlyConfigured, match="'default' is not Redis"):
         me(lock, "acquire")
+
+
+async def test_a_coroutine_that_tries_again_without_a_pause_lets_others_go_on(settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    held, go_on = Lock("x"), asyncio.Event()
+
+    async def hold() -> None:
+        async with held:
+            await go_on.wait()
+
+    async def insist() -> None:
+        while not await Lock("x").aacquire(blocking=False):
+            go_on.set()
+
+    holder = asyncio.create_task(hold())
+    while not await held.alocked():
+        await asyncio.sleep(0.001)
+    await asyncio.gather(holder, insist())
