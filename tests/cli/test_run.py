@@ -166,6 +166,17 @@ def test_a_signal_to_the_command_reaches_the_program_and_its_handler_is_restored
     assert [signal.getsignal(getattr(signal, f"SIG{each}")) for each in SIGNALS] == before
 
 
+def test_a_stop_stops_the_program_and_then_the_command_and_both_go_on(tmp_path: Path) -> None:
+    """What a terminal sends at Ctrl-Z. Where no shell could wake this process, the system stops it not."""
+    wakes = subprocess.Popen(["sh", "-c", f"while kill -CONT {os.getpid()}; do sleep 0.05; done"])
+    try:
+        assert sh(f"kill -TSTP $PPID; echo on > {tmp_path}/out") == 0
+    finally:
+        wakes.kill()
+        wakes.wait()
+    assert (tmp_path / "out").read_text() == "on\n"
+
+
 def test_a_signal_that_another_thread_takes_reaches_the_program_too(once_ready: Callable[..., str]) -> None:
     """As it may be when two come at once: then nothing interrupts the main thread."""
     ready = once_ready(lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))

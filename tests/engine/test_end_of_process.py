@@ -1,5 +1,6 @@
 """The end of a process, and the beginning of a forked one: what becomes of its locks, its releases and its sockets."""
 
+import asyncio
 import multiprocessing
 import os
 import sys
@@ -14,8 +15,10 @@ import billiard  # type: ignore[import-untyped]
 import pytest
 import redis
 from celery.concurrency.prefork import process_destructor  # type: ignore[import-untyped]
+from django.http import HttpRequest
+from django.test import RequestFactory
 
-from django_redislock import Lock, LockLost, LockSet
+from django_redislock import Lock, LockLost, LockSet, locked, locked_view
 from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, until
@@ -190,46 +193,40 @@ def test_a_lock_is_held_where_the_interpreter_ends(
     assert bool(holder(client)) == (where == "generator")
 
 
-# A server that stops its event loop in the middle of requests, as daphne does
-STOPPED = """
-import asyncio
-from django.test import RequestFactory
+def test_where_an_event_loop_was_stopped_in_the_middle_the_end_of_the_process_gives_back_the_locks_of_blocks(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As daphne does, in the middle of requests."""
 
-@locked("function", ttl=600)
-async def function():
-    await asyncio.sleep(600)
+    async def block(lock: Any) -> None:
+        async with lock:
+            await asyncio.sleep(600)
 
-@locked_view("view", ttl=600)
-async def view(request):
-    await asyncio.sleep(600)
-
-async def block(lock):
-    async with lock:
+    @locked("function", ttl=600)
+    async def function() -> None:
         await asyncio.sleep(600)
 
-async def request(lock):
-    await lock.aacquire()
+    async def view(request: HttpRequest) -> Any:
+        await asyncio.sleep(600)
 
-async def all_held():
-    while len(await alist_locks()) < 6:
-        await asyncio.sleep(0.01)
+    async def all_held() -> None:
+        while len(lock_names(client)) < 6:
+            await asyncio.sleep(0.001)
 
-kept = Lock("kept", ttl=600)
-loop = asyncio.new_event_loop()
-blocks = block(Lock(name, ttl=600)), block(LockSet("a", "b", ttl=600))
-tasks = [loop.create_task(body) for body in (function(), view(RequestFactory().get("/")), *blocks, request(kept))]
-loop.run_until_complete(all_held())
-say("held")
-"""
-
-
-def test_where_an_event_loop_is_stopped_in_the_middle_the_end_of_the_process_gives_back_the_locks_of_blocks(
-    start: Callable[..., Worker], client: redis.Redis
-) -> None:
-    worker = start(STOPPED, fresh=True, name=NAME)
-    worker.expect("held")
-    assert worker.process.wait(GENEROUS) == 0
-    assert lock_names(client) == ["kept"]
+    inside.become_another_process(monkeypatch)
+    loop, kept, request = asyncio.new_event_loop(), Lock("kept", ttl=600), RequestFactory().get("/")
+    blocks = block(Lock(NAME, ttl=600)), block(LockSet("a", "b", ttl=600)), function()
+    tasks = [loop.create_task(each) for each in (*blocks, locked_view("view", ttl=600)(view)(request), kept.aacquire())]
+    try:
+        loop.run_until_complete(asyncio.wait_for(all_held(), GENEROUS))
+        inside.end_process()
+        assert lock_names(client) == ["kept"]
+    finally:
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
 
 def test_nobody_waits_for_a_thread_that_was_stopped_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
