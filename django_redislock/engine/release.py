@@ -40,7 +40,7 @@ class Ending:
     leases: Any  # those that are obtained
 
     @abstractmethod
-    def end(self, error: BaseException | None) -> Steps[bool]: ...
+    def end(self, error: BaseException | None, **facts: Any) -> Steps[bool]: ...
 
     @abstractmethod
     def abandon(self) -> None: ...
@@ -48,7 +48,7 @@ class Ending:
     def exit(self, error: BaseException | None, **facts: Any) -> Steps[bool]:
         """See end(). Where Redis cannot be told, that is logged, with ``facts``: what was done under it is done."""
         try:
-            return (yield from self.end(error))
+            return (yield from self.end(error, **facts))
         except LockUnavailable as trouble:
             log_unreleased(trouble, **facts)
             return False
@@ -263,12 +263,12 @@ class Releasable(Ending, Held):
 
     # -- the end of what was done under it ---------------------------------------------------------------------------
 
-    def end(self, error: BaseException | None) -> Steps[bool]:
+    def end(self, error: BaseException | None, **facts: Any) -> Steps[bool]:
         """What was done under it has ended, with ``error`` or (None) well. Returns whether the lock is free.
 
         As release(), except that a lock which was detached ends in silence, that ``at_least`` is kept, and that no loss
         is raised over ``error``. A release that Redis could not be told of is tried again in the background; where it
-        could not be told of ``at_least``, the lock is left to its lease.
+        could not be told of ``at_least``, the lock is left to its lease. ``facts``: see Several.
         """
         lease = self.its_lease
         if lease.cancelled_by(error):

@@ -162,10 +162,13 @@ class Several(Ending):
         """See release_at_once()."""
         return False
 
-    def end(self, error: BaseException | None) -> Steps[bool]:
-        """See Releasable.end(): of all, the last one first. What goes wrong with one does not keep the others."""
+    def end(self, error: BaseException | None, **facts: Any) -> Steps[bool]:
+        """See Releasable.end(): of all, the last one first. What goes wrong with one does not keep the others.
+
+        What is not raised of those that Redis could not be told of is logged, with ``facts``.
+        """
         lost: LockNotOwned | None = None
-        unreleased: LockUnavailable | None = None
+        unreleased = list[LockUnavailable]()
         away: LockUnavailable | None = None
         free = True
         try:
@@ -175,8 +178,8 @@ class Several(Ending):
                     one.abandon()
                     continue
                 if away is not None:  # not to wait for Redis once more
-                    if not (unreleased or lease.lost):
-                        unreleased = LockUnavailable(str(away), lease.name, lease_left=lease.remaining())
+                    if lease.is_last(one) and not lease.lost:
+                        unreleased.append(LockUnavailable(str(away), lease.name, lease_left=lease.remaining()))
                     one.give_up(error)
                     continue
                 try:
@@ -185,16 +188,16 @@ class Several(Ending):
                     lost = lost if isinstance(lost, LockLost) else found
                     away = found.__cause__ if isinstance(found.__cause__, LockUnavailable) else None
                 except LockUnavailable as trouble:
-                    unreleased = away = trouble
+                    away = trouble
+                    unreleased.append(trouble)
         except BaseException as struck:  # the cancellation that another one's loss has sent, say
             self.abandon_cancelled(struck)
             raise
-        if lost is not None:
-            if unreleased is not None:
-                log_unreleased(unreleased)
-            raise lost
-        if unreleased is not None:
-            raise unreleased
+        raised = lost or (unreleased.pop(0) if unreleased else None)
+        for one_more in unreleased:
+            log_unreleased(one_more, **facts)
+        if raised is not None:
+            raise raised
         return free
 
     def _release_together(self, error: BaseException | None) -> Steps[list[Any]]:

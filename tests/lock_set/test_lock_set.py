@@ -299,16 +299,20 @@ async def test_blocking_calls_in_a_coroutine_name_the_async_ones() -> None:
     await locks.arelease()
 
 
-def test_what_could_not_be_released_is_in_the_background(
-    client: redis.Redis, retry_for: Callable[[float], None]
+def test_what_could_not_be_released_is_in_the_background_and_logged_but_for_the_one_that_is_raised(
+    me: Any, client: redis.Redis, retry_for: Callable[[float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     retry_for(0.05)
-    locks = LockSet(A, B)
-    locks.acquire()
+    outer, locks = Lock(A, reentrant=True), LockSet(A, B, C, D, reentrant=True)
+    me(outer, "acquire")
+    me(locks, "acquire")
     with redis_away(), pytest.raises(LockUnavailable, match="was not released") as caught:
-        locks.release()
-    assert caught.value.name == B
-    until(lambda: free(client, A, B))
+        me(locks, "release")
+    assert caught.value.name == D
+    # the outer block goes on with its own
+    assert [name for name in locks.names if f"event=not-released name={name} error=" in caplog.text] == [B, C]
+    until(lambda: free(client, B, C, D))
+    assert me(outer, "owned")
 
 
 def test_a_set_that_waits_in_vain_gives_up_in_time_where_redis_hangs(crowd: Crowd, own: RedisServer) -> None:
@@ -338,18 +342,18 @@ def test_the_end_of_a_set_that_is_lost_waits_for_redis_once_not_for_each_lock(
     assert monotonic() - began < 15
 
 
-def test_the_loss_of_one_is_raised_and_what_redis_was_not_told_of_another_is_logged(
+def test_the_loss_of_one_is_raised_and_what_redis_was_not_told_of_the_others_is_logged(
     crowd: Crowd, retry_for: Callable[[float], None], client: redis.Redis, caplog: Any
 ) -> None:
     retry_for(0.05)
-    me, locks = crowd(), LockSet(A, B)
+    me, locks = crowd(), LockSet(A, B, C)
     me(locks, "enter")
-    lose(B)
+    lose(C)
     with redis_away():
-        with pytest.raises(LockLost, match=f"'{B}'"):
+        with pytest.raises(LockLost, match=f"'{C}'"):
             me(locks, "exit", None, None, None)
-        assert f"event=not-released name={A} error=" in caplog.text
-    until(lambda: free(client, A, B))
+        assert [name for name in locks.names if f"event=not-released name={name} error=" in caplog.text] == [A, B]
+    until(lambda: free(client, A, B, C))
 
 
 def test_a_set_is_released_inside_a_transaction_with_a_warning(account: Any) -> None:
