@@ -89,7 +89,7 @@ def _write_all(raw: io.RawIOBase, data: bytes) -> None:
 
 LISTED = (
     "name alias owner since held_for lease_left expires fence waiters pool_waiters note held suspension handed_over "
-    "detached limit permits"
+    "detached limit permits permits_held status"
 )
 
 
@@ -98,7 +98,9 @@ def as_json(value: Any, *, queues: bool = False, indent: int | None = 2) -> str:
     listed = (*LISTED.split(), *("queue", "pool_queue") * queues)
 
     def plain(value: Any) -> Any:
-        """Times in ISO 8601, durations in seconds; None for what never ends."""
+        """Times in ISO 8601, durations in seconds; None for what never ends. The status by its value."""
+        if isinstance(value, LockStatus):
+            return value.value
         if isinstance(value, datetime):
             return None if value.year == datetime.max.year else value.isoformat(timespec="microseconds")
         names = listed if isinstance(value, LockInfo) else [field.name for field in fields(value)]

@@ -53,10 +53,12 @@ def test_it_tells_all_about_a_lock_and_its_queue(wait_for: WaitFor) -> None:
     assert re.fullmatch(r"(9 min \d+ s|10 min 0 s)", left)
     keys = ["name", "alias", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters"]
     keys += ["pool_waiters", "note", "held", "suspension", "handed_over", "detached", "limit", "permits"]
+    keys += ["permits_held", "status"]
     assert list(told) == keys
     since, expires = datetime.fromisoformat(told["since"]), datetime.fromisoformat(told["expires"])
     assert (expires - since).total_seconds() == pytest.approx(told["held_for"] + told["lease_left"], abs=0.01)
     assert (told["name"], told["alias"], told["waiters"], told["fence"]) == ("order:42", "default", 2, fence)
+    assert told["status"] == "unavailable"
 
     top, queue = text.split("\n\n")
     facts = dict(re.split(r" {2,}", line, maxsplit=1) for line in top.splitlines())
@@ -229,7 +231,7 @@ def test_what_somebody_else_has_written_is_shown_without_end_and_cleared_like_a_
     assert re.search(r"^LEASE LEFT +without end ", shown, re.M)
     assert re.search(r"^STATE +somebody else has written it, or removed its expiry$", shown, re.M)
     told = json.loads(redislocks("show", "order:42", format="json"))
-    assert (told["lease_left"], told["expires"]) == (None, None)
+    assert (told["lease_left"], told["expires"], told["status"]) == (None, None, "error")
     client.set(KEY, "of somebody else")
     facts = dict(cells(line) for line in redislocks("show", "order:42").splitlines())
     assert list(facts) == ["NAME", "STATE", "OWNER", "LEASE LEFT", "WAITERS"]

@@ -459,7 +459,8 @@ def test_the_command_shows_holders(crowd: Crowd) -> None:
     assert shown.startswith("NAME     semaphore:export:7 2/3\nWAITERS  0\n\nHOLDER")
     assert [line.split()[-1] for line in shown.splitlines()[4:]] == ["books", "taxes"]
     (told,) = json.loads(redislocks("list", format="json"))
-    assert (told["limit"], [each["note"] for each in told["permits"]]) == (3, ["books", "taxes"])
+    assert (told["permits_held"], told["limit"]) == (2, 3)
+    assert [each["note"] for each in told["permits"]] == ["books", "taxes"]
     fence = str(people[0][0].read(lambda: people[0][1].fence))
     fails(2, "^--permit takes the name of one semaphore", "clear", "--all", "--permit", fence, "--noinput")
     fails(1, "^semaphore:export:7 is held, but has no", "clear", "semaphore:export:7", "--permit", "1", "--noinput")
