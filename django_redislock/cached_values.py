@@ -27,10 +27,12 @@ from .base.steps import DRIVING_LOOP, Call, CallOut, Steps, arun, run_blocking
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
 from .engine.acquisition import Acquisition, Frame
+from .engine.announcements import tell_refused
+from .engine.current_holder import CurrentHolder
 from .engine.held import caller, holds, served_loop
 from .engine.waiters import Park, Waiter, make_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
-from .options import ANY_NUMBER, Options, check_timeout
+from .options import ANY_NUMBER, Options, check_timeout, terms_of
 from .store.lock_store import Partition
 from .store.stores import get_partition
 
@@ -69,14 +71,21 @@ class Computation:
             threads = futures_thread._threads_queues
         return served_loop() is self._loop or threading.current_thread() in threads
 
-    def wait(self, deadline: Deadline) -> Steps[bool]:
-        """Return whether it has ended in time. Also False if it never will, or may be waiting for this thread."""
+    def wait(self, deadline: Deadline, begun: float, holder: CurrentHolder) -> Steps[bool]:
+        """Return whether it has ended in time. Also False if it never will, or may be waiting for this thread.
+
+        A long wait since ``begun`` is logged by ``holder``.
+        """
         waiter = make_waiter((yield DRIVING_LOOP))
         self.waiters.add(waiter)
         try:
             # who ends it says so first, and wakes those who wait then
             while not self.ended and self.goes_on and not deadline.passed:
-                yield Park(waiter, min(deadline.at, monotonic() + LOOK_EVERY))
+                now, lease = monotonic(), self.acquisition.lease
+                if now >= holder.tell_at:
+                    held: dict[str, Any] = {} if lease is None else {"owner": lease.request.owner, "fence": lease.fence}
+                    holder.tell(self.acquisition.name, now - begun, **held)
+                yield Park(waiter, min(deadline.at, holder.tell_at, now + LOOK_EVERY))
                 if self._may_need_this_thread():
                     break
             return self.ended
@@ -233,14 +242,17 @@ def _lookup(
     not_in_time = f"Could not get the value of the cache key {key!r} in time: it is being computed elsewhere."
     begun, deadline = monotonic(), Deadline.after(conf().BLOCKING_TIMEOUT if patience is None else patience)
     frame, options = Frame(), Options(auto_renew=True, max_waiters=ANY_NUMBER, using=lock_alias)
+    holder = CurrentHolder(begun + terms_of(options, name).slow_wait)
     while True:
         computation, leads = computations.get().join(name, options, frame)
         if leads:
             break
-        ended = yield from computation.wait(deadline)
+        ended = yield from computation.wait(deadline, begun, holder)
         if not ended and deadline.passed:
             outcome = "timeout" if deadline.waits else "busy"
-            raise LockNotAcquired(not_in_time, name, outcome=outcome, waited=monotonic() - begun)
+            refused = LockNotAcquired(not_in_time, name, outcome=outcome, waited=monotonic() - begun)
+            yield from tell_refused(name, name, refused)
+            raise refused
         value = yield get()
         if value is not MISSING:
             return value

@@ -43,6 +43,7 @@ from django_redislock.engine import release as engine_release
 from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.acquisition import Frame
 from django_redislock.engine.attempt import Attempt, _tell_of_limits
+from django_redislock.engine.current_holder import CurrentHolder
 from django_redislock.engine.extension import draw_new_fence
 from django_redislock.engine.lease import Lease
 from django_redislock.engine.owner import _describe_process
@@ -932,7 +933,7 @@ def joins_at_the_end(asynchronous: bool) -> bool:
     frame = Frame()
     computation, _ = computations.get().join("x", Options(), frame)
     computations.get().end(computation, None)
-    steps = computation.wait(NEVER)
+    steps = computation.wait(NEVER, monotonic(), CurrentHolder(math.inf))
     return (asyncio.run(arun(steps)) if asynchronous else run(steps)) and not computation.waiters
 
 

@@ -1,6 +1,7 @@
 """Values in caches of several kinds, and threads and tasks that ask for them."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +29,7 @@ from django_redislock import (
     force_release,
     get_lock,
     list_locks,
+    lock_not_acquired,
     locked_get_or_set,
 )
 from django_redislock.testing import own_locks
@@ -35,6 +37,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, RUNS, Crowd, Other, auntil, until
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.inside import joins_at_the_end, limit, values_under_way, waiting_for_values
+from tests.lock.conftest import receiving
 
 Main = Callable[[], Awaitable[Any]]
 
@@ -340,19 +343,55 @@ def test_a_caller_waits_for_another_process_and_reads_the_cache_again(how: str, 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in this process", "elsewhere"])
 @pytest.mark.parametrize(("patience", "setting"), [(0, None), (0.05, None), (None, 0.05)])
 def test_a_caller_whose_timeout_has_passed_gets_an_error(
-    crowd: Crowd, computing: Computing, elsewhere: bool, patience: float | None, setting: float | None, settings: Any
-) -> None:
+    crowd: Crowd, computing: Computing, elsewhere: bool, patience: float | None, setting: float | None, settings: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     settings.REDISLOCK = {"BLOCKING_TIMEOUT": setting}
+    refusals: list[dict[str, Any]] = []
+    caplog.set_level(logging.DEBUG)
     with ExitStack() as stack:
         if elsewhere:
             crowd()(Lock(NAME), "acquire")
         else:
             stack.enter_context(computing())
+        stack.enter_context(receiving(lambda **facts: refusals.append(facts), lock_not_acquired))
         with pytest.raises(LockNotAcquired, match="'x' in time: it is being computed elsewhere") as raised:
             crowd()(Value("never", blocking_timeout=patience), "get")
     assert raised.value.name == NAME
     assert raised.value.outcome == ("busy" if patience == 0 else "timeout")
     assert raised.value.waited >= (setting or patience or 0)
+    (sent,) = refusals
+    assert [sent[fact] for fact in ("sender", "name", "template")] == [Lock, NAME, NAME]
+    assert (sent["outcome"], sent["waited"] <= raised.value.waited) == (raised.value.outcome, True)
+    assert f"event=not-acquired name={NAME} template={NAME} outcome={raised.value.outcome} waited=" in caplog.text
+
+
+def test_a_long_wait_for_a_computation_is_logged_once_with_the_one_that_computes(
+    crowd: Crowd, computing: Computing, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [text.replace('"', "") for text in caplog.messages if text.startswith("event=still-waiting ")]
+
+    def ask_until_told(value: Value) -> Future[Any]:
+        before, (turn,) = told(), ask(crowd, value, 1)
+        until(lambda: len(told()) > len(before))
+        return turn
+
+    settings.REDISLOCK = {"SLOW_WAIT": 0.05}
+    late = Value("second", held_up=True)
+    with computing(ValueError("no")) as value:
+        lock = list_locks()[0]
+        turns = [ask_until_told(late) for _ in range(3)]
+        assert [
+            text.startswith(f"event=still-waiting name={NAME} owner={lock.owner} fence={lock.fence} waited=")
+            for text in told()
+        ] == [True] * 3
+        value.go.set()
+        until(lambda: late.called.is_set() and waiting_for_values() == 2)
+        turns.append(ask_until_told(late))
+        assert len(told()) == 4  # the two that wait on have told it
+        late.go.set()
+        assert [turn.result(GENEROUS) for turn in turns] == ["second"] * 4
 
 
 @pytest.mark.complete
