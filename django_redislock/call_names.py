@@ -248,7 +248,7 @@ def refuse_body(function: Callable[..., Any], result: Any, decorator: str) -> No
 
 def _runs_late(function: Callable[..., Any], decorator: str) -> TypeError:
     return TypeError(
-        f"{decorator} cannot decorate {function!r}: generators and coroutines run after the call has returned, when "
+        f"{decorator} cannot lock {function!r}: generators and coroutines run after the call has returned, when "
         f"the lock is free again."
     )
 

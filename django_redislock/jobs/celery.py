@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from inspect import getattr_static
 from typing import Any
 
@@ -118,9 +119,8 @@ class LockedTask(DjangoTask):
                     self._job_lock.make(*delivered)
                 given = delivered
         if is_called:
-            with self._job_lock.make(*given):
-                return above(*args, **kwargs)
-        return self._job_lock.run(_Delivery(self, request), *given, lambda: body(*args, **kwargs))
+            return self._job_lock.call(self._job_lock.make(*given), partial(above, *args, **kwargs))
+        return self._job_lock.run(_Delivery(self, request), *given, partial(body, *args, **kwargs))
 
 
 class _Delivery:

@@ -39,8 +39,9 @@ class LockedActor(Actor):  # type: ignore[type-arg]
         if options.get("lock") is None:
             raise TypeError(f'{what} is a LockedActor and has no lock: give lock="report:{{year}}", say.')
         own = {name: options[name] for name in OPTIONS & options.keys()}
-        signature = signature_of(fn.perform if isinstance(fn, GenericActor) else fn)
-        self._job_lock = JobLock(fn, signature, options["lock"], what=what, **own)
+        body: Any = fn.perform if isinstance(fn, GenericActor) else fn
+        function, awaits = getattr(body, "__func__", body), body is fn  # Dramatiq awaits no perform()
+        self._job_lock = JobLock(function, signature_of(body), options["lock"], what=what, awaits=awaits, **own)
         super().__init__(fn, actor_name=actor_name, options=options, **kwargs)
 
     def send_with_options(
@@ -79,8 +80,7 @@ class LockedActor(Actor):  # type: ignore[type-arg]
                 lock = self._job_lock.make(*_as_delivered(self.message_with_options(args=args, kwargs=kwargs)))
             except Exception:  # of any encoder, or for the name of what it makes: no equal message can be sent
                 lock = self._job_lock.make(args, kwargs)
-            with lock:
-                return call()
+            return self._job_lock.call(lock, call)
         return self._job_lock.run(_Delivery(self, message), args, kwargs, call)
 
 

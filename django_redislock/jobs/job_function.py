@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-
-from asgiref.sync import iscoroutinefunction
 
 from ..call_names import Name, check_function, given_name, wraps
 from ..options import JobOptions
@@ -35,19 +34,14 @@ def lock_function(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = check_function(function, "locked_job")
-        if iscoroutinefunction(function):
-            raise TypeError(
-                f"locked_job cannot decorate {function!r}: write a plain function that calls asyncio.run()."
-            )
         lock = JobLock(function, signature, given, what="locked_job()", **options)
 
         @wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            job = find(lock)
+            job, body = find(lock), partial(function, *args, **kwargs)
             if job is None or running_job(job.id) is not None:  # called like a function, by itself even
-                with lock.make(args, kwargs):
-                    return function(*args, **kwargs)
-            return execute(lock, job, args, kwargs, lambda: function(*args, **kwargs))
+                return lock.call(lock.make(args, kwargs), body)
+            return execute(lock, job, args, kwargs, body)
 
         result: Any = wrapper
         result._redislock_job = lock

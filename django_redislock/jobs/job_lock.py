@@ -16,13 +16,15 @@ from logging import INFO
 from time import sleep
 from typing import Any, Protocol
 
+from asgiref.sync import iscoroutinefunction
+
 from ..base.display import shown
 from ..base.log import log_event
 from ..base.names import capped_name, lock_name
 from ..base.pace import note_held, usually_held_for
 from ..base.steps import run
 from ..base.times import Seconds, monotonic, seconds
-from ..call_names import CallTexts, Name, are_several, template_of
+from ..call_names import CallTexts, Name, are_several, refuse_body, refuse_generators, template_of
 from ..engine.extension import detach
 from ..engine.release import log_unreleased, release_detached
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
@@ -102,6 +104,7 @@ class JobLock:
         name: Name,
         *,
         what: str,
+        awaits: bool = False,  # the queue runs a coroutine function to its end
         lock_from: str = "start",
         busy: str = "skip",
         at_least: Seconds = 0,
@@ -125,8 +128,11 @@ class JobLock:
             raise ValueError(f"{what} was given a limit, and lock_from='enqueue': a permit cannot wait in a queue.")
         if self.at_least and busy == "merge":
             raise ValueError(f"{what} was given at_least and busy='merge': what is asked meanwhile would be forgotten.")
+        refuse_generators(function, what)
+        if iscoroutinefunction(function) and not awaits:  # nobody would await it before the lock is free
+            raise TypeError(f"{what} cannot lock {function!r}: write a plain function that calls asyncio.run().")
         check_kind(function, checked, what, is_async=False)
-        self._function, self._signature = function, signature
+        self._function, self._signature, self._what = function, signature, what
         self._texts = CallTexts(name, checked.note)
         self._texts.check(function, signature)
         self._limit: int | None = options.pop("limit", None)
@@ -141,6 +147,16 @@ class JobLock:
         if self._limit is not None:
             return Semaphore(name, limit=self._limit, **every)
         return Lock(name, token=None if id is None else _token_of(id), **every)
+
+    def call(self, lock: Lock, body: Callable[[], Any]) -> Any:
+        """Run ``body`` under the lock where it is called like a function, and return what it returns."""
+        with lock:
+            return self._ran(body)
+
+    def _ran(self, body: Callable[[], Any]) -> Any:
+        result = body()
+        refuse_body(self._function, result, self._what)
+        return result
 
     # -- when it is queued --------------------------------------------------------------------------------------------
 
@@ -292,7 +308,7 @@ class JobLock:
             raise _NotRun from error
         before = _running.set(running)
         try:
-            result = body()
+            result = self._ran(body)
         except BaseException as error:
             wait = job.comes_back_in(error)
             if wait is not None:

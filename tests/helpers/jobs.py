@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +107,13 @@ def require_package(name: str) -> None:
         return folder
 
     require(find)
+
+
+def bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hides the function itself."""
+    return lambda *args: function(*args)
+
+
+def hiding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that hides what the function is."""
+    return wraps(function)(bare(function))

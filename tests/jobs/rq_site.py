@@ -12,7 +12,7 @@ django.setup()
 
 from django_redislock import get_lock
 from django_redislock.jobs.rq import LockedQueue, locked_job
-from tests.helpers.jobs import gate, note, url
+from tests.helpers.jobs import gate, hiding, note, url
 
 queue = LockedQueue(connection=redis.Redis.from_url(url(1)))
 
@@ -116,3 +116,9 @@ def caller(year: int) -> int:
 
 
 def plain() -> None: ...
+
+
+@locked_job("hidden")
+@hiding
+async def hidden() -> None:
+    note("hidden")

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from enum import Enum
@@ -24,7 +24,7 @@ from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
 from tests.helpers.actors import until
 from tests.helpers.brokers import rabbitmq
-from tests.helpers.jobs import Program, held, lease_of, let_pass, note, runs
+from tests.helpers.jobs import Program, held, hiding, lease_of, let_pass, note, runs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Call to deprecated setex"),  # by Celery
@@ -420,6 +420,33 @@ def test_wrong_options_are_an_error_where_the_task_is_made(
 
     with pytest.raises(error, match=words):
         site.app._task_from_fun(task, name="wrong", base=site.LockedTask, **options)
+
+
+async def coroutine(year: int) -> None:
+    note("coroutine")
+
+
+def generator(year: int) -> Iterator[None]:
+    note("generator")
+    yield
+
+
+async def agenerator(year: int) -> AsyncIterator[None]:
+    note("generator")
+    yield
+
+
+@pytest.mark.parametrize("body", [coroutine, generator, agenerator])
+def test_what_runs_when_the_lock_is_free_again_is_no_task(body: Any, site: Any) -> None:
+    options = {"base": site.LockedTask, "lock": "report:{year}"}
+    why = r"asyncio\.run\(\)" if body is coroutine else "when the lock is free again"
+    with pytest.raises(TypeError, match=f"^The task late cannot lock <function {body.__name__} .*{why}"):
+        site.app._task_from_fun(body, name="late", **options)
+    hidden = site.app._task_from_fun(hiding(body), name=f"{__name__}.{body.__name__}", **options)
+    with pytest.raises(TypeError, match="cannot lock"):
+        hidden(2024)
+    assert deliver(site, hidden, 2024, id=ID) == "FAILURE"
+    assert (runs(), held()) == ([], [])
 
 
 # -- deliveries, one by one --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from django_redislock import Lock, LockNotAcquired, get_lock
 from redisserver import RedisServer
 from tests.helpers.actors import until
-from tests.helpers.jobs import Program, held, lease_of, let_pass, require_package, runs
+from tests.helpers.jobs import Program, held, hiding, lease_of, let_pass, note, require_package, runs
 
 Start = Callable[..., Program]
 LONG = 60_000  # ms
@@ -422,6 +423,33 @@ def test_wrong_options_are_errors_where_the_actor_is_declared(
     with pytest.raises(error, match=message):
         stub.declare(run, **options)
     assert "run" not in stub.broker.actors
+
+
+def test_what_runs_when_the_lock_is_free_again_is_no_actor(stub: Stub) -> None:
+    from dramatiq import GenericActor
+
+    from django_redislock.jobs.dramatiq import LockedActor
+
+    async def coroutine(*args: object) -> None:
+        note("coroutine")
+
+    def generator(*args: object) -> Iterator[None]:
+        note("generator")
+        yield
+
+    def declare_generic(perform: Any) -> Any:
+        meta = type("Meta", (), {"broker": stub.broker, "actor_class": LockedActor, "lock": "x"})
+        kind: Any = type(GenericActor)
+        return kind("Generic", (GenericActor,), {"Meta": meta, "perform": perform})
+
+    for declare in (partial(stub.declare, generator), partial(declare_generic, generator)):
+        with pytest.raises(TypeError, match=r"^The actor .* cannot lock <function .* when the lock is free again"):
+            declare()
+    assert not {"generator", "Generic"} & stub.broker.actors.keys()
+    for hidden in (stub.declare(hiding(coroutine)), declare_generic(hiding(coroutine)).__actor__):
+        with pytest.raises(TypeError, match="cannot lock"):
+            hidden()
+    assert (runs(), held()) == ([], [])
 
 
 def test_a_plain_actor_needs_no_lock(stub: Stub) -> None:

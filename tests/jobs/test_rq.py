@@ -365,6 +365,15 @@ def test_a_function_that_is_called_has_the_lock(site: Any, queue: Any, work: Wor
     assert held() == []
 
 
+def test_a_coroutine_that_a_decorator_hides_does_not_run_without_the_lock(site: Any, queue: Any, work: Work) -> None:
+    job = queue.enqueue(site.hidden)  # RQ would run what it returns
+    work()
+    assert "locked_job() cannot lock <function hidden" in job.latest_result().exc_string
+    with pytest.raises(TypeError, match="run after the call has returned, when the lock is free again"):
+        site.hidden()
+    assert (status(job), runs(), held()) == ("failed", [], [])
+
+
 def test_a_synchronous_queue_has_the_lock(site: Any, queue: Any) -> None:
     from rq import Retry
 
