@@ -4,6 +4,7 @@ import asyncio
 import copy
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -16,7 +17,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django_redislock import Lock, LockError, LockLost, force_release, get_lock, leader
 from django_redislock.testing import hold, lose
 from redisserver import RedisServer, redis_server
-from tests.helpers.actors import GENEROUS, Crowd, auntil, until
+from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import LOCK, NAME, leftovers, queued
@@ -112,6 +113,53 @@ def test_what_was_lost_unnoticed_is_an_error_at_the_end_and_an_error_of_the_bloc
         with pytest.raises(LockError, match="would wait for itself"):
             leader(NAME).lead()
     assert get_lock(NAME) is None
+
+
+class Entered:
+    """A block that an actor is in, as long as it runs a call."""
+
+    def __init__(self, term: Any) -> None:
+        self.term, self.began, self.ends = term, threading.Event(), threading.Event()
+
+    def stay(self) -> None:
+        with self.term:
+            self.began.set()
+            assert self.ends.wait(GENEROUS)
+
+    async def astay(self) -> None:
+        async with self.term:
+            self.began.set()
+            await auntil(self.ends.is_set)
+
+
+def test_a_block_that_another_thread_or_task_is_in_is_not_entered(crowd: Crowd) -> None:
+    me, you, term = crowd(), crowd(), leader(NAME)
+    for _ in range(2):  # and then it may be
+        mine, yours = Entered(term), Entered(term)
+        yours.ends.set()
+        staying = me.start(mine, "stay")
+        assert mine.began.wait(GENEROUS)
+        with pytest.raises(LockError, match=f"^Cannot enter a block with the leader '{NAME}': another thread or task"):
+            you(yours, "stay")
+        yours.term = copy.deepcopy(term)
+        you(yours, "stay")
+        yours.term = term
+        mine.ends.set()
+        staying.result(GENEROUS)
+        you(yours, "stay")
+
+
+def test_the_block_of_a_thread_that_is_gone_keeps_nobody_out(other: Callable[[], Other]) -> None:
+    """It is not in the child of a fork."""
+    theirs = Entered(leader(NAME))
+    staying = other().start(theirs.stay)
+    assert theirs.began.wait(GENEROUS)
+    child = os.fork()
+    if not child:
+        os._exit(0 if theirs.term.__enter__() is theirs.term else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    theirs.ends.set()
+    staying.result(GENEROUS)
 
 
 def test_a_copy_and_a_forked_child_do_not_lead() -> None:
