@@ -30,7 +30,7 @@ def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> 
     if how == "add":
         how, left = "keep", lease.left_with(left)  # which may be sent again if the answer is lost
     if how == "set" and lease.renewing:
-        left = max(left, min(lease.ttl, RENEWED_WITHIN))
+        left = max(left, min(lease.ttl, lease.spare + RENEWED_WITHIN))
     if how in ("set", "detach"):
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
