@@ -8,10 +8,12 @@ the next.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import thread as futures_thread
+from datetime import timedelta
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
 
@@ -19,7 +21,7 @@ from asgiref.sync import iscoroutinefunction
 from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
-from .base.display import refuse_arguments, takes_by_name
+from .base.display import refuse_arguments, shown, takes_by_name
 from .base.log import log_event
 from .base.names import fit_name, quote
 from .base.processes import PerProcess
@@ -33,6 +35,7 @@ from .engine.held import caller, holds, served_loop
 from .engine.waiters import Park, Waiter, make_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .options import ANY_NUMBER, Options, check_timeout, terms_of
+from .store.aliases import check_alias
 from .store.lock_store import Partition
 from .store.stores import get_partition
 
@@ -135,7 +138,7 @@ LOOK_EVERY = 1.0  # seconds between looks whether the one that computes is still
 class ValueOptions(TypedDict, total=False):
     """The options of locked_get_or_set(), for type checkers."""
 
-    timeout: float | None
+    timeout: Seconds | None
     version: int | None
     blocking_timeout: Seconds | None
     using: str
@@ -150,7 +153,7 @@ def locked_get_or_set(
     key: str,
     default: Any,
     *wrong: NoReturn,
-    timeout: float | None = DEFAULT_TIMEOUT,
+    timeout: Seconds | None = DEFAULT_TIMEOUT,
     version: int | None = None,
     blocking_timeout: Seconds | None = None,
     using: str = "default",
@@ -158,11 +161,11 @@ def locked_get_or_set(
 ) -> Any:
     """``cache.get_or_set()`` whose ``default`` is called once, by one process, while all others wait for the value.
 
-    ``default`` is a callable, or a value (which needs no lock). ``timeout``, in seconds, and ``version`` are those of
-    Django's ``get_or_set()``, and so is the treatment of None: a value like any other. ``using`` is the alias in
-    ``CACHES`` of the values, with any backend (but without django-redis's ``HerdClient``, whose ``add()`` does not
-    replace what its ``get()`` calls expired); the lock is on the alias in ``REDISLOCK["CACHE"]``, or on the same one
-    where that has our cache backend.
+    ``default`` is a callable, or a value (which needs no lock). ``timeout``, in seconds (int, float or timedelta), and
+    ``version`` are those of Django's ``get_or_set()``, and so is the treatment of None: a value like any other.
+    ``using`` is the alias in ``CACHES`` of the values, with any backend (but without django-redis's ``HerdClient``,
+    whose ``add()`` does not replace what its ``get()`` calls expired); the lock is on the alias in
+    ``REDISLOCK["CACHE"]``, or on the same one where that has our cache backend.
 
     ``blocking_timeout``: how many seconds to wait at most while somebody else computes; then LockNotAcquired. 0: not at
     all; None: from the setting ``BLOCKING_TIMEOUT`` (by default without end). The computing itself may take as long as
@@ -198,7 +201,7 @@ async def alocked_get_or_set(
     key: str,
     default: Any,
     *wrong: NoReturn,
-    timeout: float | None = DEFAULT_TIMEOUT,
+    timeout: Seconds | None = DEFAULT_TIMEOUT,
     version: int | None = None,
     blocking_timeout: Seconds | None = None,
     using: str = "default",
@@ -214,11 +217,25 @@ def _is_async(default: Any) -> bool:
     return iscoroutinefunction(default) or (callable(default) and iscoroutinefunction(type(default).__call__))
 
 
+def _cache_timeout(value: Any) -> Any:
+    """Return the timeout of a value as Django takes it. Unlike a TTL, it may be negative, or a century."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if value is None or value is DEFAULT_TIMEOUT:
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"timeout must be seconds (int, float or timedelta) or None, not {shown(value)}.")
+    if not abs(value) < math.inf:
+        raise ValueError(f"timeout must be finite, or None for no end, not {shown(value)}.")
+    return value
+
+
 def _lookup(
-    alias: str, key: str, default: Any, timeout: float | None, version: int | None, blocking_timeout: Seconds | None
+    alias: str, key: str, default: Any, timeout: Seconds | None, version: int | None, blocking_timeout: Seconds | None
 ) -> Steps[Any]:
     """Read the value; where it is missing, compute it, or wait for whoever does."""
-    cache: Any = caches[alias]
+    cache: Any = caches[check_alias(alias)]
+    timeout = _cache_timeout(timeout)
 
     def get(otherwise: object = MISSING) -> Call:
         return Call(cache.get, (key, otherwise), {"version": version}, twin=cache.aget)

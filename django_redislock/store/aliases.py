@@ -313,13 +313,18 @@ def _address(known: Mapping[str, Any]) -> Address:
 _HOSTS = {"localhost": "127.0.0.1", "::1": "127.0.0.1"}
 
 
-def _create_cache(alias: str) -> Any:
-    if alias not in caches.settings:
+def check_alias(alias: Any) -> str:
+    """Return ``alias``, or raise ImproperlyConfigured if it is not in CACHES."""
+    if alias not in [*caches.settings]:  # it may be of a type that no key of a dict has
         given = "in REDISLOCK['CACHE']" if alias == conf().CACHE else "given as using"
         raise ImproperlyConfigured(
             f"Unknown cache alias {alias!r} ({given}). The aliases in CACHES are: {', '.join(caches.settings)}."
         )
-    return caches.create_connection(alias)
+    return alias  # type: ignore[no-any-return]
+
+
+def _create_cache(alias: str) -> Any:
+    return caches.create_connection(check_alias(alias))
 
 
 def _redis_client(cache: Any, alias: str) -> Any:

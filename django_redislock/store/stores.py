@@ -10,7 +10,7 @@ from django.core.signals import setting_changed
 from ..base.processes import PerProcess
 from ..conf import Conf, conf
 from ..exceptions import LockUnavailable
-from .aliases import check_allowed, find_config, forget_servers, lock_aliases
+from .aliases import check_alias, check_allowed, find_config, forget_servers, lock_aliases
 from .lock_store import LockStore, Partition
 
 _Key = tuple[str, str, bool]  # alias, prefix, whether CLUSTER names it
@@ -45,7 +45,10 @@ def get_store(using: str | None = None) -> LockStore:
     if under is not settings:
         known = {}
         stores.known = settings, known
-    found = known.get(using)
+    try:
+        found = known.get(using)
+    except TypeError:  # it is a list, say
+        found = known.get(check_alias(using))
     if found is not None:
         return found
     alias = settings.CACHE if using is None else using

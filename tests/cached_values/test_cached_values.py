@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -15,8 +17,7 @@ import pytest
 import redis
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.cache import caches
-from django.core.cache.backends.base import InvalidCacheBackendError
-from django.core.exceptions import SynchronousOnlyOperation
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 
 import django_redislock
 from django_redislock import (
@@ -202,7 +203,8 @@ def test_a_value_that_is_there_costs_one_get_and_one_that_is_no_callable_no_lock
 
 
 def test_the_timeout_and_version_are_those_of_the_cache(me: Any, client: redis.Redis) -> None:
-    for value in (Value(key="x", timeout=60, version=2), Value(key="y", timeout=None), Value(key="z")):
+    minute = timedelta(minutes=1)
+    for value in (Value(key="x", timeout=minute, version=2), Value(key="y", timeout=None), Value(key="z")):
         me(value, "get")
     assert 30 < int(client.ttl(":2:x")) <= 60
     assert client.ttl(":1:y") == -1
@@ -229,6 +231,9 @@ def test_an_exception_of_the_default_propagates_and_leaves_no_lock(error: BaseEx
     assert Value().get() == "computed"
 
 
+UNKNOWN = r"^Unknown cache alias .* \(given as using\)\. The aliases in CACHES are: default, "
+
+
 async def in_the_event_loop() -> None:
     locked_get_or_set("y", int)
 
@@ -238,7 +243,14 @@ async def in_the_event_loop() -> None:
     [
         (Value(blocking_timeout=-1).get, ValueError, "blocking_timeout must be"),
         (Value(lock_timeout=1).get, TypeError, "lock_timeout"),
-        (Value(using="nowhere").get, InvalidCacheBackendError, "nowhere"),
+        *((Value(using=using).get, ImproperlyConfigured, UNKNOWN) for using in ("nowhere", None, ["ours"])),
+        (lambda: asyncio.run(Value(using="nowhere").aget()), ImproperlyConfigured, UNKNOWN),
+        *((Value(timeout=wrong).get, TypeError, r"^timeout must be .* or None, not ") for wrong in ("60", [60], True)),
+        *(
+            (Value(timeout=wrong).get, ValueError, r"^timeout must be finite, .* not ")
+            for wrong in (math.nan, -math.inf)
+        ),
+        (lambda: asyncio.run(Value(timeout="60").aget()), TypeError, "^timeout must be seconds"),
         (lambda: locked_get_or_set("x", Value().acompute), TypeError, "await alocked_get_or_set"),
         (lambda: asyncio.run(Value(lock_timeout=1).aget()), TypeError, "lock_timeout"),
         (async_to_sync(in_the_event_loop), SynchronousOnlyOperation, "alocked_get_or_set"),

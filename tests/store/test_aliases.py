@@ -190,15 +190,17 @@ def test_tls_with_certificates_on_both_sides(
     [
         lambda: Lock("a").acquire(),
         lambda: Lock("a", using="").acquire(),
+        lambda: Lock("a", using=["locks"]).acquire(),  # type: ignore[arg-type]
         lambda: list_locks(using=""),
         lambda: LockPool("a", using="").extend(["a"]),
         lambda: Counter("a", using="").incr(),
         lambda: call_command("redislocks", "list", "--using", ""),
     ],
-    ids=["the setting", "Lock", "list_locks", "LockPool", "Counter", "--using"],
+    ids=["the setting", "Lock", "a list", "list_locks", "LockPool", "Counter", "--using"],
 )
 def test_the_error_about_a_missing_alias_lists_the_existing_ones(use: Callable[[], object]) -> None:
-    problem = r"^Unknown cache alias '(locks' \(in REDISLOCK\['CACHE'\]\)|').* are: default, memory\.$"
+    found = r"'locks' \(in REDISLOCK\['CACHE'\]\)|(''|\['locks'\]) \(given as using\)"
+    problem = rf"^Unknown cache alias ({found})\. The aliases in CACHES are: default, memory\.$"
     with (
         override_settings(REDISLOCK={"CACHE": "locks"}),
         pytest.raises((ImproperlyConfigured, CommandError), match=problem),
