@@ -17,7 +17,6 @@ from datetime import timedelta
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
 
-from asgiref.sync import iscoroutinefunction
 from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
@@ -25,7 +24,7 @@ from .base.display import refuse_arguments, shown, takes_by_name
 from .base.log import log_event
 from .base.names import fit_name, quote
 from .base.processes import PerProcess
-from .base.steps import DRIVING_LOOP, Call, CallOut, Steps, arun, run_blocking
+from .base.steps import DRIVING_LOOP, Call, CallOut, Steps, arun, is_async, run_blocking
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
 from .engine.acquisition import Acquisition, Frame
@@ -184,7 +183,7 @@ def locked_get_or_set(
     """
     if wrong or unknown:
         refuse_arguments("locked_get_or_set()", wrong, unknown, OPTIONS, "timeout")
-    if _is_async(default):
+    if is_async(default):
         raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
     steps = _lookup(using, key, default, timeout, version, blocking_timeout)
     return run_blocking(steps, "Await alocked_get_or_set() instead")
@@ -211,10 +210,6 @@ async def alocked_get_or_set(
     if wrong or unknown:
         refuse_arguments("alocked_get_or_set()", wrong, unknown, OPTIONS, "timeout")
     return await arun(_lookup(using, key, default, timeout, version, blocking_timeout))
-
-
-def _is_async(default: Any) -> bool:
-    return iscoroutinefunction(default) or (callable(default) and iscoroutinefunction(type(default).__call__))
 
 
 def _cache_timeout(value: Any) -> Any:
@@ -286,7 +281,7 @@ def _lookup(
             raise refusal.in_words(not_in_time, waited=monotonic() - begun)
         value = yield get()
         if value is MISSING:
-            value = yield Call(default) if _is_async(default) else CallOut(default)
+            value = yield Call(default) if is_async(default) else CallOut(default)
             value = yield from keep(value)
         yield from acquisition.exit_quietly()  # the value is there
         return value

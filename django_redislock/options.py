@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache, partial
 from typing import Any, Literal, TypedDict, get_type_hints
 
-from asgiref.sync import iscoroutinefunction
 from django.db import connections
 from redis.backoff import AbstractBackoff
 
 from .base.display import refuse_arguments, shown
 from .base.pace import POLLING
+from .base.steps import is_async
 from .base.times import NEVER, Deadline, Seconds, seconds, ttl_seconds
 from .conf import Conf, check_count, check_flag, conf
 from .exceptions import LockLost
@@ -148,7 +148,7 @@ def _check_text(value: str, what: str) -> str:
 
 
 def _check_on_lost(value: Any, what: str) -> Any:
-    if value != "cancel" and (not callable(value) or iscoroutinefunction(value)):
+    if value != "cancel" and (not callable(value) or is_async(value)):
         raise TypeError(f"{what} must be a plain function, 'cancel' or None, not {shown(value)}.")
     return value
 

@@ -14,10 +14,11 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import isawaitable
 from typing import Any, Protocol, TypeVar
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
 from .times import Alarm
@@ -34,6 +35,13 @@ class Step(Protocol):
 
 
 Steps = Generator[Step, Any, T]
+
+
+def is_async(function: Any) -> bool:
+    """Return whether a call returns a coroutine: of a coroutine function, or of an object whose ``__call__`` is one."""
+    while isinstance(function, partial):
+        function = function.func
+    return iscoroutinefunction(function) or (callable(function) and iscoroutinefunction(type(function).__call__))
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -16,13 +16,11 @@ from logging import INFO
 from time import sleep
 from typing import Any, Protocol
 
-from asgiref.sync import iscoroutinefunction
-
 from ..base.display import shown
 from ..base.log import log_event
 from ..base.names import capped_name, lock_name
 from ..base.pace import note_held, usually_held_for
-from ..base.steps import run
+from ..base.steps import is_async, run
 from ..base.times import Seconds, monotonic, seconds
 from ..call_names import CallTexts, Name, are_several, refuse_body, refuse_generators, template_of
 from ..engine.extension import detach
@@ -129,7 +127,7 @@ class JobLock:
         if self.at_least and busy == "merge":
             raise ValueError(f"{what} was given at_least and busy='merge': what is asked meanwhile would be forgotten.")
         refuse_generators(function, what)
-        if iscoroutinefunction(function) and not awaits:  # nobody would await it before the lock is free
+        if is_async(function) and not awaits:  # nobody would await it before the lock is free
             raise TypeError(f"{what} cannot lock {function!r}: write a plain function that calls asyncio.run().")
         check_kind(function, checked, what, is_async=False)
         self._function, self._signature, self._what = function, signature, what

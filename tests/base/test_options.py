@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -117,11 +118,15 @@ def test_an_invalid_duration_is_refused_and_named(
 async def told(error: Exception) -> None: ...
 
 
+class Told:
+    async def __call__(self, error: Exception) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         *(({"note": note}, "note") for note in ("x" * 1001, "\u00e9" * 501, "x" * MEGA, "\ud800", b"x", ["x"] * 1000)),
-        *(({"on_lost": on_lost}, LOST) for on_lost in ("stop", 7, told)),
+        *(({"on_lost": on_lost}, LOST) for on_lost in ("stop", 7, told, Told(), partial(Told()))),
         *(({option: 7}, f"{option} must be a str, not 7") for option in ("purpose", "template")),
         ({"ttl": 0.002}, "ttl must be at least 0.003 seconds and finite, not 0.002"),
         ({"ttl": timedelta(milliseconds=2)}, "ttl must be at least 0.003 seconds and finite, not "),
