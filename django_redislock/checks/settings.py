@@ -13,6 +13,7 @@ from django.core.checks import CheckMessage, Error, Info, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from ..call_names import signature_of
 from ..conf import AlsoLock, Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
 from ..options import Options, options_of
@@ -23,10 +24,11 @@ from ..store.old_key import old_keys
 from ..store.stores import get_store
 
 SHORT = 1.0  # seconds
+# what they take, and return
 FUNCTIONS = {
-    "VIEW_ON_CONFLICT": "takes (request, info) and returns a response",
-    "VIEW_OWNER": "takes the request and returns a str",
-    "ALSO_LOCK": "takes the name of a lock and returns what old code passes to its lock(), or None",
+    "VIEW_ON_CONFLICT": (("request", "info"), "a response"),
+    "VIEW_OWNER": (("request",), "a str"),
+    "ALSO_LOCK": (("name",), "what old code passes to its lock(), or None"),
 }
 
 
@@ -57,19 +59,24 @@ def _wrong_prefix(error: Exception) -> CheckMessage:
 
 def _functions(known: Conf) -> Iterator[CheckMessage]:
     """The functions that settings name by their dotted paths can be imported and called."""
-    for setting in FUNCTIONS:
+    for setting, (takes, _) in FUNCTIONS.items():
         path = getattr(known, setting)
         path = path.name if isinstance(path, AlsoLock) else path
         if path is not None:
             try:
-                import_function(setting, path)
+                signature_of(import_function(setting, path)).bind(*takes)
             except ImproperlyConfigured as error:
                 yield _no_function(setting, error)
+            except TypeError as error:
+                yield _no_function(setting, f"REDISLOCK[{setting!r}] = {path!r} cannot be called: {error}.")
+            except ValueError:
+                pass  # its signature is not known
 
 
-def _no_function(setting: str, error: Exception) -> CheckMessage:
-    hint = f"Give the dotted path of a function that {FUNCTIONS[setting]}."
-    return Error(str(error), hint=hint, id="django_redislock.E005")
+def _no_function(setting: str, trouble: object) -> CheckMessage:
+    takes, returns = FUNCTIONS[setting]
+    hint = f"Give the dotted path of a function ({', '.join(takes)}) that returns {returns}."
+    return Error(str(trouble), hint=hint, id="django_redislock.E005")
 
 
 def _times(known: Conf) -> Iterator[CheckMessage]:

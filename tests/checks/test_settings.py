@@ -52,6 +52,9 @@ SHORT = {"TTL": 0.6, "TTLS": {"a": 1, "b": 0.5}}
         ({"VIEW_OWNER": "nowhere.to.be.found"}, ["E005"], "Cannot use REDISLOCK['VIEW_OWNER'] = 'nowhere.to.be.found'"),
         ({"VIEW_ON_CONFLICT": "tests.settings.SECRET_KEY"}, ["E005"], "REDISLOCK['VIEW_ON_CONFLICT']"),
         ({"VIEW_OWNER": "django.http.HttpResponse"}, [], ""),
+        ({"VIEW_OWNER": "builtins.max"}, [], ""),  # it has no signature
+        ({"VIEW_OWNER": "os.getcwd"}, ["E005"], "REDISLOCK['VIEW_OWNER'] = 'os.getcwd' cannot be called: too many"),
+        ({"VIEW_ON_CONFLICT": "os.fspath"}, ["E005"], "['VIEW_ON_CONFLICT'] = 'os.fspath' cannot be called: too many"),
         ({"MAX_HOLD": 60, "TTL": 60, "TTLS": {"a": 600}}, ["W002"], "(60 s) is shorter than"),
         (SHORT, ["W003"] * 2, "renewed every 0.2 s"),
         ({**SHORT, "AUTO_RENEW": False}, [], ""),
