@@ -115,11 +115,16 @@ def check_fenced(value: Any, what: str) -> bool | tuple[str, ...]:
     if isinstance(value, bool):
         return value
     aliases = check_databases(value, what, "True, False, ")
-    if unknown := [alias for alias in aliases if alias not in connections]:
+    return tuple(check_database(alias, what) for alias in aliases)
+
+
+def check_database(alias: str, what: str) -> str:
+    """Return an alias that is in DATABASES, or raise ValueError."""
+    if alias not in connections:
         raise ValueError(
-            f"{what} names {unknown[0]!r}, which is not in DATABASES. The aliases are: {', '.join(connections)}."
+            f"{what} names {shown(alias)}, which is not in DATABASES. The aliases are: {', '.join(connections)}."
         )
-    return aliases
+    return alias
 
 
 def check_databases(value: Any, what: str, others: str = "") -> tuple[str, ...]:

@@ -320,8 +320,9 @@ class LockPool:
 
     def _quoted(self, keys: Iterable[str]) -> list[str]:
         """Quoted, each once."""
-        if isinstance(keys, str):
-            raise TypeError(f"The members of a pool must be an iterable of str, not the single str {keys!r}.")
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            single = "the single str " if isinstance(keys, str) else ""
+            raise TypeError(f"The members of a pool must be an iterable of str, not {single}{shown(keys)}.")
         return list(dict.fromkeys(map(self._quote, keys)))
 
     def _quote(self, key: object) -> str:

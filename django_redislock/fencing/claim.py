@@ -22,6 +22,7 @@ from ..engine.extension import draw_new_fence
 from ..engine.lease import Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import has_claimed, open_transaction
+from ..options import check_database
 from ..store.lock_store import HIGHEST_KNOWN
 from .table import MARK, MARK_NAME, TABLE, bounded, digest_of, fences, insert, reads_the_past, remedy, write_fence
 
@@ -69,7 +70,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
     if lease.lost:
         raise lease.lost_error()
     lease.check_not_detached("claim")
-    connection, within = connections[alias], lease.terms.fence_timeout
+    connection, within = connections[check_database(alias, "using")], lease.terms.fence_timeout
     connection.ensure_connection()  # with autocommit off, that begins a transaction
     if not first and not open_transaction(connection):
         raise RuntimeError(

@@ -32,7 +32,17 @@ from ..fencing.claim import begin
 from ..lock import Lock
 from ..lock_set import LockSet
 from ..open_transactions import in_atomic_block
-from ..options import LockOptions, Options, SetOptions, check_databases, check_kind, cut_note, mark_locked, read_options
+from ..options import (
+    LockOptions,
+    Options,
+    SetOptions,
+    check_database,
+    check_databases,
+    check_kind,
+    cut_note,
+    mark_locked,
+    read_options,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -184,7 +194,7 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
         several = are_several(self._name)
         given = shown([*names] if several else min(names))
         for alias in self._aliases:
-            connection = connections[alias]
+            connection = connections[check_database(alias, "db")]
             if in_atomic_block(connection):
                 trouble = "is inside an open atomic block"
             elif not connection.in_atomic_block and not connection.get_autocommit():

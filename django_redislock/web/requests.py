@@ -35,8 +35,8 @@ def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     """None: all but OPTIONS. A list would miss those that clients make up, for which a function view runs too."""
     if methods is None:
         return None
-    if isinstance(methods, str):
-        raise TypeError(f"methods must be a list of HTTP methods, such as [{methods!r}], not a str.")
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise TypeError(f"methods must be a list of HTTP methods, such as ['GET'], not {shown(methods)}.")
     chosen = frozenset(str(method).upper() for method in methods)
     unknown = chosen.difference(METHODS)
     if unknown or not chosen:

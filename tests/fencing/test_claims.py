@@ -38,7 +38,7 @@ from django_redislock import (
 from django_redislock.fencing import prune
 from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE, apart, everywhere, patience
-from tests.helpers.actors import GENEROUS, Other, server_time, until
+from tests.helpers.actors import GENEROUS, Crowd, Other, server_time, until
 from tests.helpers.databases import Account, configure, one_database
 from tests.helpers.servers import arespond, respond
 from tests.helpers.site import Gate
@@ -730,6 +730,16 @@ def test_one_that_never_claimed_warns_when_it_is_released(use: Any, account: Acc
     with pytest.warns(RuntimeWarning, match="is fenced, and was released without having been claimed") as caught:
         use()
     assert caught[0].filename == __file__ or use is USES[-1]
+
+
+def test_a_claim_names_the_choices_where_there_is_no_such_database(crowd: Crowd, account: Account) -> None:
+    me, lock = crowd(), Lock(NAME)
+    me(lock, "acquire")
+    with pytest.raises(
+        ValueError, match=r"^using names 'legder', which is not in DATABASES\. The aliases are: default"
+    ):
+        me(lock, "claim", "legder")
+    me(lock, "release")
 
 
 def test_what_fenced_takes(account: Account, ledger: Account) -> None:

@@ -149,6 +149,7 @@ def test_an_assign_of_any_size_takes_effect_at_one_moment() -> None:
     ("keys", "error", "message"),
     [
         ("alice", TypeError, "must be an iterable of str, not the single str 'alice'"),
+        *((wrong, TypeError, f"must be an iterable of str, not {wrong}") for wrong in (None, 5)),
         (["alice", ""], TypeError, "must be a non-empty str, not ''"),
         ([b"alice"], TypeError, "must be a non-empty str, not b'alice'"),
         (["a" * 600], ValueError, r"The member name .* has 614 bytes; at most 512"),

@@ -202,6 +202,8 @@ def test_wrong_arguments_are_errors_and_a_block_has_none_for_a_template(account:
     for db in ([], [7], 5):
         with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):
             locked_atomic("x", db=db)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^db names 'replca', which is not in DATABASES\. The aliases are: default"):
+        locked_atomic("x", db=["default", "replca"])(never)()
     with pytest.raises(ValueError, match="db names an alias twice"):
         locked_atomic("x", db=["default", "default"])
     with locked_atomic("a{{b}}", note="no. {pk}", token=TOKEN) as lock:  # other braces are part of the name

@@ -256,8 +256,9 @@ def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
     for methods, trouble in [(["GET", "PSOT"], "PSOT"), ([], "none")]:
         with pytest.raises(ValueError, match=rf"methods must name some of GET, .*; not {trouble}"):
             locked_view("x", methods=methods)
-    with pytest.raises(TypeError, match=r"such as \['GET'\]"):
-        locked_view("x", methods="GET")
+    for given in ("GET", 5):
+        with pytest.raises(TypeError, match=rf"^methods must be a list .*, such as \['GET'\], not {given!r}\.$"):
+            locked_view("x", methods=given)  # type: ignore[arg-type]
     for wrong in ("nobody", lambda: HttpResponse(), lambda *, request, info: None):
         with pytest.raises(TypeError, match=r"^on_conflict must be a callable \(request, info\), not .*: .+\.$"):
             locked_view("x", on_conflict=wrong)  # type: ignore[arg-type]
