@@ -75,9 +75,11 @@ class CallTexts:
             try:
                 values = _arguments(signature, args, kwargs)
             except TypeError as error:
-                if not more and not hasattr(function, "__wrapped__"):
+                # a decorator in between may change the arguments, as those of views do
+                values = {**_defaults(signature), **kwargs}
+                filled = all(text.fields <= values.keys() for text in self._templates)
+                if not more and not (filled and hasattr(function, "__wrapped__")):
                     raise TypeError(f"{_called(function)}() {error}") from None
-                values = dict(kwargs)  # a decorator in between may change the arguments, as those of views do
             values.update(more)
         self._refuse_missing(values.keys(), trouble)
         names = [made.fill(values) if isinstance(made, Template) else made(*args, **kwargs) for made in self._names]
@@ -113,6 +115,10 @@ def template_of(name: Names | None) -> str:
     if isinstance(name, str):
         return name
     return f"{getattr(name, '__module__', '')}.{getattr(name, '__qualname__', type(name).__name__)}"
+
+
+def _defaults(signature: inspect.Signature) -> dict[str, Any]:
+    return {name: each.default for name, each in signature.parameters.items() if each.default is not each.empty}
 
 
 def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,10 +183,15 @@ def signature_of(
     What takes anything is taken to pass it on to the function inside it. ``method_decorator`` hands over a bound method
     that claims the signature of its function, ``self`` included; this returns the bound method's.
     """
-    own = inspect.signature(function, follow_wrapped=False, eval_str=eval_str, **_LENIENT)
-    kinds = {each.kind for each in own.parameters.values()}
-    if not follow_wrapped or kinds.isdisjoint((inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)):
-        return own
+    try:
+        own = inspect.signature(function, follow_wrapped=False, eval_str=eval_str, **_LENIENT)
+    except ValueError:  # C code, as that of functools.lru_cache
+        if not hasattr(function, "__wrapped__"):
+            raise
+    else:
+        kinds = {each.kind for each in own.parameters.values()}
+        if not follow_wrapped or kinds.isdisjoint((inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)):
+            return own
     inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial) or hasattr(each, "__signature__"))
     if isinstance(inner, partial) and hasattr(inner, "__wrapped__"):
         function = partial(inner.func, *inner.args, **inner.keywords)

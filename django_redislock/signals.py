@@ -7,6 +7,7 @@ from asyncio import CancelledError
 from logging import ERROR
 from typing import Any
 
+from asgiref.sync import SyncToAsync
 from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
@@ -22,6 +23,8 @@ lock_released: Signal = Signal()  # name, template, fence, held (seconds)
 lock_lost: Signal = Signal()  # name, template, fence, reason, expired (it was not to be renewed, and ran out)
 lock_force_released: Signal = Signal()  # name, by
 
+ASYNC = "one of the coroutine functions"  # Django does not say which
+
 
 def send(signal: Signal, **facts: Any) -> None:
     """Call the receivers; nearly free when there are none."""
@@ -29,7 +32,10 @@ def send(signal: Signal, **facts: Any) -> None:
         try:
             _log_failures(signal.send_robust(_sender(), **facts), facts)
         except (Exception, CancelledError) as error:  # of an async receiver, or because a loop runs in this thread
-            _log_failures([(signal, error)], facts)
+            served = getattr(SyncToAsync.threadlocal, "main_event_loop", None)
+            if isinstance(error, CancelledError) and served is not None and served.is_running():
+                raise  # that of the task for which this thread runs sync code
+            _log_failures([(ASYNC, error)], facts)
 
 
 async def asend(signal: Signal, **facts: Any) -> None:
@@ -38,9 +44,9 @@ async def asend(signal: Signal, **facts: Any) -> None:
         try:
             _log_failures(await signal.asend_robust(_sender(), **facts), facts)
         except CancelledError as error:
-            if is_being_cancelled():
+            if _is_being_cancelled():
                 raise
-            _log_failures([(signal, error)], facts)
+            _log_failures([(ASYNC, error)], facts)
 
 
 def sending(signal: Signal, **facts: Any) -> Call:
@@ -53,7 +59,7 @@ def _sender() -> Any:
     return import_string(f"{__package__}.Lock")
 
 
-def is_being_cancelled() -> bool:
+def _is_being_cancelled() -> bool:
     """Return whether somebody has cancelled the running task. Before Python 3.11, nothing tells: say so."""
     return bool(getattr(asyncio.current_task(), "cancelling", lambda: True)())
 

@@ -1,7 +1,7 @@
 """What the site is told of locks, by the log, by signals and by ``on_lost``: acquired, not acquired, released, lost.
 
-The notifier runs the site's own code (receivers, ``on_lost``, logging handlers) in threads of its own: however slow
-that code is, it does not delay the threads that renew leases, watch the clock or read messages.
+Notifiers run the site's own code (one ``on_lost``, another one receivers and logging handlers) in threads of their own:
+however slow that code is, it does not delay the threads that renew leases, watch the clock or read messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ..store.calls import OLD_LOST, Renewed
 from .lease import ADOPTED, OLD_KEY, OVER, TAKEN, VANISHED, Lease
 
 THREADS = 8  # at most; several, so that a receiver that hangs does not hold up the others
-LAST_CALLS = 5.0  # seconds that the end of the process waits for what is being called
 
 Job = Callable[[], object]
 
@@ -62,10 +61,8 @@ class Notifier:
                 return
         self._run()
 
-    def finish(self) -> None:
-        """Before the process ends, and its threads with it: give the site's code LAST_CALLS seconds."""
-        self.wake()
-        until = monotonic() + LAST_CALLS
+    def finish(self, until: float) -> None:
+        """Before the process ends, and its threads with it: wait for what is being called, until this time at most."""
         for thread in [each for each in self._threads.copy() if each.is_alive()]:
             thread.join(max(0.0, until - monotonic()))
 
@@ -138,8 +135,8 @@ def tell_lost(notifier: Notifier, lease: Lease) -> None:
     if lease.terms.on_lost is not None:
         try:
             lease.terms.on_lost(lease.lost_error())
-        except BaseException:
-            log_event(ERROR, "on-lost-failed", name=lease.name, exc_info=True)
+        except BaseException as error:
+            notifier.log(ERROR, "on-lost-failed", name=lease.name, exc_info=error)
 
 
 def _report_lost(lease: Lease) -> None:

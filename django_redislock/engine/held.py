@@ -90,10 +90,6 @@ class Held:
             return False
         return self._keeper is None or self._keeper() is not None
 
-    def is_of_loop(self, loop: Loop) -> bool:
-        """Whether a coroutine of this event loop has acquired it."""
-        return self._ground is not None and self._ground() is loop
-
     def abandon(self) -> None: ...
 
 
@@ -237,10 +233,11 @@ def _is_of_sync_code(task: Task, other: Task) -> bool:
     if getattr(task.get_coro(), "cr_code", None) is code:
         return True
     # tools such as Sentry's put a coroutine of their own around that of each task
+    outermost: Any = getattr(task.get_coro(), "cr_frame", None)
     frame = sys._getframe() if task is asyncio.current_task() else None
-    while frame is not None and frame.f_code is not code:
+    while frame is not None and frame is not outermost and frame.f_code is not code:
         frame = frame.f_back
-    return frame is not None
+    return frame is not None and frame.f_code is code
 
 
 def waiting_thread(loop: Loop) -> threading.Thread | None:
@@ -281,15 +278,9 @@ def find(acquisitions: Sequence[Held]) -> Any:
     for one in latest_first:
         if one.here and not one.over and is_shown(one) and not is_foreign(one, runner):
             return one
-    left = [one for one in latest_first if one.here and not one.over]
-    for one in left:
-        if runner is not None and one.caller is runner:
+    for one in latest_first:
+        if one.here and not one.over and runner is not None and one.caller is runner:
             return one
-    # each step of an async generator may run in a task of its own, as may each line that a notebook awaits
-    if len(left) == 1 and asyncio.isfuture(runner) and left[0].is_of_loop(runner.get_loop()):
-        closes_a_generator = type(runner.get_coro()).__name__ == "async_generator_athrow"
-        if left[0].orphaned or (closes_a_generator and is_shown(left[0])):
-            return left[0]
     return None
 
 

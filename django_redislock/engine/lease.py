@@ -69,6 +69,7 @@ ADOPTED = "the bearer of its token has adopted it elsewhere"
 ENDED = "its lease ended before it could be renewed"
 OVER = "its lease ended, and it was not to be renewed"
 LIMITED = "its lease ended, and it was not to be renewed beyond max_hold"
+STOPPED = "its event loop was stopped, and its process has ended"
 
 
 class Lease:
@@ -149,7 +150,7 @@ class Lease:
         self.shares: list[Any] = []  # the acquisitions that use it: several, if it is reentrant
         self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
         self.asked_fence: int = fence  # in the latest renewal
-        self.releases: int = 0  # how many have been sent
+        self.releases: int = 0  # that are under way
         self.closed: bool = False  # released or detached: nobody here may use it any more
         self.watched: bool = False
         self.due: float = 0.0  # when the watchdog looks next

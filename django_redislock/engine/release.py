@@ -238,23 +238,26 @@ class Releasable(Ending, Held):
         """
         lease, watchdog = self.its_lease, self._runtime.watchdog
         tried, self._tried = self._tried, None
-        if tried is None:
+        if tried is None:  # else prepare_release() has counted it
             lease.releases += 1
         try:
             watchdog.unwatch(lease)
             how = calls.BEARER if bearer or lease.detaching else calls.HOLDER
             answer = yield from calls.release(lease.request, unknown=lease.unknown, how=how, tried=tried)
-            # a repeated release that finds nothing within the lease did its work the first time, or another call that
-            # is under way has done it; a closed lease was released in the background meanwhile, because its block was
-            # interrupted
-            repeated = answer.repeated or lease.releases > 1
+            # a repeated release that finds nothing within the lease did its work the first time; a closed lease was
+            # released in the background meanwhile, because its block was interrupted
+            repeated = answer.repeated or lease.tried_release
             done = answer.state == calls.RELEASED or lease.closed or (repeated and not lease.lost)
+            if not done and lease.releases > 1:  # another call has released it, or will find that it is lost
+                raise LockNotOwned.to("release", lease.name)
             watchdog.end(lease)
             self.leave()
         except LockUnavailable as error:
             watchdog.forget(lease)
             lease.tried_release = True
             raise lease.unreleased_error(error) from error.__cause__
+        finally:
+            lease.releases -= 1
         if not done and not lease.lost_reason:
             watchdog.lose(lease, OLD_KEY if answer.state == calls.OLD_LOST else VANISHED, released=True)
         if lease.lost_reason:

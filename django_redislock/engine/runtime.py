@@ -8,11 +8,14 @@ import threading
 from typing import Any
 
 from ..base.processes import PerProcess
+from ..base.times import monotonic
 from ..store.lock_store import LockStore, Partition
 from .announcements import Notifier
 from .listener import Listener
 from .subscriber import Subscriber
 from .watchdog import Watchdog
+
+LAST_CALLS = 5.0  # seconds that the end of the process waits for what is being called
 
 
 class Runtime:
@@ -24,6 +27,7 @@ class Runtime:
         self._listeners: dict[Partition, Listener] = {}
         self._subscribers: dict[LockStore, Subscriber] = {}
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
+        self._ends_at = 0.0  # monotonic; see finish()
         # children of multiprocessing and billiard end without calling what was registered with atexit, and those of
         # Celery's pool call only the receivers of its signal. None: not imported, or being imported by another thread
         finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
@@ -52,6 +56,12 @@ class Runtime:
             store.when_closed(lambda: self._subscribers.pop(store, None))
         return found
 
+    def finish(self) -> None:
+        """Before the process ends, and its threads with it: give the site's code LAST_CALLS seconds, once."""
+        self._ends_at = self._ends_at or monotonic() + LAST_CALLS
+        for notifier in (self.watchdog.alarms, self.notifier):
+            notifier.finish(self._ends_at)
+
     def leave_parent(self) -> None:
         for subscriber in self._subscribers.values():
             subscriber.leave_parent()
@@ -70,5 +80,4 @@ def _send_pending(**facts: Any) -> None:
     known = _runtime.peek()
     if known is not None:
         known.watchdog.send_pending()
-        known.watchdog.alarms.finish()
-        known.notifier.finish()
+        known.finish()

@@ -29,7 +29,7 @@ from . import agenda
 from .agenda import Agenda, Following, Pending, Task, call_for, next_check
 from .announcements import Notifier, reason_of, tell_lost
 from .dispatch import Dispatch, Outgoing
-from .lease import LIMITED, OLD_KEY, OVER, Lease
+from .lease import LIMITED, OLD_KEY, OVER, STOPPED, Lease
 from .with_block import Interruptions
 
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
@@ -162,6 +162,7 @@ class Watchdog:
         """
         self._abandon_interrupted()
         for stranded in [one for lease in self.leases() for one in lease.shares if one.stranded]:
+            stranded.lease.lost_reason = STOPPED  # in case its loop runs once more
             stranded.abandon()
         known = list(self._pending)
         self._dispatch.send_last([pending.outgoing() for pending in known])

@@ -303,8 +303,18 @@ def test_the_name_is_made_of_what_a_caller_gives_though_a_decorator_below_suppli
     for function in (spelled_out, functools.update_wrapper(functools.partial(export, "session"), export)):
         assert lock(function)("acme", 2024) == lock(function)(tenant="acme") == ["export:acme"]
     assert lock(passed_on)(tenant="acme") == ["export:acme"]
-    with pytest.raises(ValueError, match="called without 'tenant'"):
+    assert locked("export:{tenant}:{year}")(passed_on)(tenant="acme") == ["export:acme:0"]
+    with pytest.raises(TypeError, match="missing a required argument: 'tenant'"):
         lock(passed_on)("acme")
+
+
+def test_what_lru_cache_has_made_can_be_locked(client: redis.Redis) -> None:
+    @locked("export:{tenant}")
+    @functools.lru_cache
+    def export(tenant: str) -> list[str]:
+        return lock_names(client)
+
+    assert export("acme") == ["export:acme"]
 
 
 async def test_a_method_below_method_decorator_runs_under_the_lock(client: redis.Redis) -> None:

@@ -219,7 +219,7 @@ def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_loss
 
 @pytest.mark.parametrize("make", [lambda: Lock(NAME), lambda: Semaphore(NAME, limit=1)], ids=["lock", "semaphore"])
 async def test_two_releases_at_once_are_no_loss(make: Callable[[], Lock], heard: Heard) -> None:
-    for _ in range(30):
+    for _ in range(60):
         lock = make()
         await lock.aacquire()
         ends = await asyncio.gather(lock.arelease(), lock.arelease(), return_exceptions=True)

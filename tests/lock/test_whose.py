@@ -4,10 +4,9 @@ A child is a task, or a thread that inherits its starter's context. It sees what
 """
 
 import asyncio
-import gc
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from typing import Any
@@ -335,66 +334,6 @@ async def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(ki
         lock.acquire()
     async_to_sync(lock.arelease)() if release == "coroutine" else lock.release()
     assert not lock.locked()
-
-
-@in_a_task
-async def test_a_later_task_of_the_loop_goes_on_with_what_a_task_that_has_ended_has_acquired(kin: Kin) -> None:
-    """As in notebooks, where each line that is awaited runs in a task of its own."""
-    lock = Lock(NAME)
-
-    async def extend() -> bool:
-        lock.check()
-        return await lock.aextend(1)
-
-    async def alone(step: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        return await step()
-
-    for step, result in ((lock.aacquire, True), (extend, True), (lock.arelease, None)):
-        assert await Context().run(asyncio.create_task, alone(step)) is result
-    assert await kin.info() is None
-
-
-async def items(lock: Lock, way: str) -> AsyncIterator[int]:
-    """Holds a lock while it yields them."""
-    if way == "a block":
-        async with lock:
-            for item in range(3):
-                lock.check()
-                yield item
-    else:
-        await lock.aacquire()
-        try:
-            for item in range(3):
-                lock.check()
-                yield item
-        finally:
-            await lock.arelease()
-
-
-@pytest.mark.parametrize("way", ["a block", "calls"])
-@in_a_task
-async def test_an_async_generator_holds_its_lock_though_each_step_is_a_task_of_its_own(kin: Kin, way: str) -> None:
-    source = items(Lock(NAME), way)
-    assert [await asyncio.ensure_future(anext(source)) for _ in range(3)] == [0, 1, 2]
-    assert await kin.info() is not None
-    with pytest.raises(StopAsyncIteration):
-        await asyncio.ensure_future(anext(source))
-    assert await kin.info() is None
-
-
-@pytest.mark.parametrize("way", ["a block", "calls"])
-@in_a_task
-async def test_an_async_generator_that_is_left_halfway_gives_its_lock_back(kin: Kin, way: str) -> None:
-    async for item in items(Lock(NAME), way):
-        assert item == 0
-        break
-    gc.collect()
-
-    async def given_back() -> None:
-        while await kin.info() is not None:
-            await asyncio.sleep(0.001)
-
-    await asyncio.wait_for(given_back(), GENEROUS)
 
 
 @in_a_thread
