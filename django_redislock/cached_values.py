@@ -88,7 +88,7 @@ class Computation:
                     held: dict[str, Any] = {} if lease is None else {"owner": lease.request.owner, "fence": lease.fence}
                     holder.tell(self.acquisition.name, now - begun, **held)
                 yield Park(waiter, min(deadline.at, holder.tell_at, now + LOOK_EVERY))
-                if self._may_need_this_thread():
+                if monotonic() >= now + LOOK_EVERY and self._may_need_this_thread():
                     break
             return self.ended
         finally:

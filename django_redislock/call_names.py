@@ -76,7 +76,7 @@ class CallTexts:
                 values = _arguments(signature, args, kwargs)
             except TypeError as error:
                 # a decorator in between may change the arguments, as those of views do
-                values = {**_defaults(signature), **kwargs}
+                values = {**({} if args else _defaults(signature)), **kwargs}
                 filled = all(text.fields <= values.keys() for text in self._templates)
                 if not more and not (filled and hasattr(function, "__wrapped__")):
                     raise TypeError(f"{_called(function)}() {error}") from None

@@ -64,7 +64,7 @@ def _functions(known: Conf) -> Iterator[CheckMessage]:
         path = path.name if isinstance(path, AlsoLock) else path
         if path is not None:
             try:
-                signature_of(import_function(setting, path)).bind(*takes)
+                signature_of(import_function(setting, path), follow_wrapped=False).bind(*takes)
             except ImproperlyConfigured as error:
                 yield _no_function(setting, error)
             except TypeError as error:

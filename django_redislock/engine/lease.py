@@ -69,7 +69,7 @@ ADOPTED = "the bearer of its token has adopted it elsewhere"
 ENDED = "its lease ended before it could be renewed"
 OVER = "its lease ended, and it was not to be renewed"
 LIMITED = "its lease ended, and it was not to be renewed beyond max_hold"
-STOPPED = "its event loop was stopped, and its process has ended"
+STOPPED = "its event loop was stopped, and its process is ending"
 
 
 class Lease:

@@ -191,11 +191,12 @@ class Releasable(Ending, Held):
 
     def let_go(self, tried: Tried) -> bool:
         """End the lease if the first try has released the lock, and return True; else keep the try for release()."""
-        if not calls.released_at_once(tried):
-            self._tried = tried
-            return False
         lease = self.lease
         assert lease is not None
+        if not calls.released_at_once(tried):
+            self._tried = tried
+            lease.releases -= 1
+            return False
         self._runtime.watchdog.end(lease)
         lease.leave(self)
         self._mark_over()
@@ -238,8 +239,7 @@ class Releasable(Ending, Held):
         """
         lease, watchdog = self.its_lease, self._runtime.watchdog
         tried, self._tried = self._tried, None
-        if tried is None:  # else prepare_release() has counted it
-            lease.releases += 1
+        lease.releases += 1
         try:
             watchdog.unwatch(lease)
             how = calls.BEARER if bearer or lease.detaching else calls.HOLDER

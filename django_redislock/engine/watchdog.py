@@ -162,7 +162,7 @@ class Watchdog:
         """
         self._abandon_interrupted()
         for stranded in [one for lease in self.leases() for one in lease.shares if one.stranded]:
-            stranded.lease.lost_reason = STOPPED  # in case its loop runs once more
+            stranded.lease.lost_reason = STOPPED  # for ``lost``, in case its loop runs once more
             stranded.abandon()
         known = list(self._pending)
         self._dispatch.send_last([pending.outgoing() for pending in known])

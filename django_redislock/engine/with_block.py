@@ -173,6 +173,8 @@ async def _aleave(block: WithBlock, error: BaseException | None, kept: object) -
         if acquisition is not None:  # pragma: no branch (then there is nothing to interrupt)
             acquisition.abandon()
         raise
+    finally:
+        del kept  # the traceback of an error may keep this frame, and the block has ended
 
 
 class Enterable:

@@ -70,7 +70,9 @@ class LockedTask(DjangoTask):
             if name.startswith("lock_") and name not in OPTIONS:
                 raise TypeError(f"{what} has {name}, which LockedTask does not know.{did_you_mean(name, OPTIONS)}")
         options = {name: getattr(cls, name) for name in OPTIONS if hasattr(cls, name)}
-        cls._job_lock = JobLock(function, signature, cls.lock, what=what, **options)
+        others = cls.__mro__[cls.__mro__.index(LockedTask) + 1 : cls.__mro__.index(Task)]
+        awaits = any("__call__" in vars(base) for base in others)  # perhaps with asyncio.run()
+        cls._job_lock = JobLock(function, signature, cls.lock, what=what, awaits=awaits, **options)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
         send, lock, headers = super().apply_async, self._job_lock, dict(options.pop("headers", None) or {})

@@ -47,8 +47,9 @@ def get_store(using: str | None = None) -> LockStore:
         stores.known = settings, known
     try:
         found = known.get(using)
-    except TypeError:  # it is a list, say
-        found = known.get(check_alias(using))
+    except TypeError:
+        check_alias(using)  # raises: it is a list, say
+        raise
     if found is not None:
         return found
     alias = settings.CACHE if using is None else using

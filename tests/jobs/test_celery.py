@@ -1,5 +1,6 @@
 """Celery tasks under locks, with real workers: from the call to the end of the job."""
 
+import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -637,6 +638,26 @@ def test_the_call_of_another_base_class_runs_under_the_lock(site: Any) -> None:
     assert runs() == expected
     assert of_tenant(7) == of_tenant.apply((7,)).result == 7
     assert runs() == expected * 3
+
+
+def test_another_base_class_may_run_the_coroutine_of_a_task_under_the_lock(site: Any) -> None:
+    class Runs(Task):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return asyncio.run(self.run(*args, **kwargs))
+
+    class Base(site.LockedTask, Runs):
+        abstract = True
+
+    @site.app.task(base=Base, lock="tenant:{pk}", name=f"{__name__}.of_coroutine")
+    async def of_coroutine(pk: int) -> int:
+        note("runs", await asyncio.to_thread(held))
+        return pk
+
+    assert deliver(site, of_coroutine, 7, id=ID) == "SUCCESS"
+    assert of_coroutine(7) == 7
+    assert runs() == ["runs ['tenant:7']"] * 2
 
 
 def test_another_base_class_with_a_call_of_its_own_may_not_come_first(site: Any) -> None:

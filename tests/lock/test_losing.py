@@ -5,7 +5,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from django_redislock import (
     LockPool,
     Semaphore,
     aforce_release,
+    aget_lock,
     force_release,
     lock_acquired,
     lock_force_released,
@@ -32,7 +33,7 @@ from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil, until
 from tests.helpers.databases import Account
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, fence_of, holder, put, queued
-from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_TAKEN
+from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_TAKEN, become_another_process, end_process
 from tests.project.programs import run_code
 
 from .conftest import Block, Heard, receiving, until_told
@@ -108,6 +109,31 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
     assert {sender for _, sender, _ in seen} == {Lock}
     if "coroutine" not in how:
         assert [thread for signal, _, thread in seen if signal is lock_lost] == ["redislock-notifier"]
+
+
+async def test_a_task_that_is_cancelled_while_an_async_receiver_runs_for_its_sync_code_is_cancelled() -> None:
+    began, ran = asyncio.Event(), list[str]()
+
+    async def receiver(**facts: Any) -> None:
+        began.set()
+        await asyncio.sleep(600)
+
+    def view() -> None:
+        with Lock(NAME):
+            ran.append("to its end")
+
+    with receiving(receiver, lock_acquired):
+        task = asyncio.create_task(sync_to_async(view)())
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert ran == []
+
+    async def is_free() -> bool:
+        return await aget_lock(NAME) is None
+
+    await auntil(is_free)
 
 
 @pytest.mark.parametrize("call", ["force_release(NAME)", "asyncio.run(aforce_release(NAME))"])
@@ -239,6 +265,21 @@ def test_on_lost_waits_for_no_receiver_that_hangs() -> None:
             until(lambda: len(losses) == len(locks))
         finally:
             go_on.set()
+
+
+def test_the_end_of_a_process_waits_for_an_on_lost_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    become_another_process(monkeypatch)
+    told = list[LockLost]()
+
+    def on_lost(error: LockLost) -> None:
+        sleep(0.3)
+        told.append(error)
+
+    lock = Lock(NAME, on_lost=on_lost)
+    lock.acquire()
+    lose(lock)
+    end_process()
+    assert told
 
 
 LOST_AND_ENDED = """
