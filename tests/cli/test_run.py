@@ -277,7 +277,12 @@ def ready(once_ready: Callable[..., str]) -> str:
 
 
 @pytest.mark.parametrize("then", ["", "kill -STOP $$"], ids=["runs", "is stopped"])
-def test_the_program_is_ended_when_the_lock_is_lost(then: str, ready: str, tmp_path: Path) -> None:
+def test_the_program_is_ended_when_the_lock_is_lost(then: str, once_ready: Callable[..., str], tmp_path: Path) -> None:
+    def lose_it() -> None:
+        until(lambda: not then or state_of(number_in(tmp_path / "pid")) == "T")
+        force_release(NAME)
+
+    ready = f"echo $$ > {tmp_path}/pid; {once_ready(lose_it)}"
     script = f"trap 'echo ended > {tmp_path}/out; exit 0' TERM; {ready}\n{then}\n{FOREVER}"
     lost = rf"The lock '{NAME}' was lost .*force-released"
     fails(76, lost, "run", NAME, "--kill-after=600", "--", "sh", "-c", script)
