@@ -24,13 +24,13 @@ from .base.display import refuse_arguments, shown, takes_by_name
 from .base.log import log_event
 from .base.names import fit_name, quote
 from .base.processes import PerProcess
-from .base.steps import DRIVING_LOOP, Call, CallOut, Steps, arun, is_async, run_blocking
+from .base.steps import DRIVING_LOOP, Call, CallOut, Steps, arun, is_async, run_blocking, served_loop
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
 from .engine.acquisition import Acquisition, Frame
 from .engine.announcements import tell_refused
 from .engine.current_holder import CurrentHolder
-from .engine.held import caller, holds, served_loop
+from .engine.held import caller, holds
 from .engine.waiters import Park, Waiter, make_waiter
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .options import ANY_NUMBER, Options, check_timeout, terms_of

@@ -12,7 +12,7 @@ from .base.display import takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.steps import Steps, refuse_event_loop
 from .engine.acquisition import Acquisition
-from .engine.held import caller, runs, twin
+from .engine.held import Runner, caller, runs, twin
 from .engine.with_block import WithBlock, block_of
 from .exceptions import LockError
 from .lock import Lock
@@ -49,14 +49,14 @@ class leader(Lock):  # noqa: N801 (reads as ``locked`` does)
     ``replicas``, ``poll`` and ``backoff`` are as for :class:`Lock`. Renewal is always on, and ``MAX_WAITERS`` does not
     count.
 
-    Each thread or task that stands by makes an object of its own: LockError tells one that enters a block with an
-    object while another is in one. When that has ended, the block can be entered again, for another term.
+    Each thread or task that stands by makes an object of its own; while one is in its block, another that enters it
+    gets LockError. A block that has ended can be entered again, for another term.
 
     Not guaranteed: that a tick ends which takes longer than a third of the TTL, or whose process is stopped in the
     middle of it and goes on later. Pass ``fence`` to whatever it writes to, or :meth:`claim` it in the database.
     """
 
-    __slots__ = ("_block", "_over")
+    __slots__ = ("_block", "_over", "_runner")
 
     @takes_by_name
     def __init__(self, name: str, *wrong: NoReturn, **options: Unpack[LeaderOptions]) -> None:
@@ -65,12 +65,11 @@ class leader(Lock):  # noqa: N801 (reads as ``locked`` does)
             warn_of_fields(name)
         self._options = replace(read_options(options, "leader()", LeaderOptions, wrong=wrong), stands_by=True)
         self._block: WithBlock | None = None
+        self._runner: ref[Runner] | None = None  # the task or thread that is in it
         self._over = False
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Nobody is in a block with a copy."""
-        function, arguments, (attributes, slots), *rest = super().__reduce_ex__(protocol)
-        return function, arguments, (attributes, {**slots, "_block": None}), *rest
+    def _of_copies(self) -> dict[str, Any]:
+        return {**super()._of_copies(), "_block": None, "_runner": None}
 
     def lead(self) -> bool:
         """Wait until this process leads, and return True as long as it does, without a round trip; then False for good.
@@ -104,13 +103,12 @@ class leader(Lock):  # noqa: N801 (reads as ``locked`` does)
 
     def _begin(self) -> Self:
         block, runner = self._block, caller()
-        other = None if block is None or block.exit is None else block.runner()
+        other = None if self._runner is None or block is None or block.exit is None else self._runner()
         if other not in (None, runner) and runs(other):
             trouble = "another thread or task is in one. Each makes an object of its own."
             raise LockError(f"Cannot enter a block with the leader {self.name!r}: {trouble}", self.name)
         self._block, self._latest, self._over = block_of(self), None, False
-        if self._block is not None and runner is not None:
-            self._block.runner = ref(runner)
+        self._runner = None if runner is None else ref(runner)
         return self
 
     def entered(self, acquisition: Acquisition) -> None:

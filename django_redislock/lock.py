@@ -141,7 +141,11 @@ class Lock(Enterable):
         """A copy has acquired nothing."""
         reduced: Any = super().__reduce_ex__(protocol)
         function, arguments, (attributes, slots), *rest = reduced
-        return function, arguments, (attributes, {**slots, "_acquisitions": [], "_latest": None}), *rest
+        return function, arguments, (attributes, slots | self._of_copies()), *rest
+
+    def _of_copies(self) -> dict[str, Any]:
+        """What a copy has not, or has anew."""
+        return {"_acquisitions": [], "_latest": None}
 
     @property
     def using(self) -> str | None:

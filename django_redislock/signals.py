@@ -7,12 +7,11 @@ from asyncio import CancelledError
 from logging import ERROR
 from typing import Any
 
-from asgiref.sync import SyncToAsync
 from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
 from .base.log import log_event
-from .base.steps import Call
+from .base.steps import Call, served_loop
 
 # template: the name as it was written, "order:{pk}" of "order:42"; of a name without fields, the same; of a callable
 # that makes names, where that is. There are few of them, so that metrics can be labelled with it
@@ -32,8 +31,7 @@ def send(signal: Signal, **facts: Any) -> None:
         try:
             _log_failures(signal.send_robust(_sender(), **facts), facts)
         except (Exception, CancelledError) as error:  # of an async receiver, or because a loop runs in this thread
-            served = getattr(SyncToAsync.threadlocal, "main_event_loop", None)
-            if isinstance(error, CancelledError) and served is not None and served.is_running():
+            if isinstance(error, CancelledError) and served_loop() is not None:
                 raise  # that of the task for which this thread runs sync code
             _log_failures([(ASYNC, error)], facts)
 

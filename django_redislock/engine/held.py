@@ -27,8 +27,9 @@ from itertools import chain, islice
 from types import CoroutineType, MethodType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from asgiref.sync import AsyncToSync, SyncToAsync
+from asgiref.sync import AsyncToSync
 
+from ..base.steps import ASGIREF, served_loop
 from ..store.lock_store import Partition
 from .lease import Lease, Task
 
@@ -36,8 +37,6 @@ Loop = asyncio.AbstractEventLoop
 Runner = Task | threading.Thread
 Key = tuple[str, str]  # the identity of a partition, and a name
 
-# where asgiref notes for whom a thread runs sync code; __dict__: a fifth of the time of a getattr() that finds nothing
-_ASGIREF = SyncToAsync.threadlocal
 FEW = 16  # entries that are copied each time
 
 
@@ -215,13 +214,7 @@ def caller() -> Runner | None:
     """The running task or thread. None in sync code that a thread runs for a task: it runs that of other tasks, too."""
     if asyncio._get_running_loop() is not None:
         return asyncio.current_task()
-    return None if _ASGIREF.__dict__ and served_loop() is not None else threading.current_thread()
-
-
-def served_loop() -> Loop | None:
-    """Return the event loop for one of whose tasks this thread runs sync code by ``sync_to_async``, if any."""
-    served: Loop | None = _ASGIREF.__dict__.get("main_event_loop")
-    return served if served is not None and served.is_running() else None
+    return None if ASGIREF.__dict__ and served_loop() is not None else threading.current_thread()
 
 
 def _is_of_sync_code(task: Task, other: Task) -> bool:

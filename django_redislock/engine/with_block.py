@@ -77,7 +77,6 @@ class WithBlock:
     lock: Any
     acquisition: Any = None  # once it was entered: an Acquisition, or Several
     context: Any = None  # or what else is to be left at the end: of locked_atomic
-    runner: Callable[[], Any] = staticmethod(lambda: None)  # the task or thread that is in it, of a leader
     _exit: Callable[[], object]
 
     @property

@@ -177,11 +177,13 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
                 released = True  # by the command itself
             else:
                 acquisition.keep(at_least)
-    except (LockUnavailable, LockNotAcquired) as error:
-        if begun:  # it is the block's own error
+    except LockUnavailable as error:
+        if begun:  # it is an error of the work, or of its end
             raise
-        if isinstance(error, LockUnavailable):
-            raise CommandError(str(error), returncode=UNAVAILABLE) from error
+        raise CommandError(str(error), returncode=UNAVAILABLE) from error
+    except LockNotAcquired as error:
+        if begun:
+            raise
         raise LockBusy(_held_by(lock) + (own if error.outcome == "own" else ""), returncode=busy_status) from None
     except LockLost as error:
         if error.name != lock.name:

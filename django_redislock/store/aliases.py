@@ -205,8 +205,8 @@ def _find_config(alias: str) -> RedisConfig:
         )
     if not issubclass(pool.connection_class, AbstractConnection):  # that of valkey-py has errors of its own
         raise ImproperlyConfigured(
-            f"The cache alias {alias!r} connects by {pool.connection_class.__module__}, and locks by redis-py alone: "
-            f"use django-redis or Django's RedisCache, which talk to Valkey as well."
+            f"The cache alias {alias!r} connects through {pool.connection_class.__module__}, but locks work only "
+            f"through redis-py: use django-redis or Django's RedisCache, which talk to Valkey as well."
         )
     keywords = _keywords_of(pool)
     if manager is not None:  # replace redis-py's own function, which may send READONLY

@@ -45,11 +45,9 @@ def get_store(using: str | None = None) -> LockStore:
     if under is not settings:
         known = {}
         stores.known = settings, known
-    try:
-        found = known.get(using)
-    except TypeError:
-        check_alias(using)  # raises: it is a list, say
-        raise
+    if using is not None and not isinstance(using, str):
+        check_alias(using)  # a list, say, could not be looked up
+    found = known.get(using)
     if found is not None:
         return found
     alias = settings.CACHE if using is None else using

@@ -237,7 +237,9 @@ class Foreign:
 def test_a_connection_of_another_library_is_refused_before_anything_is_sent(backend: str, server: RedisServer) -> None:
     with (
         caches(alias(backend, server.url, connection_class=Foreign)),
-        pytest.raises(ImproperlyConfigured, match=rf"'default' connects by {__name__}, and locks by redis-py alone"),
+        pytest.raises(
+            ImproperlyConfigured, match=rf"'default' connects through {__name__}, but locks work only through redis-py"
+        ),
     ):
         Lock(NAME).acquire()
 
