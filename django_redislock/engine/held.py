@@ -11,21 +11,18 @@ speaks, is decided before there is a coroutine; see :func:`twin`.
 
 from __future__ import annotations
 
-import _thread
 import asyncio
-import gc
 import os
 import sys
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from itertools import chain, islice
 from types import CoroutineType, MethodType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import AsyncToSync
 
@@ -96,32 +93,11 @@ References = tuple[weakref.ref[Held], ...]
 
 
 # By partition and name, the acquisitions that the context shows, as long as they exist: all of them, and what has
-# changed since. (One whose making was interrupted, or whose coroutine was never awaited, nobody else refers to.)
+# changed since. A release changes nothing here: what is over is passed over, and forgotten when another one is shown.
 # Neither dict is ever changed: a new one takes the place of the second, and seldom of both, so that the ten-thousandth
 # lock costs what the first does.
 _Map = dict[Key, References]
-_NOTHING: tuple[_Map, _Map] = ({}, {})
-_shown: ContextVar[tuple[_Map, _Map]] = ContextVar("django_redislock.held", default=_NOTHING)
-
-
-if sys.version_info < (3, 12):
-    # The garbage collector runs inside allocations there, those of ContextVar.set() too, which is undone or worse by
-    # another set() meanwhile: that of a generator which is collected, and holds a lock. Only C code notes when it runs,
-    # as Python ignores what a signal handler raises in a callback of the collector: no Ctrl-C would come through. Each
-    # run hands one dict to all callbacks, so it is this thread that has begun the latest run if it knows that dict
-    _gevent = sys.modules.get("gevent.monkey")  # whose own _local is no C code
-    _begun: Any = (_gevent.get_original("_thread", "_local") if _gevent else _thread._local)()
-    _latest: dict[str, object] = {}
-    _phases: OrderedDict[str, None] = OrderedDict(start=None, stop=None)  # that which it has come to stands last
-    gc.callbacks += [partial(setattr, _begun), _latest.__setitem__, cast("Any", _phases.move_to_end)]
-
-    def _set(shown: tuple[_Map, _Map]) -> None:
-        runs = list(_phases)[-1] == "start"  # in one step: another thread may begin to collect at any time
-        # no branch: in the tests, only child processes are certain to come here from the collector
-        if not runs or getattr(_begun, "start", None) is not _latest["start"]:  # pragma: no branch
-            _shown.set(shown)
-else:  # pragma: no cover
-    _set = _shown.set
+_shown: ContextVar[tuple[_Map, _Map]] = ContextVar("django_redislock.held", default=({}, {}))
 
 
 def _get(key: Key) -> References:
@@ -132,11 +108,17 @@ def _get(key: Key) -> References:
 def _put(key: Key, references: References) -> None:
     known, late = _shown.get()
     late = {**late, key: references}
-    if not references and key not in known:
-        del late[key]
+    if not known:
+        late = {key: shown for key, shown in late.items() if any(map(_existing, shown))}
     if len(late) > FEW and len(late) ** 2 > len(known):
         known, late = {key: left for key, some in {**known, **late}.items() if (left := _not_over(some))}, {}
-    _set((known, late))
+    _shown.set((known, late))
+
+
+def _existing(reference: weakref.ref[Held]) -> Held | None:
+    """The acquisition, unless it is gone or over."""
+    one = reference()
+    return None if one is None or one.over else one
 
 
 def _not_over(shown: References) -> References:
@@ -144,13 +126,9 @@ def _not_over(shown: References) -> References:
     return tuple(
         reference
         for reference in shown
-        if (one := reference()) is not None
-        and not (one.over or one.partition.store.closed or (one.lease is not None and one.lease.lost))
+        if (one := _existing(reference)) is not None
+        and not (one.partition.store.closed or (one.lease is not None and one.lease.lost))
     )
-
-
-def _existing(shown: References) -> tuple[Held, ...]:
-    return tuple(one for reference in shown if (one := reference()) is not None)
 
 
 def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
@@ -159,33 +137,24 @@ def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
     Returns what was shown before: all under this key, and the latest under others.
     """
     mine = weakref.ref(acquisition)
-    if _shown.get() is _NOTHING:  # nearly always
-        _set(({}, {key: (mine,)}))
-        return ()
-    above = _get(key)
-    if above:
-        above = _not_over(above)
-    _put(key, (*above, mine) if above else (mine,))
     known, late = _shown.get()
-    if len(late) < 2 and not known:
-        return _existing(above) if above else ()
+    if not known and len(late) < 2 and not any(map(_existing, chain(*late.values()))):  # nearly always
+        _shown.set(({}, {key: (mine,)}))
+        return ()
+    above = _not_over(_get(key))
+    _put(key, (*above, mine))
+    known, late = _shown.get()
     latest = islice(chain(reversed(late.items()), reversed(known.items())), FEW)
     others = [shown for other, shown in latest if other != key]
-    return _existing((*above, *chain(*others)))
+    return tuple(filter(None, map(_existing, (*above, *chain(*others)))))
 
 
 def hide(acquisition: Held) -> None:
-    """No longer show it in this context; others know by its ``over``."""
+    """No longer show it in this context."""
     reference = weakref.ref(acquisition)
-    known, late = _shown.get()
-    if not known and len(late) == 1 and late.get(acquisition.keys[0]) == (reference,):  # nearly always
-        _set(_NOTHING)
-        return
     for key in acquisition.keys:
         shown = _get(key)
-        if shown == (reference,):
-            _put(key, ())
-        elif reference in shown:
+        if reference in shown:
             _put(key, tuple(one for one in shown if one != reference))
 
 
@@ -296,7 +265,7 @@ def holds(partition: Partition, name: str, runner: Runner | None, pool: str = ""
     ``runner``: see caller(). ``pool``: of which it may be a member.
     """
     key = partition.identity, name
-    shown = _existing((*_get((partition.identity, pool)), *_get(key)))
+    shown = [one for one in map(_existing, (*_get((partition.identity, pool)), *_get(key))) if one is not None]
     return next((lease for lease, own in leases_on(key, shown, runner) if own), None)
 
 

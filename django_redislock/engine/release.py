@@ -344,8 +344,7 @@ class Releasable(Ending, Held):
 
     def _mark_over(self) -> None:
         """There is nothing to give back any more."""
-        self.over, self._finalizer, self._above = True, None, ()
-        hide(self)
+        self.over, self._finalizer, self._above = True, None, ()  # which is how contexts know
         through = None if self._through is None else self._through()
         if through is not None:
             through.left(self)
