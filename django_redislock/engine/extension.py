@@ -35,7 +35,7 @@ def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> 
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
     request = lease.request if acknowledged else lease.request._replace(replicas=0)
-    answer = yield from calls.renew(request, how, left, lease.fence, replicas=request.replicas)
+    answer = yield from calls.renew(request, how, left, lease.fence, replicas=request.replicas, unknown=lease.unknown)
     if answer.state != calls.HELD:
         runtime().watchdog.lose(lease, reason_of(answer))
         raise lease.lost_error()

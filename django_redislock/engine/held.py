@@ -122,12 +122,9 @@ def _existing(reference: weakref.ref[Held]) -> Held | None:
 
 
 def _not_over(shown: References) -> References:
-    """Without those that are over, or lost and never released, or gone, or of an alias that is another one now."""
+    """Without those that are over, or gone, or of an alias that is another one now."""
     return tuple(
-        reference
-        for reference in shown
-        if (one := _existing(reference)) is not None
-        and not (one.partition.store.closed or (one.lease is not None and one.lease.lost))
+        reference for reference in shown if (one := _existing(reference)) is not None and not one.partition.store.closed
     )
 
 

@@ -396,3 +396,5 @@ class Watchdog:
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal
         self.alarms.wake()
+        if lease.unknown:
+            self.abandon(lease.request, unknown=True, how=calls.WITHDRAWAL)

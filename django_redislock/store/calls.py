@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -10,6 +11,7 @@ from redis.exceptions import ResponseError
 from ..base.display import Secret, SecretBytes
 from ..base.steps import Steps
 from ..base.times import NEVER, Deadline, monotonic
+from .calls_once import take_slot
 from .lock_store import Partition
 from .loop_connections import ENTERING, LEAVING
 from .node import Node
@@ -44,12 +46,11 @@ def polled(patience: float) -> str:
     return f"p{_ms(patience)}"
 
 
-def _variants(name: str, ways: Sequence[str] = ("key", "member", "permits")) -> dict[str, Script]:
-    return {stored: Script(name, stored) for stored in ways}
+def _variants(name: str) -> dict[str, Script]:
+    return {stored: Script(name, stored) for stored in ("key", "member", "permits")}
 
 
 _ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(_variants, ("acquire", "release", "renew", "force", "info"))
-_SUSPEND = _variants("suspend", ("key", "member"))
 _CHECKOUT, _LEAVE = (Script(name, "member") for name in ("checkout", "leave"))
 
 
@@ -280,14 +281,18 @@ class Renewed(NamedTuple):
     fence: int = 0  # the new fence, if one was asked for
 
 
-def renew_command(request: LockRequest, how: str, left: float, fence: int | None = None) -> Command:
+def renew_command(
+    request: LockRequest, how: str, left: float, fence: int | None = None, late: tuple[str, str] | None = None
+) -> Command:
     """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant on), set (``left``
     from now), detach (as set, and nobody here holds it any more), raise (as keep, with a new fence). ``fence``: of the
-    acquisition; None: whatever this attempt holds.
+    acquisition; None: whatever this attempt holds. ``late``: see renew.lua, the key and the number.
     """
     partition, keys = request.partition, request.keys
     args = (request.name, request.id, request.channel, str(partition.highest_fence), _ms(request.ttl), how, _ms(left))
-    return _RENEW[keys.stored].command(keys.declared, (*args, request.token or request.id, str(fence or "")))
+    key, number = late or ("", "")
+    declared = (*keys.declared, key) if key else keys.declared
+    return _RENEW[keys.stored].command(declared, (*args, request.token or request.id, str(fence or ""), number))
 
 
 def renew(
@@ -298,11 +303,18 @@ def renew(
     deadline: Deadline = NEVER,
     *,
     replicas: int = 0,
+    unknown: bool = False,
 ) -> Steps[Renewed]:
-    """Move the end of this attempt's lease; see renew_command(), and call() for the other arguments."""
-    command = renew_command(request, how, left, fence)
-    calling = call(request.partition, command, request.name, deadline=deadline, replicas=replicas)
-    answer, sent, _, node, acknowledged = yield from calling
+    """Move the end of this attempt's lease; see renew_command(), and call() for the other arguments.
+
+    ``unknown``: see release(); of a lock that is detached.
+    """
+    partition = request.partition
+    gone = (f"{partition.prefix}gone:{request.id}", "") if unknown and how == "detach" else None
+    with take_slot(partition) if how == "set" else nullcontext(gone) as late:
+        command = renew_command(request, how, left, fence, late)
+        calling = call(partition, command, request.name, deadline=deadline, replicas=replicas)
+        answer, sent, _, node, acknowledged = yield from calling
     found, old = renewed(node, answer, sent), request.old
     if old is not None and old.held and found.state == HELD:
         change = "set" if how in ("set", "detach") else "keep"
@@ -342,14 +354,6 @@ def force(
     if old is not None:
         yield from old.call("free")
     return value is not None or repeated
-
-
-def suspend(partition: Partition, name: str, seconds: float, owner: str) -> Steps[bool]:
-    """Grant the lock to nobody for ``seconds``; return whether that has begun, or somebody still holds the lock."""
-    keys = make_keys(partition.prefix, name)
-    args = (name, partition.channel, str(partition.highest_fence), _ms(seconds), owner)
-    reply = yield from call(partition, _SUSPEND[keys.stored].command(keys.declared, args), name)
-    return bool(reply.answer)
 
 
 def info(

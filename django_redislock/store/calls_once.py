@@ -1,4 +1,4 @@
-"""Calls that run once in Redis, however often they are sent: those of values and counters, and of a pool's members.
+"""Calls that run once in Redis, however often they are sent: of values, counters, a pool's members, and suspensions.
 
 A call that is sent again because its answer was lost must not count twice, and must return the first run's answer. So
 each call goes through a *slot*, which carries one call at a time and numbers them, and the script stores number and
@@ -9,7 +9,8 @@ not for each call. Source: the sessions of NFS 4.1, RFC 8881, section 2.10.6.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -30,23 +31,38 @@ def call_once(
 
     A repetition is recognised for 60 s.
     """
+    with take_slot(partition) as (slot, number):
+        reply = yield from call(partition, script.command((slot, *keys), (number, *args)), name, noun=noun)
+    return reply.answer  # type: ignore[no-any-return]
+
+
+@contextmanager
+def take_slot(partition: Partition) -> Iterator[tuple[str, str]]:
+    """The key of a slot for one call, and the call's number."""
     free = partition.free_slots
     try:
         slot, last = free.pop()  # the one used last, so that few slots are in use
     except IndexError:
         slot, last = f"{partition.prefix}slot:{secrets.token_urlsafe(12)}", 0
-    number = last + 1
-    command = script.command((slot, *keys), (str(number), *args))
     refused = False
     try:
-        reply = yield from call(partition, command, name, noun=noun)
-        return reply.answer  # type: ignore[no-any-return]
+        yield slot, str(last + 1)
     except LockUnavailable as error:
         refused = isinstance(error.__cause__, ResponseError)  # perhaps because of a foreign value under its key
         raise
     finally:
         if not refused:
-            free.append((slot, number))
+            free.append((slot, last + 1))
+
+
+_SUSPEND = {stored: Script("suspend", stored) for stored in ("key", "member")}
+
+
+def suspend(partition: Partition, name: str, seconds: float, owner: str) -> Steps[bool]:
+    """Grant the lock to nobody for ``seconds``; return whether that has begun, or somebody still holds the lock."""
+    keys = make_keys(partition.prefix, name)
+    args = (name, partition.channel, str(partition.highest_fence), str(round(seconds * 1000)), owner)
+    return (yield from call_once(partition, _SUSPEND[keys.stored], keys.declared, args, name=name)) == b"1"
 
 
 BATCH = 250  # members in one step, so that none keeps Redis for longer than a few milliseconds

@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.steps import arun
-from ..base.times import Alarm, is_frozen, monotonic
+from ..base.times import GRACE, Alarm, is_frozen, monotonic
 from .node import AbortableConnection, Node
 from .sentinels import believe, connect
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Slot, find, surplus, taken
@@ -126,6 +126,7 @@ class LoopConnections:
             slot = self._take(node)
             if slot is None or sent - slot.used > IDLE or _was_reset(slot.connection):
                 slot = await self._connected(slot, node, _left(node.config.timeout, by))
+                by = by and max(by, monotonic() + GRACE)  # as in ThreadConnections
             until, connection, limit = sent + node.config.timeout, slot.connection, slot.limit
             read: list[Any] = []
             try:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..base.steps import run
-from ..base.times import monotonic
+from ..base.times import GRACE, monotonic
 from .aliases import RedisConfig
 from .node import Node
 from .sentinels import believe, connect
@@ -75,6 +75,7 @@ class ThreadConnections:
                 slot = self._slot_for(other, node, by)
             if slot.node is not node or (sent - slot.used > IDLE and is_stale(slot.connection)):
                 self._connect(slot, node, by)
+                by = by and max(by, monotonic() + GRACE)  # or a far node would never answer in time
             answers = exchange(slot.connection, commands, by)
             slot.used = monotonic()
             if slot.used - sent > NO_FAILOVER_WITHIN:

@@ -366,6 +366,25 @@ def test_the_end_of_an_async_block_is_a_coroutine_function(kind: type[Lock]) -> 
     assert inspect.iscoroutinefunction(kind.__aexit__)
 
 
+@pytest.mark.parametrize("others", [[NAME], [f"{NAME}:{number}" for number in range(20)]], ids=["same", "many"])
+@pytest.mark.parametrize("run", [lambda use: use(), lambda use: async_to_sync(sync_to_async(use))()], ids=["", "view"])
+def test_a_lock_that_is_lost_is_still_spoken_of_when_others_are_acquired(run: Any, others: list[str]) -> None:
+    def use() -> None:
+        lock = Lock(NAME)
+        assert lock.acquire()
+        assert django_redislock.force_release(NAME)
+        until(lambda: lock.lost)
+        with contextlib.ExitStack() as stack:
+            for name in others:
+                stack.enter_context(Lock(name))
+            with pytest.raises(LockLost):
+                lock.check()
+            with pytest.raises(LockLost):
+                lock.release()
+
+    run(use)
+
+
 def test_the_lock_of_a_generator_that_is_collected_is_released() -> None:
     def part() -> Iterator[None]:
         with Lock(NAME):

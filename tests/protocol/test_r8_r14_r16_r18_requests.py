@@ -29,8 +29,10 @@ from django_redislock import (
     LockNotOwned,
     LockPool,
     LockSet,
+    LockStatus,
     LockUnavailable,
     Semaphore,
+    force_release,
     locked,
     locked_view,
 )
@@ -39,7 +41,7 @@ from tests.helpers.actors import GENEROUS, Crowd, auntil, until
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued, value
-from tests.inside import ACQUIRE_PERMIT, CHECKOUT, keys_of, leases
+from tests.inside import ACQUIRE_PERMIT, CHECKOUT, PREFIX, keys_of, leases
 
 from .conftest import ACQUIRE, LONG, POOL, RELEASE, SEMAPHORE, Join, Waiting, listed, renew_all, subscribed
 
@@ -78,6 +80,46 @@ def test_r8_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
         trouble.let_go()
     assert all(trouble.over.wait(GENEROUS) for trouble in met)
     assert holder(client) == ""
+
+
+@pytest.mark.parametrize("end", ["detached", "forced"])
+def test_r8_an_acquire_that_arrives_when_its_lock_has_gone_on_to_others_does_nothing(
+    end: str, impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(GENEROUS)
+    me, lock = crowd(), Lock(NAME, using="other", ttl=LONG)
+    late = impatient.hold_request(ACQUIRE)
+    assert me(lock, "acquire")
+    if end == "detached":
+        with Lock(NAME, token=me(lock, "detach"), adopt=True):
+            pass
+    else:
+        assert force_release(NAME)
+    until(lambda: client.keys("*gone:*"))
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert holder(client) == ""
+
+
+def test_r8_what_arrives_after_its_repetition_neither_shortens_a_lease_nor_suspends_again(
+    impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(GENEROUS)
+    me, lock = crowd(), Lock(NAME, using="other", ttl=LONG, auto_renew=False)
+    me(lock, "acquire")
+    late = impatient.hold_request("\r\nset\r\n")
+    me(lock, "extend", 20, replace_ttl=True)
+    me(lock, "extend", 3600)
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert client.pttl(LOCK) > 3_000_000
+    me(lock, "release")
+    late = impatient.hold_request(f"{PREFIX}queue:{NAME}")
+    lock.suspend(3600)
+    assert lock.resume()
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert lock.status() is LockStatus.FREE
 
 
 class Unwanted(Retry):

@@ -1,6 +1,8 @@
 -- renew: moves the end of a lease that this attempt holds; confirms a handoff.
--- KEYS     @lock queue waiters index fence never
--- ARGV     name id channel known ttl how ms token fence
+-- KEYS     @lock queue waiters index fence never late
+--            late: for set, a slot (see once), as it may arrive again after what came later; for detach, gone, only while
+--            an acquire of this attempt may still arrive
+-- ARGV     name id channel known ttl how ms token fence number
 --            how: keep = at least ms from now; confirm = at least ttl from the grant; set = ms from now; detach = the
 --            same, and nobody here holds it any more; raise = as keep, and draw a new fence
 --            fence: of the acquisition; '' for whatever this attempt holds
@@ -8,7 +10,10 @@
 --#include @lock
 --#include fence
 local LOST, HELD, ADOPTED = 0, 1, 2
-local value, answer = read_lock(), nil
+local value, answer, how = read_lock(), nil, ARGV.how
+if how == 'set' and (tonumber(string.match(redis.call('GET', KEYS.late) or '', '^%d+')) or 0) >= tonumber(ARGV.number) then
+  how = 'confirm' -- it was carried out before
+end
 if value then
   local id, channel, flag, fence, since, token, owner = parse_holder(value)
   -- the same attempt with another fence: a failover forgot its grant and let others in, before its turn came again (C3)
@@ -20,25 +25,27 @@ if value then
   local ms, before = tonumber(ARGV.ms), lease_left()
   local left = before
   -- a renewal that was on its way when the lock was detached
-  if flag == 'd' and ARGV.how ~= 'detach' --[[@late-raise]]--[[@or]]and ARGV.how ~= 'raise' --[[@]]then return {HELD, us, left} end --@late-renewal
+  if flag == 'd' and how ~= 'detach' --[[@late-raise]]--[[@or]]and how ~= 'raise' --[[@]]then return {HELD, us, left} end --@late-renewal
   local handed = flag == 'h' or flag == 'p'
   -- a handoff begins with a short lease: confirmed, it is a full one from the grant on
   if handed then left = math.max(--[[@confirm-lengthens]]left, --[[@]]math.ceil((since - us) / 1000) + tonumber(ARGV.ttl)) end
-  if ARGV.how == 'set' or ARGV.how == 'detach' then
+  if how == 'set' or how == 'detach' then
     left = ms
-  elseif ARGV.how == 'keep' --[[@raise-keeps]]or ARGV.how == 'raise' --[[@]]then
+  elseif how == 'keep' --[[@raise-keeps]]or how == 'raise' --[[@]]then
     left = math.max(--[[@renewal-lengthens]]left, --[[@]]ms)
   end
   -- a deletion first: where memory has run out, Redis lets a script go on that has begun with one
   redis.call('HDEL', KEYS.waiters, '-')
+  if how == 'set' then redis.call('SET', KEYS.late, ARGV.number .. ' ', 'PX', 60000) end
   local drawn
-  if ARGV.how == 'raise' then
+  if how == 'raise' then
     fence = --[[@raise-new]]next_fence()--[[@or]]fence--[[@]]
     drawn = tonumber(fence)
   end
-  if handed or --[[@raise-written]]drawn or --[[@]]ARGV.how == 'detach' then
+  if handed or --[[@raise-written]]drawn or --[[@]]how == 'detach' then
     left = math.max(1, left) -- at the very end; Redis refuses to write a key for 0 ms
-    write_lock(holder_value(id, channel, ARGV.how == 'detach' and 'd' or 'c', fence, since, token, owner), left)
+    write_lock(holder_value(id, channel, how == 'detach' and 'd' or 'c', fence, since, token, owner), left)
+    if how == 'detach' and KEYS.late then redis.call('SET', KEYS.late, '1', 'PX', 60000) end
     if handed then clear_handoff(flag) end --@confirm-clears
   else
     move_end(left)
