@@ -7,35 +7,26 @@ the next.
 
 from __future__ import annotations
 
-import asyncio
 import math
-import threading
-import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import thread as futures_thread
 from datetime import timedelta
-from logging import WARNING
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
 
 from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .base.display import refuse_arguments, shown, takes_by_name
-from .base.log import log_event
 from .base.names import fit_name, quote
 from .base.processes import PerProcess
-from .base.steps import DRIVING_LOOP, Call, CallOut, Steps, arun, is_async, run_blocking, served_loop
+from .base.steps import DRIVING_LOOP, Call, CallOut, Steps, arun, is_async, run_blocking
 from .base.times import Deadline, Seconds, monotonic
 from .conf import conf
 from .engine.acquisition import Acquisition, Frame
-from .engine.announcements import tell_refused
-from .engine.current_holder import CurrentHolder
 from .engine.held import caller, holds
 from .engine.waiters import Park, Waiter, make_waiter
-from .exceptions import LockError, LockNotAcquired, LockUnavailable
-from .options import ANY_NUMBER, Options, check_timeout, terms_of
+from .exceptions import LockError, LockUnavailable
+from .options import ANY_NUMBER, Options, check_timeout
 from .store.aliases import check_alias
-from .store.lock_store import Partition
 from .store.stores import get_partition
 
 if TYPE_CHECKING:
@@ -45,85 +36,34 @@ if TYPE_CHECKING:
 class Computation:
     """One caller that asks for the lock and computes, while the others of this process wait for it to end.
 
-    It carries no value: each reads its own from the cache, since no two should share a mutable object.
+    It carries no value: each reads its own from the cache, since no two should share a mutable object. When PATIENCE is
+    over, the next caller asks for the lock as well, and the others wait for whichever ends first: the one that computes
+    may be slow, or was interrupted, or its event loop was closed.
     """
 
-    def __init__(self, acquisition: Acquisition, frame: Frame) -> None:
-        self.acquisition = acquisition
-        self._loop = asyncio._get_running_loop()  # of a coroutine
-        self._frame = weakref.ref(frame)  # whoever is interrupted does not come to the end
+    def __init__(self) -> None:
+        self.until: float = monotonic() + PATIENCE
         self.ended: bool = False
         self.trouble: LockUnavailable | None = None  # by which it ended
-        self.waiters: set[Waiter] = set()
+        self.waiters: set[Waiter] = set()  # in no Future: an interruption in there may leave it locked for good
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether it may still come to its end, so that nobody else should compute."""
-        lease = self.acquisition.lease
-        return self._frame() is not None and not self.acquisition.orphaned and not (lease is not None and lease.lost)
-
-    def _may_need_this_thread(self) -> bool:
-        """Return whether this thread runs sync code for the event loop of the coroutine that computes."""
-        if self._loop is None or asyncio._get_running_loop() is not None:
-            return False
-        try:
-            pool: Any = self._loop._default_executor  # type: ignore[attr-defined]  # all that shows asyncio.to_thread()
-            threads = getattr(pool, "_threads", ())
-        except AttributeError:  # pragma: no cover (uvloop does not show its pool: it may be any)
-            threads = futures_thread._threads_queues
-        return served_loop() is self._loop or threading.current_thread() in threads
-
-    def wait(self, deadline: Deadline, begun: float, holder: CurrentHolder) -> Steps[bool]:
-        """Return whether it has ended in time. Also False if it never will, or may be waiting for this thread.
-
-        A long wait since ``begun`` is logged by ``holder``.
-        """
+    def wait(self, deadline: Deadline) -> Steps[None]:
         waiter = make_waiter((yield DRIVING_LOOP))
         self.waiters.add(waiter)
         try:
-            # who ends it says so first, and wakes those who wait then
-            while not self.ended and self.goes_on and not deadline.passed:
-                now, lease = monotonic(), self.acquisition.lease
-                if now >= holder.tell_at:
-                    held: dict[str, Any] = {} if lease is None else {"owner": lease.request.owner, "fence": lease.fence}
-                    holder.tell(self.acquisition.name, now - begun, **held)
-                yield Park(waiter, min(deadline.at, holder.tell_at, now + LOOK_EVERY))
-                if monotonic() >= now + LOOK_EVERY and self._may_need_this_thread():
-                    break
-            return self.ended
+            if not self.ended:  # who ends it says so first, and wakes those who wait then
+                yield Park(waiter, min(deadline.at, self.until))
         finally:
             self.waiters.discard(waiter)
 
-
-class _Computations:
-    """Those that are under way in this process, by partition and name of their locks."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.RLock()  # a finalizer may run on this thread and compute as well
-        self._under_way: dict[tuple[Partition, str], Computation] = {}
-
-    def join(self, name: str, options: Options, frame: Frame) -> tuple[Computation, bool]:
-        """The computation of this value, and whether the caller, whose ``frame`` this is, has to do it."""
-        with self._mutex:
-            known = self._under_way.get((get_partition(options.using, name), name))
-            if known is not None and known.goes_on:
-                return known, False
-            made = Computation(Acquisition(name, options), frame)
-            made.acquisition.abandon_after(frame)
-            self._under_way[made.acquisition.partition, name] = made
-            return made, True
-
-    def end(self, computation: Computation, trouble: LockUnavailable | None) -> None:
-        key = computation.acquisition.partition, computation.acquisition.name
-        with self._mutex:
-            if self._under_way.get(key) is computation:
-                del self._under_way[key]
-        computation.trouble, computation.ended = trouble, True
-        for waiter in list(computation.waiters):
+    def end(self) -> None:
+        self.ended = True
+        for waiter in list(self.waiters):
             waiter.wake()
 
 
-computations = PerProcess(_Computations)
+# those of this process, by the identity of a partition, and a name
+computations: PerProcess[dict[tuple[str, str], Computation]] = PerProcess(dict)
 
 
 T = TypeVar("T")
@@ -131,7 +71,7 @@ T = TypeVar("T")
 MISSING = object()
 CACHED = ["timeout", "version", "blocking_timeout"]  # options of the methods of our backends
 OPTIONS = [*CACHED, "using"]
-LOOK_EVERY = 1.0  # seconds between looks whether the one that computes is still there
+PATIENCE = 10.0  # seconds for which one caller of a process asks for the lock, and computes, for all others
 
 
 class ValueOptions(TypedDict, total=False):
@@ -172,10 +112,10 @@ def locked_get_or_set(
 
     A value that is there costs one ``get``. What ``default`` raises propagates to its caller, and the next one who
     waits tries. A value that the cache does not keep (``timeout=0``, DummyCache) is computed by each caller in turn.
-    Sync code below ``sync_to_async`` waits for a coroutine of the same event loop for a second, then computes by
-    itself: the coroutine may be waiting for that very thread. Two computations that ask for each other's values wait
-    for each other; so do a computation and a task or thread that it has begun, waits for, and that asks for the same
-    value: give a ``blocking_timeout``. A computation that asks for its own value by itself gets LockError.
+    Two computations that ask for each other's values wait for each other; so do a computation and a task or thread that
+    it has begun, waits for, and that asks for the same value; and so may a coroutine that computes and sync code of the
+    same event loop (below ``sync_to_async``), whose thread it may need: give a ``blocking_timeout``. A computation that
+    asks for its own value by itself gets LockError.
 
     Raises LockUnavailable when the value is missing and the Redis server used for locks cannot be reached: then
     everybody would compute it at once, which only the caller can tell to be harmless (``except LockUnavailable: return
@@ -248,33 +188,29 @@ def _lookup(
         return (yield from keep(default))
     lock_alias: str | None = getattr(cache, "lock_alias", None)  # our own backend has its locks where its values are
     name = fit_name(f"get_or_set:{quote(lock_alias or alias)}:{cache.make_key(key, version=version)}")
-    if holds(get_partition(lock_alias, name), name, caller()) is not None:
+    partition = get_partition(lock_alias, name)
+    place = partition.identity, name
+    if holds(partition, name, caller()) is not None:
         text = f"Could not compute the value of the cache key {key!r}: what computes it asks for that very value."
         raise LockError(text, name)
     not_in_time = f"Could not get the value of the cache key {key!r} in time: it is being computed elsewhere."
     begun, deadline = monotonic(), Deadline.after(conf().BLOCKING_TIMEOUT if patience is None else patience)
-    frame, options = Frame(), Options(auto_renew=True, max_waiters=ANY_NUMBER, using=lock_alias)
-    holder = CurrentHolder(begun + terms_of(options, name).slow_wait)
     while True:
-        computation, leads = computations.get().join(name, options, frame)
-        if leads:
+        mine = Computation()
+        known = computations.get().setdefault(place, mine)
+        if monotonic() >= known.until:
+            known.until, mine = mine.until, known  # the next one asks as well
+        if mine is known or deadline.passed:  # if it has passed, the lock is asked for once
             break
-        ended = yield from computation.wait(deadline, begun, holder)
-        if not ended and deadline.passed:
-            outcome = "timeout" if deadline.waits else "busy"
-            refused = LockNotAcquired(not_in_time, name, outcome=outcome, waited=monotonic() - begun)
-            yield from tell_refused(name, name, refused)
-            raise refused
+        yield from known.wait(deadline)
         value = yield get()
         if value is not MISSING:
             return value
-        if not ended and computation.goes_on:
-            log_event(WARNING, "computed-twice", key=key)
-            return (yield from keep((yield CallOut(default))))
-        if computation.trouble is not None:
-            raise LockUnavailable(str(computation.trouble), name) from computation.trouble
-    acquisition = computation.acquisition
-    trouble: LockUnavailable | None = None
+        if known.trouble is not None:
+            raise LockUnavailable(str(known.trouble), name) from known.trouble
+    frame, options = Frame(), Options(auto_renew=True, max_waiters=ANY_NUMBER, using=lock_alias)
+    acquisition = Acquisition(name, options)
+    acquisition.abandon_after(frame)
     try:
         refusal = yield from acquisition.obtain(deadline)
         if refusal is not None:
@@ -287,8 +223,10 @@ def _lookup(
         return value
     except BaseException as error:
         if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses
-            trouble = error
+            mine.trouble = error
         yield from acquisition.fail(error)
         raise
     finally:
-        computations.get().end(computation, trouble)
+        if computations.get().get(place) is mine:
+            computations.get().pop(place, None)
+        mine.end()

@@ -35,7 +35,7 @@ from django_redislock.base.processes import PerProcess
 from django_redislock.base.steps import Call, CallOut, Pause, Steps, arun, run
 from django_redislock.base.times import NEVER
 from django_redislock.cache_lock import CacheLock
-from django_redislock.cached_values import computations
+from django_redislock.cached_values import Computation, computations
 from django_redislock.conf import conf
 from django_redislock.engine import acquisition, held
 from django_redislock.engine import lease as _reasons
@@ -43,7 +43,6 @@ from django_redislock.engine import release as engine_release
 from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.acquisition import Frame
 from django_redislock.engine.attempt import Attempt, _tell_of_limits
-from django_redislock.engine.current_holder import CurrentHolder
 from django_redislock.engine.extension import draw_new_fence
 from django_redislock.engine.lease import Lease
 from django_redislock.engine.owner import _describe_process
@@ -53,7 +52,6 @@ from django_redislock.engine.waiters import Park, TaskWaiter
 from django_redislock.engine.with_block import Finalizer
 from django_redislock.inspection.lists import list_everywhere, read_matching
 from django_redislock.jobs.job_lock import JobLock, Running, running_job
-from django_redislock.options import Options
 from django_redislock.store import calls, calls_once
 from django_redislock.store import records as _keys
 from django_redislock.store import scripts as _scripts
@@ -124,7 +122,7 @@ _LIMITS = {
     "patience_threads": "store.thread_connections.PATIENCE",
     "patience_loops": "store.loop_connections.PATIENCE",
     "list_batch": "store.reading.BATCH",
-    "value_look": "cached_values.LOOK_EVERY",  # seconds between the looks of those who wait for a value
+    "value_patience": "cached_values.PATIENCE",  # seconds for which one caller computes a value for all others
     "check_patience": "checks.server.PATIENCE",
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
     "prune_within": "fencing.claim.WITHIN",
@@ -920,21 +918,29 @@ def settings(**overridden: Any) -> dict[str, Any]:
 
 
 def values_under_way() -> int:
-    return len(computations.get()._under_way)
+    return len(computations.get())
 
 
 def waiting_for_values() -> int:
     """How many callers of this process wait for another one of it that computes the same value."""
-    return sum(len(computation.waiters) for computation in list(computations.get()._under_way.values()))
+    return sum(len(computation.waiters) for computation in list(computations.get().values()))
+
+
+def lose_patience() -> None:
+    """The time is over for which callers wait for one that computes the same value."""
+    for computation in list(computations.get().values()):
+        computation.until = 0.0
+        for waiter in list(computation.waiters):
+            waiter.wake()
 
 
 def joins_at_the_end(asynchronous: bool) -> bool:
     """Wait for a computation that ends just before; whether it is noticed."""
-    frame = Frame()
-    computation, _ = computations.get().join("x", Options(), frame)
-    computations.get().end(computation, None)
-    steps = computation.wait(NEVER, monotonic(), CurrentHolder(math.inf))
-    return (asyncio.run(arun(steps)) if asynchronous else run(steps)) and not computation.waiters
+    computation = Computation()
+    computation.end()
+    steps = computation.wait(NEVER)
+    asyncio.run(arun(steps)) if asynchronous else run(steps)
+    return not computation.waiters
 
 
 def note_loops(patch: pytest.MonkeyPatch) -> Callable[[], int]:

@@ -36,15 +36,13 @@ class CurrentHolder:
         """Our lock was to be had, and this key of old code was not."""
         self._value, self.busy_for, self._old = None, None, f"old code (its key {key!r})"
 
-    def tell(self, name: str, waited: float, waiter: Waiter | None = None, **held: Any) -> None:
-        """Log once, after a long wait, who holds the lock, as of the last look: somebody may have forgotten it.
-
-        ``held``: owner and fence, where the caller knows them.
-        """
+    def tell(self, name: str, waited: float, waiter: Waiter | None) -> None:
+        """Log once, after a long wait, who holds the lock, as of the last look: somebody may have forgotten it."""
         self.tell_at = math.inf
         if waiter is not None and self._old is None:
             self._value = waiter.group.seen or self._value  # the oldest waiter looks for all
         holder = parse_holder(self._value)
+        held: dict[str, Any] = {}
         if self._old is not None:
             held = {"owner": self._old}
         if holder is not None:

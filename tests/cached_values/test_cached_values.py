@@ -4,18 +4,18 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 
@@ -35,12 +35,10 @@ from django_redislock import (
 )
 from django_redislock.testing import own_locks
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, RUNS, Crowd, Other, auntil, until
+from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, until
 from tests.helpers.cancelling import Interrupt, Interrupter
-from tests.inside import joins_at_the_end, limit, values_under_way, waiting_for_values
+from tests.inside import joins_at_the_end, limit, lose_patience, values_under_way, waiting_for_values
 from tests.lock.conftest import receiving
-
-Main = Callable[[], Awaitable[Any]]
 
 BACKENDS = {
     "ours": "django_redislock.cache.RedisCache",
@@ -286,16 +284,14 @@ def ask(crowd: Crowd, value: Value, number: int) -> list[Future[Any]]:
 
 
 @pytest.mark.parametrize("alias", ["ours", "locmem"])
-def test_coroutines_and_threads_wait_for_each_other_however_long_and_each_reads_an_object_of_its_own(
-    crowd: Crowd, computing: Computing, monkeypatch: pytest.MonkeyPatch, alias: str
+def test_coroutines_and_threads_wait_for_each_other_and_each_reads_an_object_of_its_own(
+    crowd: Crowd, computing: Computing, alias: str
 ) -> None:
-    limit(monkeypatch, value_look=0.001)
     late = Value("never", using=alias)
     with closing(Crowd(tasks=not crowd.awaits)) as others, computing({"a": []}, using=alias) as value:
         assert crowd()(Value("mine", using=alias, version=2), "get") == "mine"
         turns = ask(others, late, 3) + ask(crowd, late, 3)
         assert [lock.waiters for lock in list_locks()] == [0]  # nobody asks Redis for what is computed in this process
-        sleep(0.1)  # many looks
         value.go.set()
         found = [turn.result(GENEROUS) for turn in turns]
     assert found == [{"a": []}] * 6
@@ -305,14 +301,14 @@ def test_coroutines_and_threads_wait_for_each_other_however_long_and_each_reads_
 
 @pytest.mark.parametrize("end", [ValueError("no"), LockUnavailable("of another lock", "another"), "force-released"])
 def test_if_the_one_that_computes_fails_or_loses_its_lock_the_next_one_tries(
-    end: Any, crowd: Crowd, computing: Computing, monkeypatch: pytest.MonkeyPatch
+    end: Any, crowd: Crowd, computing: Computing
 ) -> None:
-    limit(monkeypatch, value_look=0.05)
     late = Value("second")
     with computing(end) as value:
         turns = ask(crowd, late, 3)
         if end == "force-released":
             assert force_release(NAME)
+            lose_patience()
         else:
             value.go.set()
         assert [turn.result(GENEROUS) for turn in turns] == ["second"] * 3
@@ -378,32 +374,26 @@ def test_a_caller_whose_timeout_has_passed_gets_an_error(
     assert f"event=not-acquired name={NAME} template={NAME} outcome={raised.value.outcome} waited=" in caplog.text
 
 
-def test_a_long_wait_for_a_computation_is_logged_once_with_the_one_that_computes(
+def test_when_a_computation_takes_long_one_of_those_who_wait_for_it_asks_redis_like_any_waiter(
     crowd: Crowd, computing: Computing, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def told() -> list[str]:
-        return [text.replace('"', "") for text in caplog.messages if text.startswith("event=still-waiting ")]
-
-    def ask_until_told(value: Value) -> Future[Any]:
-        before, (turn,) = told(), ask(crowd, value, 1)
-        until(lambda: len(told()) > len(before))
-        return turn
-
     settings.REDISLOCK = {"SLOW_WAIT": 0.05}
-    late = Value("second", held_up=True)
-    with computing(ValueError("no")) as value:
+    late = Value("never")
+    with computing() as value:
+        turns = ask(crowd, late, 3)
+        with pytest.raises(LockNotAcquired):
+            crowd()(Value("never", blocking_timeout=0), "get")
+        assert (list_locks()[0].waiters, waiting_for_values()) == (0, 3)
+        lose_patience()
+        until(lambda: "event=still-waiting" in caplog.text)
+        until(lambda: waiting_for_values() == 2)
         lock = list_locks()[0]
-        turns = [ask_until_told(late) for _ in range(3)]
-        assert [
-            text.startswith(f"event=still-waiting name={NAME} owner={lock.owner} fence={lock.fence} waited=")
-            for text in told()
-        ] == [True] * 3
+        assert lock.waiters == 1
+        held = f"event=still-waiting name={NAME} owner={lock.owner} fence={lock.fence} waited="
+        assert caplog.text.replace('"', "").count(held) == 1
         value.go.set()
-        until(lambda: late.called.is_set() and waiting_for_values() == 2)
-        turns.append(ask_until_told(late))
-        assert len(told()) == 4  # the two that wait on have told it
-        late.go.set()
-        assert [turn.result(GENEROUS) for turn in turns] == ["second"] * 4
+        assert [turn.result(GENEROUS) for turn in turns] == ["theirs"] * 3
+    assert late.calls == 0
 
 
 @pytest.mark.complete
@@ -431,50 +421,26 @@ def test_an_outage_costs_nobody_a_value_that_is_there_and_a_missing_one_is_not_c
     assert missing.calls == 0
 
 
-def by_wsgi(main: Main) -> Any:
-    """As an async view is run there."""
-    return async_to_sync(asyncio.wait_for)(main(), GENEROUS)
-
-
-def by_asgi(main: Main) -> Any:
-    """With a thread for each request."""
-
-    async def request() -> Any:
-        async with ThreadSensitiveContext():
-            return await asyncio.wait_for(main(), GENEROUS)
-
-    return asyncio.run(request())
-
-
-@pytest.mark.parametrize("run", [by_wsgi, by_asgi])
-@pytest.mark.parametrize("way", RUNS)
-def test_sync_code_does_not_wait_for_a_coroutine_that_needs_its_thread(
-    run: Callable[[Main], Any], way: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one thread for sync code, or the only one of the loop, waits for the value."""
-    limit(monkeypatch, value_look=0.05)
-    sync = Value("of sync code", blocking_timeout=GENEROUS / 2)  # else it would wait for ever
+async def test_sync_code_waits_for_its_timeout_where_a_coroutine_that_computes_needs_its_thread() -> None:
+    late, asks = Value("never", blocking_timeout=0.05), threading.Event()
 
     async def compute() -> Any:
-        await auntil(lambda: waiting_for_values() or sync.calls)
-        await (sync_to_async(int)() if way == "one thread" else asyncio.to_thread(int))
-        return "of the coroutine"
+        await auntil(asks.is_set)
+        return await sync_to_async(lambda: "computed")()
 
-    async def main() -> Any:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        leads = asyncio.create_task(alocked_get_or_set("x", compute, using="ours"))
-        await auntil(values_under_way)
-        return await asyncio.gather(leads, RUNS[way](sync.get))
+    def get() -> Any:
+        asks.set()
+        return late.get()
 
-    assert run(main) == ["of sync code"] * 2
-    assert "event=computed-twice key=x" in caplog.text
+    leads = asyncio.create_task(alocked_get_or_set("x", compute, using="ours"))
+    await auntil(values_under_way)
+    with pytest.raises(LockNotAcquired):
+        await sync_to_async(get)()
+    assert await leads == "computed"
 
 
 @pytest.mark.complete
-def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
-    crowd: Crowd, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit(monkeypatch, value_look=0.05)
+def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(crowd: Crowd, settings: Any) -> None:
     settings.REDISLOCK = {"TTL": 3}  # it is renewed until the loop is closed, however busy the machine is
     value, second = Value("never", held_up=True), Value("second", blocking_timeout=GENEROUS / 2)
     loop = asyncio.new_event_loop()
@@ -484,6 +450,7 @@ def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
     until(waiting_for_values)
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
+    lose_patience()
     turns.append(crowd().start(second, "get"))
     assert [turn.result(GENEROUS) for turn in turns] == ["second"] * 2
     computes._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -494,15 +461,18 @@ def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
 def test_a_caller_that_joins_at_the_moment_of_the_end_does_not_wait(
     asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit(monkeypatch, value_look=GENEROUS)
+    limit(monkeypatch, value_patience=GENEROUS)
     begun = monotonic()
     assert joins_at_the_end(asynchronous)
     assert monotonic() < begun + GENEROUS / 2
 
 
 @pytest.mark.complete
-def test_a_waiter_for_a_computation_that_is_interrupted_anywhere_computes(other: Callable[[], Other]) -> None:
+def test_a_waiter_for_a_computation_that_is_interrupted_anywhere_computes(
+    other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R18: whether before it computes, or when it is about to tell the others that it has ended."""
+    limit(monkeypatch, value_patience=0.05)
     ours = str(Path(django_redislock.__file__).parent)
     waits, places = other(), Interrupter(lambda file: file.startswith(ours))
     locked_get_or_set("warm-up", int)
