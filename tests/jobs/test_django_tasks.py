@@ -82,9 +82,6 @@ def ends(rows: Any, id: str) -> Any:
     return until(lambda: rows.finished().filter(pk=id).first(), within=LONG)
 
 
-# -- with real workers -------------------------------------------------------------------------------------------------
-
-
 def test_of_equal_tasks_one_is_queued_and_the_others_get_its_result(site: Any, rows: Any, worker: Any) -> None:
     first = site.report.enqueue(7, wait="here")
     assert [site.report.enqueue(7).id for _ in range(3)] == [first.id] * 3
@@ -161,9 +158,6 @@ def test_busy_may_be_merged_so_that_no_change_is_lost(fails: bool, site: Any, ro
     let_pass("here")
     until(lambda: rows.finished().count() == 2, within=LONG)
     assert (runs(), rows.count(), held()) == (["sync 7"] * 2, 2, [])
-
-
-# -- when it is queued -------------------------------------------------------------------------------------------------
 
 
 def test_a_lock_that_no_task_has_is_told_as_none(site: Any, rows: Any) -> None:
@@ -244,9 +238,6 @@ def test_coroutines_queue_too_and_coroutine_functions_are_tasks_too(site: Any, r
     assert async_to_sync(site.awaited.acall)(7) == 7
 
 
-# -- when it runs ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["at_start", "report"])
 def test_while_redis_is_away_a_task_is_put_off(
     name: str, site: Any, rows: Any, own: RedisServer, retry_for: Any
@@ -262,9 +253,6 @@ def test_while_redis_is_away_a_task_is_put_off(
     _, first, second = rows.order_by("enqueued_at")
     assert (first.status, first.return_value, second.status) == ("SUCCESSFUL", None, "READY")
     assert second.run_after >= before + timedelta(seconds=1)
-
-
-# -- with a backend that runs tasks at once ----------------------------------------------------------------------------
 
 
 def test_at_once_the_lock_is_acquired_at_the_start(site: Any) -> None:
@@ -299,9 +287,6 @@ def test_a_call_acquires_the_lock_too_inside_of_the_same_task_even(site: Any) ->
     result = site.outer.enqueue(1)
     assert (result.status, result.errors) == ("SUCCESSFUL", [])
     assert result.return_value == ["outer:1"]
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def test_it_stands_below_the_task_decorator_and_has_parentheses(site: Any) -> None:

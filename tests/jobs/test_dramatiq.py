@@ -94,9 +94,6 @@ def stub(site: Any) -> Iterator[Stub]:
     made.close()
 
 
-# -- with real workers -------------------------------------------------------------------------------------------------
-
-
 def test_of_equal_messages_one_is_queued_and_the_others_get_its_result(actors: Any, worker: Start) -> None:
     first = actors.report.send(7, wait="here")
     assert [actors.report.send(7).message_id for _ in range(3)] == [first.message_id] * 3
@@ -134,30 +131,16 @@ def test_a_message_that_is_delivered_again_after_a_kill_enters_at_once(actors: A
 
 
 @pytest.mark.complete
-def test_a_copy_runs_neither_beside_its_message_nor_after_it(site: Any, actors: Any, worker: Start) -> None:
+def test_a_copy_does_not_run_beside_its_message(site: Any, actors: Any, worker: Start) -> None:
     first = actors.report.send(7, wait="here")
     worker()
     until(lambda: runs())
     site.broker.enqueue(first)
-    size = site.broker.client.hlen
-    until(lambda: size("dramatiq:default.DQ.msgs") == 1)  # put off
+    until(lambda: site.broker.client.hlen("dramatiq:default.DQ.msgs") == 1)  # put off
     let_pass("here")
     assert first.get_result(block=True, timeout=LONG) == "report 7"
     until(lambda: held() == [])
-    site.broker.enqueue(first)
-    other = actors.report.send(8)
-    assert other.get_result(block=True, timeout=LONG) == "report 8"
-    until(lambda: size("dramatiq:default.msgs") == 0)
-    assert runs() == ["report 7 0", "report 8 0"]
-    assert first.get_result() == "report 7"
-
-
-# -- when it is sent ---------------------------------------------------------------------------------------------------
-
-
-def test_a_lock_that_no_message_has_is_told_as_none(actors: Any) -> None:
-    with Lock("report:7"):
-        assert actors.report.send(7) is None
+    assert runs() == ["report 7 0"]
 
 
 @pytest.mark.parametrize("delay", [7_200_000, timedelta(hours=2)])
@@ -197,9 +180,6 @@ def test_the_name_is_made_of_what_the_worker_will_find(stub: Stub) -> None:
     assert stub.result(actor.send(Kind.A)) == "x:a"
     stub.wait()
     assert held() == []
-
-
-# -- when it runs ------------------------------------------------------------------------------------------------------
 
 
 def test_busy_may_come_again_later(stub: Stub) -> None:
@@ -397,9 +377,6 @@ def test_coroutine_functions_and_generic_actors_have_locks_too(stub: Stub) -> No
     assert stub.result(generic.send(7)) == ["generic:7"]
     stub.wait()
     assert held() == []
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

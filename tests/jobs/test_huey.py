@@ -54,9 +54,6 @@ def state(site: Any) -> tuple[int, int]:
     return site.huey.pending_count(), site.huey.scheduled_count()
 
 
-# -- from the call to the end ------------------------------------------------------------------------------------------
-
-
 def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(site: Any, consumer: Any) -> None:
     first = site.report(2024, wait="here")
     others = [site.report(2024) for _ in range(3)]
@@ -111,9 +108,6 @@ def test_one_more_run_has_what_the_one_that_ran_had(site: Any, work: Work, monke
     assert held() == []
 
 
-# -- retries -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("how", "retries", "times"),
     [
@@ -154,9 +148,6 @@ def test_a_retry_may_be_for_a_given_time(site: Any, work: Work, monkeypatch: pyt
     site.mail(7, "asks")
     work()
     assert lease_of("mail:7") == pytest.approx(3 * 3600, abs=100)
-
-
-# -- tasks that wait ---------------------------------------------------------------------------------------------------
 
 
 def test_a_lock_waits_as_long_as_its_task(site: Any, work: Work) -> None:
@@ -287,9 +278,6 @@ def test_a_periodic_task_is_queued_once(site: Any, work: Work) -> None:
     assert (runs(), held()) == (["minutely"], [])
 
 
-# -- deaths ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.complete
 def test_the_lock_of_a_task_whose_process_is_killed_ends(site: Any, consumer: Any) -> None:
     site.killed()
@@ -297,9 +285,6 @@ def test_the_lock_of_a_task_whose_process_is_killed_ends(site: Any, consumer: An
     until(lambda: runs() == ["killed"], within=60)
     until(lambda: held() == [])
     assert state(site) == (0, 0)  # Huey has forgotten it
-
-
-# -- from the start ----------------------------------------------------------------------------------------------------
 
 
 def test_a_task_may_lock_when_it_starts(site: Any, work: Work, other: Callable[[], Other]) -> None:
@@ -316,9 +301,6 @@ def test_a_task_may_lock_when_it_starts(site: Any, work: Work, other: Callable[[
     assert site.page(7).id != skipped.id
     work()
     assert runs() == ["later 7", "page 7"]
-
-
-# -- without a consumer ------------------------------------------------------------------------------------------------
 
 
 def test_a_task_that_is_called_like_a_function_has_the_lock(site: Any, work: Work) -> None:

@@ -69,9 +69,6 @@ def status(job: Any) -> str:
     return str(job.get_status().value)
 
 
-# -- from the call to the end ------------------------------------------------------------------------------------------
-
-
 def test_of_equal_calls_one_is_queued_and_the_others_get_its_job(site: Any, worker: Any) -> None:
     first = site.report.delay(2024, wait="here")
     assert [site.report.delay(2024).id for _ in range(3)] == [first.id] * 3
@@ -130,9 +127,6 @@ def test_one_more_run_has_what_the_one_that_ran_had(
     assert held() == []
 
 
-# -- retries -----------------------------------------------------------------------------------------------------------
-
-
 def test_retries_keep_the_lock_and_after_the_last_one_it_is_free(site: Any, queue: Any, work: Work) -> None:
     from rq import Retry
 
@@ -168,9 +162,6 @@ def test_a_job_that_returns_a_retry_keeps_the_lock(interval: int, site: Any, que
         assert held() == ["polite"]
     work(scheduled=True)
     assert (status(job), runs(), held()) == ("failed", ["polite True"] * 3, [])
-
-
-# -- jobs that wait ----------------------------------------------------------------------------------------------------
 
 
 def test_a_lock_waits_as_long_as_its_job(site: Any, queue: Any, work: Work) -> None:
@@ -267,9 +258,6 @@ def test_where_the_lock_cannot_be_taken_before_it_is_when_the_job_starts(site: A
     assert (status(missing), held()) == ("failed", [])
 
 
-# -- deaths and copies -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.complete
 def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(site: Any, queue: Any, worker: Any) -> None:
     from rq import Retry
@@ -324,9 +312,6 @@ def test_a_copy_that_comes_after_the_end_does_not_run_but_what_is_enqueued_again
     assert (len(runs()), held()) == (8, [])
 
 
-# -- from the start ----------------------------------------------------------------------------------------------------
-
-
 def test_a_job_may_lock_when_it_starts(site: Any, queue: Any, work: Work, other: Callable[[], Other]) -> None:
     someone, lock = other(), Lock("page:7")
     assert someone(lock.acquire)
@@ -347,9 +332,6 @@ def test_a_lock_may_stay_when_the_job_ends_soon(site: Any, queue: Any, work: Wor
         queue.enqueue(site.nightly, result_ttl=result_ttl)
         work()
     assert (runs(), held()) == (["nightly"], ["nightly"])
-
-
-# -- without a worker --------------------------------------------------------------------------------------------------
 
 
 def test_a_function_that_is_called_has_the_lock(site: Any, queue: Any, work: Work) -> None:
