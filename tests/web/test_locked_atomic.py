@@ -8,8 +8,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from asgiref.sync import sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 from django.test import TestCase
 
@@ -180,12 +178,6 @@ def test_inside_a_transaction_it_is_refused(testcase: bool, run: Run, account: A
     with transaction.atomic(), pytest.raises(RuntimeError, match=r"inside an open atomic block.*locked_view.*outside"):
         run(never)
     assert (account.balance, held()) == (1, [])
-
-
-async def test_in_an_event_loop_it_is_refused_with_what_to_do_instead(account: Account) -> None:
-    with pytest.raises(SynchronousOnlyOperation, match=r"event loop .* thread\. Call it through sync_to_async\.$"):
-        locked_atomic(NAME).__enter__()
-    assert await sync_to_async(held)() == []
 
 
 def test_wrong_arguments_are_errors_and_a_block_has_none_for_a_template(account: Account) -> None:

@@ -27,7 +27,6 @@ from tests.inside import leases, undo_interrupted
 
 Both = tuple[Account, Account]
 pytestmark = LEFT_OPEN
-REQUESTS = 200
 SQLITE = pytest.mark.parametrize("account", ["sqlite"], indirect=True)
 
 
@@ -109,7 +108,7 @@ def test_a_view_is_excluded_for_one_database_below_the_lock(both: Both, commits:
             transaction.non_atomic_requests(above)
 
 
-async def ask_all(port: int, path: str, requests: int = REQUESTS) -> Counter[int]:
+async def ask_all(port: int, path: str, requests: int) -> Counter[int]:
     """Send all requests at once; return how many got which status."""
 
     async def ask() -> int:
@@ -122,19 +121,17 @@ async def ask_all(port: int, path: str, requests: int = REQUESTS) -> Counter[int
     return Counter(await asyncio.gather(*(ask() for _ in range(requests))))
 
 
-@SQLITE
-def test_50_requests_at_once_lose_no_update(webs: dict[str, Web], atomic: Account) -> None:
-    assert asyncio.run(ask_all(webs["wsgi"].port, "/twice/1/", 50)) == {200: 50}
-    assert atomic.balance == 50
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("account", ["postgres"], indirect=True)
-def test_200_requests_at_once_lose_no_update(webs: dict[str, Web], atomic: Account) -> None:
-    for name in ("twice", "twice-late"):
-        atomic.balance = 0
-        assert asyncio.run(ask_all(webs["wsgi"].port, f"/{name}/1/")) == {200: REQUESTS}
-        assert atomic.balance == REQUESTS
+@pytest.mark.parametrize(
+    ("account", "name", "requests"),
+    [
+        ("sqlite", "twice", 50),
+        *[pytest.param("postgres", name, 200, marks=pytest.mark.complete) for name in ("twice", "twice-late")],
+    ],
+    indirect=["account"],
+)
+def test_many_requests_at_once_lose_no_update(name: str, requests: int, webs: dict[str, Web], atomic: Account) -> None:
+    assert asyncio.run(ask_all(webs["wsgi"].port, f"/{name}/1/", requests)) == {200: requests}
+    assert atomic.balance == requests
 
 
 @pytest.mark.parametrize("rolled_back", [False, True], ids=["", "one is rolled back"])
