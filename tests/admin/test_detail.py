@@ -29,6 +29,7 @@ from tests.helpers.actors import GENEROUS, until
 from tests.helpers.processes import ROOT
 from tests.helpers.state import holder, put
 from tests.inside import PREFIX, limit
+from tests.lock.conftest import receiving
 
 pytestmark = pytest.mark.django_db
 
@@ -209,9 +210,7 @@ def test_each_holder_of_a_semaphore_has_a_link_that_force_releases_its_permit_al
     assert len(permit_links(content(admin, "semaphore:export"))) == 2
 
 
-def test_whoever_has_a_permit_by_the_time_of_the_confirmation_is_spared(
-    exports: list[Semaphore], admin: Client
-) -> None:
+def test_whoever_has_a_permit_by_the_time_of_the_confirmation_is_spared(exports: Any, admin: Client) -> None:
     link = permit_links(content(admin, "semaphore:export"))[0]
     exports[0].release()
     assert Semaphore("export", limit=3).acquire()
@@ -321,9 +320,8 @@ def test_the_history_is_written_while_more_locks_are_released(admin: Any, client
     for name in "abcde":
         put(client, name)
     counts: list[int] = []
-    lock_force_released.connect(note := lambda **facts: counts.append(len(logged())), weak=False)
-    select(admin, *"abcde", **YES)
-    lock_force_released.disconnect(note)
+    with receiving(lambda **facts: counts.append(len(logged())), lock_force_released):
+        select(admin, *"abcde", **YES)
     assert (counts, len(logged())) == ([0, 0, 2, 2, 4], 5)
 
 
@@ -332,9 +330,8 @@ def test_what_was_force_released_before_redis_went_is_logged(admin: Any, own: Re
     with own.client() as client:
         for name in "abc":
             put(client, name)
-    lock_force_released.connect(stop := lambda **facts: own.stop(), weak=False)
-    failed, released, *_ = told(select(admin, *"abc", **YES))
-    lock_force_released.disconnect(stop)
+    with receiving(lambda **facts: own.stop(), lock_force_released):
+        failed, released, *_ = told(select(admin, *"abc", **YES))
     assert failed.startswith("Redis stopped responding, 2 locks were not force-released: Redis cannot be reached")
     assert released == "1 lock was force-released."
     assert logged() == ["a"]

@@ -63,9 +63,7 @@ def test_staff_who_may_only_view_cannot_force_release_and_see_no_way_to(staff: S
     assert holder(client, "a")
 
 
-def test_a_permit_of_a_semaphore_takes_the_permission_as_well(
-    staff: Staff, admin: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_permit_of_a_semaphore_takes_the_permission_as_well(staff: Staff, admin: Client, monkeypatch: Any) -> None:
     permit = Semaphore("export", limit=2)
     assert permit.acquire()
     path = f"{url('delete', 'semaphore:export')}?permit={permit.fence}"

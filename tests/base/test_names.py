@@ -335,9 +335,7 @@ def messages(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, str
 
 
 @pytest.mark.parametrize("value", ["order:42", "größe:鍵", "", "a b", 'a"b', "a=b", "a\nb event=lost", "\u202e"])
-def test_a_plain_value_stands_as_it_is_and_one_that_could_be_misread_is_a_json_string(
-    value: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_plain_value_stands_as_it_is_and_one_that_could_be_misread_is_a_json_string(value: str, caplog: Any) -> None:
     Lock("a").acquire()
     force_release("a", by=value)
     assert caplog.messages[-1].isprintable()
@@ -345,9 +343,7 @@ def test_a_plain_value_stands_as_it_is_and_one_that_could_be_misread_is_a_json_s
     assert (f" by={value} " in f"{caplog.messages[-1]} ") == (":" in value)
 
 
-def test_what_a_filter_of_the_sites_raises_is_shown_on_stderr_and_ends_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_filter_of_the_sites_raises_is_shown_on_stderr_and_ends_nothing(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(logging.getLogger("django_redislock"), "filters", [lambda record: 1 / 0])
     Lock("a").acquire()
     assert force_release("a")

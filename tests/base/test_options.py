@@ -82,12 +82,11 @@ HINTS: list[tuple[Callable[[], Any], str, str, str]] = [
 ]
 
 
+@pytest.mark.usefixtures("cache_lock")
 @pytest.mark.parametrize(("call", "what", "wrong", "meant"), HINTS)
 def test_an_argument_of_other_libraries_or_by_position_is_an_error_that_names_ours(
-    call: Callable[[], Any], what: str, wrong: str, meant: str, settings: Any
+    call: Callable[[], Any], what: str, wrong: str, meant: str
 ) -> None:
-    backend = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}
-    settings.CACHES = {**settings.CACHES, "ours": backend}
     trouble = f"its options {wrong}" if " " in wrong else f"no option {wrong!r}"
     hint = f" Did you mean {meant}?" if meant else ""
     with pytest.raises(TypeError, match=re.escape(f"{what} takes {trouble}.{hint} The options are: ")):
@@ -106,9 +105,7 @@ def test_a_duration_is_seconds_or_a_timedelta_and_none_leaves_the_choice_to_the_
 
 @pytest.mark.parametrize("option", ["ttl", "max_hold", "blocking_timeout", "slow_wait"])
 @pytest.mark.parametrize(("value", "text"), NO_DURATIONS, ids=range(len(NO_DURATIONS)))
-def test_an_invalid_duration_is_refused_and_named(
-    option: str, value: Any, text: str, refused: Callable[..., str]
-) -> None:
+def test_an_invalid_duration_is_refused_and_named(option: str, value: Any, text: str, refused: Any) -> None:
     error = refused(**{option: value})
     assert re.match(rf"{option}(, unless it is False,)? must be ", error)
     assert re.search(text, error)
@@ -139,9 +136,7 @@ class Told:
     ],
     ids=lambda value: ascii(value)[:26],  # no address of a function
 )
-def test_what_does_not_fit_is_refused_and_the_choices_named(
-    options: dict[str, Any], text: str, refused: Callable[..., str]
-) -> None:
+def test_what_does_not_fit_is_refused_and_the_choices_named(options: dict[str, Any], text: str, refused: Any) -> None:
     assert text in refused(**options)
 
 

@@ -45,8 +45,6 @@ def by_tenant(key: str, prefix: str, version: int) -> str:
 
 @pytest.fixture
 def use(settings: Any, server: RedisServer) -> Use:
-    """Set up aliases on our backend."""
-
     def use(default: Alias | None = None, **others: Alias) -> None:
         aliases = {"default": default or {}, **others}
         settings.CACHES = {

@@ -254,9 +254,7 @@ async def in_the_event_loop() -> None:
         (async_to_sync(in_the_event_loop), SynchronousOnlyOperation, "alocked_get_or_set"),
     ],
 )
-def test_a_wrong_call_is_an_error_even_where_the_value_is_there(
-    call: Callable[[], Any], error: type[Exception], text: str
-) -> None:
+def test_a_wrong_call_is_an_error_even_where_the_value_is_there(call: Callable[[], Any], error: Any, text: str) -> None:
     caches["ours"].set("x", 1)
     with pytest.raises(error, match=text):
         call()
@@ -458,9 +456,7 @@ def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_a_caller_that_joins_at_the_moment_of_the_end_does_not_wait(
-    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_caller_that_joins_at_the_moment_of_the_end_does_not_wait(asynchronous: bool, monkeypatch: Any) -> None:
     limit(monkeypatch, value_patience=GENEROUS)
     begun = monotonic()
     assert joins_at_the_end(asynchronous)

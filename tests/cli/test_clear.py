@@ -23,6 +23,7 @@ from tests.cli.conftest import Answer, Terminal, WaitFor, fails, held, redislock
 from tests.helpers.actors import GENEROUS, until
 from tests.helpers.state import hold, put
 from tests.inside import PREFIX
+from tests.lock.conftest import receiving
 
 USER, HOST = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname()
 BY = f"{USER}@{HOST} by manage.py redislocks clear"
@@ -102,12 +103,8 @@ def test_what_was_released_is_said_though_the_history_is_interrupted(capsys: pyt
 
     User.objects.create_superuser(USER)
     hold("a")
-    pre_save.connect(interrupt, LogEntry)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            call_command("redislocks", "clear", "a", "--noinput")
-    finally:
-        pre_save.disconnect(interrupt, LogEntry)
+    with receiving(interrupt, pre_save), pytest.raises(KeyboardInterrupt):
+        call_command("redislocks", "clear", "a", "--noinput")
     assert capsys.readouterr().out.startswith("Force-released a, held for ")
 
 
@@ -209,6 +206,5 @@ def test_only_who_held_it_at_the_question_is_released(argument: str, comes: bool
 def test_locks_released_before_an_outage_are_reported(own: RedisServer, settings: Any) -> None:
     settings.REDISLOCK = {"RETRY_FOR": 0.1}
     hold("a", "b")
-    lock_force_released.connect(stop := lambda **facts: own.stop())
-    assert re.fullmatch(r"Force-released a, .*\n", fails(69, "cannot be reached", "clear", "--all", "--noinput"))
-    lock_force_released.disconnect(stop)
+    with receiving(lambda **facts: own.stop(), lock_force_released):
+        assert re.fullmatch(r"Force-released a, .*\n", fails(69, "cannot be reached", "clear", "--all", "--noinput"))

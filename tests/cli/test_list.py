@@ -179,17 +179,6 @@ def test_redis_out_of_reach_is_a_clear_error(arguments: str, caches: Any, retry_
     assert capsys.readouterr().err.count("\n") == 1  # and no traceback
 
 
-@pytest.mark.usefixtures("two_aliases")
-@pytest.mark.parametrize("arguments", ["list", "clear --all"])
-def test_one_alias_whose_redis_refuses_to_connect_is_named(arguments: str, settings: Any, server: RedisServer) -> None:
-    hold("order:42")
-    missing = f"redis://127.0.0.1:{server.port}/99"  # there is no such database
-    settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": missing}}
-    refused = r"Redis refuses to serve .*\(cache alias 'default'\): .* \(With --using, only one alias is asked\.\)$"
-    fails(69, refused, *arguments.split())
-    assert "order:42" in redislocks("list", "--using=locks")
-
-
 @pytest.mark.parametrize("arguments", [["list"], ["run", "a", "--", "true"]])
 def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[str], settings: Any) -> None:
     settings.DEBUG = True
@@ -367,10 +356,15 @@ def test_pools_of_all_aliases_are_listed_and_found() -> None:
 
 
 @pytest.mark.usefixtures("two_aliases")
-@pytest.mark.parametrize("arguments", [["list"], ["show", "x"], ["pool", "x"], ["clear", "x", "--noinput"]])
-def test_one_alias_that_cannot_be_reached_leads_to_using(arguments: list[str], settings: Any) -> None:
+@pytest.mark.parametrize(("away", "trouble"), [(True, "cannot be reached"), (False, "Redis refuses to serve")])
+@pytest.mark.parametrize("arguments", ["list", "show x", "pool x", "clear x --noinput", "clear --all"])
+def test_one_alias_that_cannot_be_used_leads_to_using(
+    arguments: str, away: bool, trouble: str, server: RedisServer, settings: Any
+) -> None:
     hold("x", using="default")
-    settings.CACHES = {**settings.CACHES, "locks": {**NOWHERE["default"]}}
+    location = f"redis://127.0.0.1:{1 if away else server.port}/99"  # there is no such database
+    settings.CACHES = {**settings.CACHES, "locks": {**NOWHERE["default"], "LOCATION": location}}
     settings.REDISLOCK = {**settings.REDISLOCK, "RETRY_FOR": 0.1}
-    fails(69, r"cache alias 'locks'.* \(With --using, only one alias is asked\.\)$", *arguments)
+    said = rf"{trouble} .*cache alias 'locks'.* \(With --using, only one alias is asked\.\)$"
+    fails(69, said, *arguments.split())
     assert redislocks("list", "--using=default").startswith("NAME")

@@ -23,6 +23,7 @@ from tests.helpers.actors import GENEROUS, Other, until
 from tests.helpers.processes import ROOT
 from tests.helpers.state import hold
 from tests.inside import guard_programs_by
+from tests.lock.conftest import receiving
 
 pytestmark = pytest.mark.usefixtures("no_terminal")
 
@@ -196,9 +197,7 @@ def test_background_children_of_an_ended_program_are_not_waited_for(tmp_path: Pa
     os.kill(child, signal.SIGKILL)
 
 
-def test_where_no_thread_can_be_started_the_program_runs_under_the_lock_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_no_thread_can_be_started_the_program_runs_under_the_lock_all_the_same(monkeypatch: Any) -> None:
     with Lock("warm-up"):
         pass
 
@@ -228,11 +227,8 @@ def test_a_signal_before_the_program_starts_ends_the_command_and_one_then_reache
     def strike(**facts: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    lock_acquired.connect(strike)
-    try:
+    with receiving(strike, lock_acquired):
         assert sh(f"touch {tmp_path}/ran") == TERMINATED
-    finally:
-        lock_acquired.disconnect(strike)
     until(lambda: get_lock(NAME) is None)
     assert not (tmp_path / "ran").exists()
     as_it_starts(strike)

@@ -112,9 +112,7 @@ def test_a_redis_that_is_away_ends_even_a_stubborn_program_before_the_lease_and_
     assert ends - 6 < beat.stat().st_mtime < ends
 
 
-def test_it_stands_by_while_redis_is_away(
-    own: RedisServer, other: Callable[[], Other], caplog: Any, settings: Any
-) -> None:
+def test_it_stands_by_while_redis_is_away(own: RedisServer, other: Any, caplog: Any, settings: Any) -> None:
     settings.REDISLOCK = {"RETRY_FOR": 0.05}
     own.stop()
     back = other().start(lambda: until(lambda: "event=standby-cut-off" in caplog.text) and own.start())
@@ -124,9 +122,7 @@ def test_it_stands_by_while_redis_is_away(
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]], ids=["one", "two"])
 @pytest.mark.complete
-def test_a_signal_ends_a_standby_and_takes_it_out_of_the_queue(
-    numbers: list[int], other: Callable[[], Other], client: redis.Redis
-) -> None:
+def test_a_signal_ends_a_standby_and_takes_it_out_of_the_queue(numbers: list[int], other: Any, client: Any) -> None:
     hold(NAME)
 
     def strike() -> None:

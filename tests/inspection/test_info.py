@@ -66,9 +66,7 @@ def known(name: str) -> LockInfo:
     return info
 
 
-def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(
-    ghost: Callable[..., Ghost], crowd: Crowd, client: redis.Redis
-) -> None:
+def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(ghost: Any, crowd: Crowd, client: Any) -> None:
     hold("a")
     owners = queue_up(ahead := ghost(), 130)
     info = crowd()(django_redislock, "get_lock", "a")
@@ -140,9 +138,7 @@ def test_all_who_show_a_lock_say_that_it_is_being_handed_over(
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
-def test_all_who_show_a_lock_say_that_it_was_detached(
-    name: str, capsys: pytest.CaptureFixture[str], admin_client: Client
-) -> None:
+def test_all_who_show_a_lock_say_that_it_was_detached(name: str, capsys: Any, admin_client: Client) -> None:
     LockPool("accounts").assign(["alice"])
     lock = Lock(name)
     lock.acquire()
@@ -160,9 +156,7 @@ def test_all_who_show_a_lock_say_that_it_was_detached(
 
 
 @pytest.mark.parametrize("value", FOREIGN, ids=lambda value: repr(value[:40]))
-def test_a_foreign_value_keeps_the_lock_from_everybody_until_it_is_forced_away(
-    value: bytes, client: redis.Redis
-) -> None:
+def test_a_foreign_value_keeps_the_lock_from_everybody_until_it_is_forced_away(value: bytes, client: Any) -> None:
     for left in (60, math.inf):
         client.set(f"{PREFIX}lock:foreign", value, px=60_000 if left == 60 else None)
         info = known("foreign")
@@ -227,9 +221,7 @@ def test_bad_input_is_refused_before_anything_is_sent_and_then_redis_is_missed(
             call()
 
 
-def test_it_returns_what_was_released_and_tells_by_whom(
-    crowd: Crowd, ghost: Callable[..., Ghost], heard: list[tuple[str, dict[str, Any]]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_returns_what_was_released_and_tells_by_whom(crowd: Crowd, ghost: Any, heard: Any, caplog: Any) -> None:
     me = crowd()
     assert me(django_redislock, "force_release", "a") is None
     assert (heard, caplog.messages) == ([], [])
@@ -289,9 +281,7 @@ def road(server: RedisServer, own_pools: None) -> Iterator[Proxy]:
         yield network
 
 
-def test_whoever_gets_the_lock_after_the_call_is_spared(
-    road: Proxy, crowd: Crowd, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_whoever_gets_the_lock_after_the_call_is_spared(road: Proxy, crowd: Crowd, caplog: Any) -> None:
     me, token, after = crowd(), hold("a"), Lock("a", using="straight")
     caplog.clear()
     late = road.hold_request(FORCE)
@@ -305,10 +295,7 @@ def test_whoever_gets_the_lock_after_the_call_is_spared(
     assert "force-released" not in caplog.text
 
 
-def test_so_is_the_next_one_in_order_where_the_answer_is_lost(
-    road: Proxy, crowd: Crowd, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is sent again then."""
+def test_so_is_the_next_one_in_order_where_the_answer_is_lost(road: Proxy, crowd: Crowd, caplog: Any) -> None:
     me, you, wanted = crowd(), crowd(), Lock("a", using="straight")
     hold("a", ttl=600, note="stuck")
     waiting = you.start(wanted, "acquire")
@@ -378,9 +365,7 @@ def test_other_prefixes_and_aliases_have_locks_of_their_own(server: RedisServer,
     assert list_locks() == []
 
 
-def test_more_locks_than_one_batch_are_all_listed_without_a_scan(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_locks_than_one_batch_are_all_listed_without_a_scan(client: redis.Redis, monkeypatch: Any) -> None:
     limit(monkeypatch, list_batch=7)
     held = [f"a:{number:02}" for number in range(30)]
     for name in held:
@@ -485,9 +470,7 @@ def test_nor_does_what_others_wrote_into_a_semaphore(field: Any, value: str, cli
 
 @both_ways
 @pytest.mark.parametrize("denied", ["mget", "zrange"])
-def test_a_user_that_may_not_read_locks_is_lock_unavailable(
-    way: str, denied: str, client: redis.Redis, server: RedisServer
-) -> None:
+def test_a_user_that_may_not_read_locks_is_lock_unavailable(way: str, denied: str, client: Any, server: Any) -> None:
     hold("a")
     client.acl_setuser("blind", enabled=True, nopass=True, keys=["*"], commands=["+@all", f"-{denied}"])
     blind = alias(DJANGO_REDIS, server.url.replace("//", "//blind:any@"))

@@ -49,8 +49,6 @@ def site() -> Any:
 
 @pytest.fixture
 def worker(program: Callable[..., Program]) -> Start:
-    """Start a worker with three processes."""
-
     def start(*arguments: str, **environment: str) -> Program:
         first = "" if "gevent" in arguments else FIRST  # which patches what must not be imported yet
         return program(*WORKER, *(arguments or ("-c", "3")), first=first, **environment)
@@ -224,9 +222,7 @@ def test_a_job_that_takes_too_long_gives_its_lock_back(limit: str, site: Any, wo
 
 @pytest.mark.complete
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGQUIT, signal.SIGKILL], ids=["warm", "cold", "killed"])
-def test_a_worker_that_ends_finishes_its_job_or_leaves_it_with_its_lock(
-    how: signal.Signals, site: Any, worker: Start
-) -> None:
+def test_a_worker_that_ends_finishes_its_job_or_leaves_it_with_its_lock(how: Any, site: Any, worker: Start) -> None:
     job = site.report.delay(2024, wait="here")
     first = worker("-c", "1", TEST_VISIBILITY="1", TEST_ACKS_LATE="1")
     until(lambda: len(runs()) == 1, within=60)
@@ -353,9 +349,7 @@ def test_eager_tasks_have_the_lock_and_their_retries_too(site: Any) -> None:
         ({"lock": "a", "ttl": "soon"}, TypeError, "ttl"),
     ],
 )
-def test_wrong_options_are_an_error_where_the_task_is_made(
-    options: dict[str, Any], error: type[Exception], words: str, site: Any
-) -> None:
+def test_wrong_options_are_an_error_where_the_task_is_made(options: Any, error: Any, words: str, site: Any) -> None:
     def task(year: int) -> None: ...
 
     with pytest.raises(error, match=words):

@@ -13,7 +13,6 @@ from django.db import DatabaseError, connections, transaction
 from django.utils import timezone
 
 from django_redislock import Lock, LockNotAcquired, get_lock
-from redisserver import RedisServer
 from tests.helpers.actors import until
 from tests.helpers.databases import one_database, sqlite_file
 from tests.helpers.jobs import held, lease_of, let_pass, require_package, runs
@@ -239,9 +238,7 @@ def test_coroutines_queue_too_and_coroutine_functions_are_tasks_too(site: Any, r
 
 
 @pytest.mark.parametrize("name", ["at_start", "report"])
-def test_while_redis_is_away_a_task_is_put_off(
-    name: str, site: Any, rows: Any, own: RedisServer, retry_for: Any
-) -> None:
+def test_while_redis_is_away_a_task_is_put_off(name: str, site: Any, rows: Any, own: Any, retry_for: Any) -> None:
     retry_for(0.1)
     site.at_start.enqueue(6)  # so it is known how short such tasks are
     work(1)

@@ -30,7 +30,6 @@ def site() -> Iterator[Any]:
 
 @pytest.fixture
 def consumer(site: Any, program: Callable[..., Program]) -> Callable[..., Program]:
-    """Start a consumer."""
     options = "tests.jobs.huey_site.huey", "--quiet", "--no-periodic"
     return lambda *arguments: program(CONSUMER, *options, *(arguments or ("-w", "2")), first=FIRST)
 

@@ -131,9 +131,7 @@ def test_what_fails_for_good_gives_its_lock_back_and_may_be_queued_again_by_hand
     assert lease_of(NAME) > 200
 
 
-def test_a_copy_that_waits_for_the_end_leaves_the_lock_as_long_as_it_has_to_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_copy_that_waits_for_the_end_leaves_the_lock_as_long_as_it_has_to_stay(monkeypatch: Any) -> None:
     limit(monkeypatch, look_every=0.05)
     lock, found = make(at_least=300, blocking_timeout=GENEROUS), list[Any]()
     copy = threading.Thread(target=lambda: found.append(lock.run(Job(), (7,), {}, lambda: "ran")))
@@ -205,9 +203,7 @@ def test_a_job_that_cannot_queue_what_was_merged_has_not_ended_well_and_is_that_
 
 
 @pytest.mark.parametrize("where", ["queue", "worker"])
-def test_what_ends_while_it_is_asked_for_again_is_asked_for_no_more(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ends_while_it_is_asked_for_again_is_asked_for_no_more(where: str, monkeypatch: Any) -> None:
     """The lock comes free between the attempt that found it busy and the mark that asks for another run."""
     lock, job, holder = make(busy="merge"), Job(), Lock(NAME)
     holder.acquire()
@@ -280,9 +276,7 @@ def test_redis_is_away_when_it_starts(busy: str, network: Proxy, retry_for: Call
 
 
 @pytest.mark.parametrize("at_least", [0, 300])
-def test_redis_is_away_once_it_has_the_lock(
-    at_least: float, network: Proxy, retry_for: Callable[[float], None]
-) -> None:
+def test_redis_is_away_once_it_has_the_lock(at_least: float, network: Proxy, retry_for: Any) -> None:
     lock, job = make(at_least=at_least), Job()
     retry_for(0.1)
     repeated = job.repeated
@@ -302,9 +296,7 @@ def test_redis_is_away_once_it_has_the_lock(
     until(lambda: held() == [])
 
 
-def test_redis_is_away_when_the_lock_was_busy(
-    network: Proxy, retry_for: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redis_is_away_when_the_lock_was_busy(network: Proxy, retry_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is a copy, and that it is asked for once more, cannot be known then: it must not be dropped."""
     lock, job = make(busy="merge"), Job()
     retry_for(0.1)
@@ -316,9 +308,7 @@ def test_redis_is_away_when_the_lock_was_busy(
 
 
 @pytest.mark.parametrize(("busy", "asked"), [("skip", []), ("merge", [False])])
-def test_redis_is_away_when_it_ends(
-    busy: str, asked: list[Any], network: Proxy, retry_for: Callable[[float], None]
-) -> None:
+def test_redis_is_away_when_it_ends(busy: str, asked: list[Any], network: Proxy, retry_for: Any) -> None:
     """What was done is done; the lock is released in the background. What was merged runs, as nobody knows of none."""
     lock, job = make(busy=busy, ttl=600, auto_renew=False), Job()
     retry_for(0.1)
@@ -362,9 +352,7 @@ def test_redis_was_away_when_it_ended_and_what_was_merged_is_not_merged_into_wha
     assert job.asked == [True]
 
 
-def test_redis_is_away_when_it_cannot_be_queued(
-    network: Proxy, retry_for: Callable[[float], None], caplog: Any
-) -> None:
+def test_redis_is_away_when_it_cannot_be_queued(network: Proxy, retry_for: Any, caplog: Any) -> None:
     """The queue is on the same server, say. Nobody else would give the lock back, for an hour."""
     retry_for(0.1)
 

@@ -31,7 +31,6 @@ def queue(site: Any) -> Any:
 
 @pytest.fixture
 def worker(site: Any, program: Callable[..., Program]) -> Callable[..., Program]:
-    """Start a worker."""
     options = "worker", "-u", url(1), "--logging_level", "WARNING"
     return lambda *arguments: program(WORKER, *options, *arguments, first=FIRST)
 
@@ -102,9 +101,7 @@ def test_busy_may_come_again_later(site: Any, queue: Any, work: Work) -> None:
     assert runs() == ["patient 0 2"]  # of its own retries, none is used up
 
 
-def test_one_more_run_has_what_the_one_that_ran_had(
-    site: Any, queue: Any, work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_more_run_has_what_the_one_that_ran_had(site: Any, queue: Any, work: Work, monkeypatch: Any) -> None:
     from rq import Callback, Retry
 
     # asked for in the middle of the run

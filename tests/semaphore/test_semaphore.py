@@ -63,9 +63,7 @@ def line_up(crowd: Crowd, amount: int, most: int, **options: Any) -> list[tuple[
 
 
 @pytest.mark.parametrize("poll", [False, True])
-def test_no_more_than_the_limit_hold_it_and_waiters_come_in_order(
-    poll: bool, crowd: Crowd, client: redis.Redis
-) -> None:
+def test_no_more_than_the_limit_hold_it_and_waiters_come_in_order(poll: bool, crowd: Crowd, client: Any) -> None:
     held = [(crowd(), Semaphore(NAME, limit=2, ttl=LONG)) for _ in range(2)]
     for person, semaphore in held:
         assert person(semaphore, "acquire", blocking=False)
@@ -100,9 +98,7 @@ hear()
 
 
 @pytest.mark.complete
-def test_a_killed_holders_permit_is_free_after_its_ttl_and_no_other(
-    start: Callable[..., Worker], crowd: Crowd, client: redis.Redis
-) -> None:
+def test_a_killed_holders_permit_is_free_after_its_ttl_and_no_other(start: Any, crowd: Crowd, client: Any) -> None:
     me, mine = crowd(), Semaphore(NAME, limit=2, ttl=LONG)
     worker = start(WORKER, name=NAME)
     worker.expect("holds")
@@ -528,9 +524,7 @@ def test_a_higher_limit_lets_a_crowd_in_by_several_scripts(ghost: Callable[..., 
     assert client.zcard(ENDS) == 1101
 
 
-def test_a_request_that_is_sent_again_takes_one_permit_and_changes_no_limit(
-    network: Proxy, client: redis.Redis
-) -> None:
+def test_a_request_that_is_sent_again_takes_one_permit_and_changes_no_limit(network: Proxy, client: Any) -> None:
     with Semaphore("warm-up", limit=1):
         pass
     lost = network.lose_answer(ACQUIRE_PERMIT, times=1)

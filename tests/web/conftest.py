@@ -36,7 +36,6 @@ def web(request: pytest.FixtureRequest, webs: dict[str, Web]) -> Web:
 
 @pytest.fixture
 def gate() -> Iterator[site.Gate]:
-    """The gate for ?gate=here."""
     site.gates["here"] = made = site.Gate()
     yield made
     made.go_on.set()
@@ -44,7 +43,6 @@ def gate() -> Iterator[site.Gate]:
 
 @pytest.fixture
 def atomic(account: Account) -> Account:
-    """ATOMIC_REQUESTS is on."""
     account.options["ATOMIC_REQUESTS"] = True
     return account
 
