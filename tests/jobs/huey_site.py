@@ -107,13 +107,6 @@ def minutely() -> None:
 
 
 @huey.task()
-@locked_job("self")
-def calls_itself(again: bool = True) -> None:
-    if again:
-        calls_itself.call_local(again=False)
-
-
-@huey.task()
 def caller(year: int) -> int:
     result: int = report.call_local(year)
     return result
