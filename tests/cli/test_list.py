@@ -248,18 +248,13 @@ def test_for_a_pools_member_waiters_for_any_member_are_counted_and_shown_below(g
     assert redislocks("clear", name, "--noinput").endswith(", 3 waiting.\n")
 
 
-@pytest.fixture
-def waiter(ghost: Callable[..., Ghost]) -> Callable[[], object]:
-    return lambda: ghost().queue("1" * 22, name="pool:proxies:")
-
-
-def test_a_pool_tells_who_holds_its_members_and_who_waits(waiter: Callable[[], object]) -> None:
+def test_a_pool_tells_who_holds_its_members_and_who_waits(ghost: Any) -> None:
     pool = LockPool("proxies")
     pool.extend(["a", "b:c"])
     assert redislocks("pool", "proxies") == "POOL     proxies\nMEMBERS  2\nFREE     2\nWAITERS  0\n"
     with pool.acquire() as first, pool.acquire() as second:
         names = sorted([first.name, second.name])
-        waiter()
+        ghost().queue("1" * 22, name="pool:proxies:")
         text, listed = redislocks("pool", "proxies"), redislocks("pool").splitlines()
         found = json.loads(redislocks("pool", "proxies", "--format=json"))
         every = json.loads(redislocks("pool", "--format=json"))
@@ -275,7 +270,7 @@ def test_a_pool_tells_who_holds_its_members_and_who_waits(waiter: Callable[[], o
     assert every == [{**numbers, "held": 2}]
 
 
-def test_a_pool_without_members_fails_and_shows_what_is_left(waiter: Callable[[], object]) -> None:
+def test_a_pool_without_members_fails_and_shows_what_is_left(ghost: Any) -> None:
     pool: LockPool = LockPool("proxies")
     arguments = (1, r"^The pool proxies has no members\.$", "pool", "proxies")
     assert fails(*arguments) == ""
@@ -284,7 +279,7 @@ def test_a_pool_without_members_fails_and_shows_what_is_left(waiter: Callable[[]
         pool.clear()
         assert re.search(rf"^{member.name} ", fails(*arguments), re.M)
         assert redislocks("pool") == "There are no pools.\n"
-    waiter()
+    ghost().queue("1" * 22, name="pool:proxies:")
     assert re.search(QUEUE, fails(*arguments).rstrip())
 
 

@@ -266,12 +266,6 @@ def test_a_program_of_another_user_cannot_be_ended_and_that_is_reported_once_whe
     assert len(re.findall(r"^Cannot end the program \(process \d+\): .*\n", capfd.readouterr().err, re.M)) == warns
 
 
-@pytest.fixture
-def ready(once_ready: Callable[..., str]) -> str:
-    """The shell command after which the lock is lost."""
-    return once_ready(lambda: force_release(NAME))
-
-
 @pytest.mark.parametrize("then", ["", "kill -STOP $$"], ids=["runs", "is stopped"])
 def test_the_program_is_ended_when_the_lock_is_lost(then: str, once_ready: Callable[..., str], tmp_path: Path) -> None:
     def lose_it() -> None:
@@ -305,7 +299,8 @@ def test_zombies_that_nobody_asks_for_are_not_waited_for_but_the_living_are(
 
 
 @pytest.mark.usefixtures("process_1")  # which must not wait for zombies that are its own
-def test_a_program_that_ignores_sigterm_is_killed_with_all_its_children(ready: str, tmp_path: Path) -> None:
+def test_a_program_that_ignores_sigterm_is_killed_with_all_its_children(once_ready: Any, tmp_path: Path) -> None:
+    ready = once_ready(lambda: force_release(NAME))
     child = f"trap '' TERM; echo \\$\\$ > {tmp_path}/pid; {ready}; {FOREVER}"
     assert sh(f'sh -c "{child}" & {FOREVER}', "--kill-after", "0.3") == 76
     assert not is_running(number_in(tmp_path / "pid"))

@@ -241,26 +241,19 @@ def test_a_worker_that_ends_finishes_its_job_or_leaves_it_with_its_lock(how: Any
     until(lambda: held() == [])
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[str]:
-    with rabbitmq() as url:
-        yield url
-
-
 @pytest.mark.complete
-def test_rabbitmq_delivers_again_at_once_what_a_killed_worker_had(broker: str, site: Any, worker: Start) -> None:
-    facts = {"TEST_BROKER": broker, "TEST_ACKS_LATE": "1"}
-    first = worker("-c", "1", **facts)
-    with site.app.connection_for_write(broker) as connection:
+def test_rabbitmq_delivers_again_at_once_what_a_killed_worker_had(site: Any, worker: Start) -> None:
+    with rabbitmq() as broker, site.app.connection_for_write(broker) as connection:
+        first = worker("-c", "1", TEST_BROKER=broker, TEST_ACKS_LATE="1")
         job = site.report.apply_async((2024,), {"wait": "here"}, connection=connection)
         until(lambda: len(runs()) == 1, within=60)
-        worker("-c", "1", **facts)
+        worker("-c", "1", TEST_BROKER=broker, TEST_ACKS_LATE="1")
         first.kill()
         assert site.report.apply_async((2024,), connection=connection).id == job.id
         until(lambda: len(runs()) == 2, within=60)  # with the lock of the dead one
-    let_pass("here")
-    assert job.get(timeout=60) == 2024
-    until(lambda: held() == [])
+        let_pass("here")
+        assert job.get(timeout=60) == 2024
+        until(lambda: held() == [])
 
 
 @pytest.mark.complete

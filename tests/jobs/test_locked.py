@@ -3,9 +3,7 @@
 import functools
 import runpy
 import threading
-import time
 import weakref
-from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +18,6 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, never
 from tests.helpers.servers import Twins, lock_names
 from tests.helpers.state import LOCK, NAME, TOKEN, value
-
-Body = Generator[None, None, Any]
 
 
 @pytest.mark.parametrize("decorator", [locked, locked()])
@@ -199,21 +195,6 @@ def test_inside_another_section_the_outer_one_decides(crowd: Crowd, client: redi
     assert me(outer, "owned")
     me(outer, "release")
     assert lock_names(client) == []
-
-
-def test_the_next_caller_gets_it_when_that_is_over_or_the_call_took_longer(crowd: Crowd, client: redis.Redis) -> None:
-    def late() -> Body:
-        while time.monotonic() < begun + 0.4:
-            yield
-
-    begun = time.monotonic()
-    twins = Twins(locked(NAME, at_least=0.3), lambda: time.monotonic() - begun)
-    me, you = crowd(), crowd()
-    assert me(twins, "call") >= 0
-    assert you(twins, "call") >= 0.29  # by another clock
-    begun = time.monotonic()
-    you(Twins(locked("late", at_least=0.3), late), "call")
-    assert "late" not in lock_names(client)
 
 
 def test_a_call_that_fails_releases_at_once_and_one_that_has_lost_its_lock_is_told(client: redis.Redis) -> None:

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 
 from bench.run import MODES
 from shop.management.commands.lockbench import Command as Lockbench
-from tests.helpers.processes import MissingError, require, wheel_folder
+from tests.helpers.jobs import require_package
 
 pytestmark = pytest.mark.complete
 
@@ -70,13 +70,8 @@ def test_a_contended_lock_excludes_keeps_the_order_and_is_on_one_node(
     assert (ours["busiest_percent"] < 90) is (cluster and names > 1)  # the six are not on one of the three
 
 
-def find_matplotlib() -> None:
-    if wheel_folder("matplotlib") is None:
-        raise MissingError("matplotlib", 'python -m pip install -e ".[charts]"')
-
-
 def test_charts_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
-    require(find_matplotlib)
+    require_package("matplotlib")
     from bench.report import CHARTS
 
     found = figures("contended", procs=2, seconds=0.3, rounds=1, charts=tmp_path)
