@@ -90,6 +90,7 @@ def test_a_name_that_would_be_too_long_ends_in_a_hash_of_the_whole(parts: list[s
     name = lock_name(*parts)
     assert Lock(name).name == name
     assert name.startswith(":".join(map(lock_name, parts))[:80])
+    assert filled("{text}:7", text=parts[-1]) == lock_name(parts[-1], 7)
     assert re.fullmatch(r".{80}%~[0-9a-f]{64}", name)
     assert lock_name(*parts[:-1], f"{parts[-1]}y") != name
     assert lock_name("x" * 512) == "x" * 512

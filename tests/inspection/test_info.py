@@ -29,7 +29,6 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time, until
-from tests.helpers.pools import crowd_around
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import INDEX, hold, put
 from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias, caches
@@ -98,15 +97,6 @@ def test_it_tells_which_waiters_redis_cannot_reach(ghost: Callable[..., Ghost], 
     killed.queue("1" * 22, name="pool:accounts:")
     assert [waiter.gone for waiter in LockPool("accounts").info().queue] == [True]
     assert [waiter.gone for waiter in known("pool:accounts:alice").pool_queue] == [True]
-
-
-def test_of_a_pools_member_it_tells_who_wants_this_one_and_who_wants_any(ghost: Callable[..., Ghost]) -> None:
-    crowd_around(ghost())
-    alice, bob = known("pool:accounts:alice"), known("pool:accounts:bob")
-    assert (alice.waiters, len(alice.queue), alice.pool_waiters, len(alice.pool_queue)) == (2, 2, 103, 100)
-    assert (bob.waiters, bob.queue, bob.pool_waiters, bob.pool_queue[0].owner) == (0, (), 103, "ghost")
-    assert 500 < alice.lease_left <= 600
-    assert alice.pool_queue[0].waited == pytest.approx(198, abs=30)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -146,22 +146,6 @@ def test_a_copy_that_waits_for_the_end_leaves_the_lock_as_long_as_it_has_to_stay
     assert lease_of(NAME) > 200
 
 
-@pytest.mark.parametrize(
-    ("busy", "queued", "result", "asked"),
-    [("skip", None, None, []), ("retry", False, "later", [("later", 1.0, LockNotAcquired)])],
-)
-def test_a_job_that_meets_a_busy_lock(busy: str, queued: object, result: object, asked: list[Any]) -> None:
-    job, lock, strict = Job(), make(busy=busy), make(busy="raise")
-    with Lock(NAME):
-        assert lock.queue((7,), {}, job.id) is queued
-        assert lock.run(job, (7,), {}, lambda: "ran") == result
-        with pytest.raises(LockNotAcquired, match=NAME):
-            strict.queue((7,), {}, job.id)
-        with pytest.raises(LockNotAcquired, match=NAME):
-            strict.run(job, (7,), {}, lambda: "ran")
-    assert job.asked == asked
-
-
 def test_it_comes_again_after_the_time_that_such_jobs_take() -> None:
     lock, job = make(busy="retry", template="slow"), Job()
     lock.run(Job("other-other-other-other"), (7,), {}, lambda: sleep(1.2))

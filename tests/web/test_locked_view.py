@@ -54,17 +54,6 @@ def plain(method: str = "GET") -> HttpRequest:
     return RequestFactory().generic(method, "/")
 
 
-def test_a_view_runs_under_the_lock_of_its_url_however_long(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
-    pages.add("order/<str:pk>/", "order:{pk}", lambda request, pk: lock_names(client))
-    me = crowd()
-    assert me(pages, "get", "/order/4:2/").content == b"order:4%3A2"
-    one, other = (me(pages, "get", f"/order/{'x' * 600}{end}/").content.decode() for end in "ab")
-    assert one.startswith("order:xxx")
-    assert one != other
-    assert len(one) <= 512
-    assert lock_names(client) == []
-
-
 def test_a_route_that_lacks_an_argument_of_the_name_is_named(settings: Any) -> None:
     view = locked_view("order:{pk}")(lambda request, **kwargs: respond(request))
     settings.ROOT_URLCONF = (path("orders/<int:pk>/", view), path("orders/", view, name="order-list"))
