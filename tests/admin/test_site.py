@@ -232,9 +232,7 @@ def test_the_list_has_the_locks_of_all_aliases_a_column_and_a_filter(admin: Clie
 
 
 @on_two
-def test_while_the_cluster_of_one_alias_is_away_the_locks_of_the_other_can_be_listed(
-    admin: Client, settings: Any
-) -> None:
+def test_while_the_cluster_of_one_alias_is_away_the_locks_of_the_other_can_be_listed(admin: Any, settings: Any) -> None:
     away = {"LOCATION": "redis://127.0.0.1:1/0", "OPTIONS": {"CLIENT_CLASS": "tests.helpers.ways.ClusterClient"}}
     settings.CACHES = {"default": {**settings.CACHES["default"], **away}, "locks": settings.CACHES["locks"]}
     page = admin.get(LIST).content.decode()

@@ -120,9 +120,7 @@ def computing(crowd: Crowd) -> Computing:
 
 @pytest.mark.parametrize("alias", ["ours", "django-redis", "django", "locmem"])
 @pytest.mark.parametrize("wanted", [[1, 2], None])
-def test_a_missing_value_is_computed_under_a_lock_and_kept(
-    me: Any, computing: Computing, alias: str, wanted: Any
-) -> None:
+def test_a_missing_value_is_computed_under_a_lock_and_kept(me: Any, computing: Any, alias: str, wanted: Any) -> None:
     with computing(wanted, using=alias) as value:
         assert [lock.name for lock in list_locks()] == [f"get_or_set:{alias}::1:x"]
     assert list_locks() == []

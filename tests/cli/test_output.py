@@ -139,9 +139,7 @@ DATABASES = {{"default": {{"ENGINE": "django.db.backends.postgresql", "NAME": "x
     "arguments",
     ["list", "show a", "pool a", "pool", "clear a --noinput", "fences prune --older-than=1d", "run a -- true"],
 )
-def test_ctrl_c_ends_every_subcommand_while_a_server_hangs(
-    arguments: str, in_process: InProcess, tmp_path: Any
-) -> None:
+def test_ctrl_c_ends_every_subcommand_while_a_server_hangs(arguments: str, in_process: Any, tmp_path: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hung:
         hung.settimeout(GENEROUS)
         (tmp_path / "hung.py").write_text(HUNG.format(hung.getsockname()[1]))

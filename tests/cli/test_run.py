@@ -280,9 +280,7 @@ def test_the_program_is_ended_when_the_lock_is_lost(then: str, once_ready: Calla
 
 
 @pytest.mark.usefixtures("process_1")  # that of the command, which never asks for orphans
-def test_zombies_that_nobody_asks_for_are_not_waited_for_but_the_living_are(
-    in_process: InProcess, tmp_path: Path
-) -> None:
+def test_zombies_that_nobody_asks_for_are_not_waited_for_but_the_living_are(in_process: Any, tmp_path: Path) -> None:
     living = f"trap 'sleep 0.3; echo cleaned > {tmp_path}/out; exit' TERM; echo > {tmp_path}/ready; {FOREVER}"
     ready = f"{written(tmp_path / 'ready')}; echo $$ > {tmp_path}/pid"
     script = f'sh -c "{FOREVER}" & sh -c "{living}" & {ready}; {FOREVER}'

@@ -15,7 +15,7 @@ import redis
 
 from django_redislock import Lock, force_release, get_lock
 from redisserver import RedisServer
-from tests.cli.conftest import FOREVER, NAME, InProcess, fails, sh, written
+from tests.cli.conftest import FOREVER, NAME, fails, sh, written
 from tests.helpers.actors import GENEROUS, Other, until
 from tests.helpers.state import hold
 from tests.inside import keys_of
@@ -41,9 +41,7 @@ def noted(runs: Path) -> str:
     return f"echo $REDISLOCK_FENCE >> {runs}; [ $(wc -l < {runs}) = 2 ] && exit 5"
 
 
-def test_of_two_machines_one_runs_it_and_the_next_one_takes_over(
-    in_process: InProcess, client: redis.Redis, tmp_path: Path
-) -> None:
+def test_of_two_machines_one_runs_it_and_the_next_one_takes_over(in_process: Any, client: Any, tmp_path: Any) -> None:
     job = ["run", NAME, "--stay", "--", "sh", "-c", f"echo >> {tmp_path}/runs; {written(tmp_path / 'end')}; exit 3"]
     one = in_process(*job)
     until(lambda: len(lines(tmp_path / "runs")) == 1)
@@ -151,9 +149,7 @@ def test_a_signal_to_the_leader_is_the_programs_and_it_does_not_stand_by_again_e
     assert sh(f'trap "{on_term}" TERM; kill -TERM $PPID; {FOREVER}', "--stay", "--kill-after=600") == 76
 
 
-def test_a_hangup_that_the_program_survives_does_not_keep_it_from_standing_by_again(
-    once_ready: Callable[..., str], runs: Path
-) -> None:
+def test_a_hangup_that_the_program_survives_does_not_keep_it_from_standing_by_again(once_ready: Any, runs: Any) -> None:
     hung_up = f"trap 'touch {runs}-hup' HUP; kill -HUP $PPID; while [ ! -e {runs}-hup ]; do sleep 0.01; done"
     assert sh(f"{noted(runs)}; {hung_up}; {once_ready(lambda: force_release(NAME))}; {FOREVER}", "--stay") == 5
 

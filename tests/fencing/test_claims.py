@@ -253,9 +253,7 @@ def test_so_is_one_whose_transaction_is_open_already(account: Account, met: int)
 
 
 @pytest.mark.parametrize("names", [NAME, [NAME, "order:43"]], ids=["one lock", "two locks"])
-def test_several_databases_may_be_ahead_of_redis_each_by_another_amount(
-    names: Any, account: Account, ledger: Account
-) -> None:
+def test_several_databases_may_be_ahead_of_redis_each_by_another_amount(names: Any, account: Any, ledger: Any) -> None:
     both = locked_atomic(names, db=["default", "ledger"], fenced=True)
     with both:
         pass

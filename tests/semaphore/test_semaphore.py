@@ -266,9 +266,7 @@ def test_one_permit_can_be_force_released(crowd: Crowd) -> None:
         force_release("x", permit=1)
 
 
-def test_a_permit_that_is_given_back_meanwhile_was_not_force_released(
-    crowd: Crowd, network: Proxy, caplog: Any
-) -> None:
+def test_a_permit_that_is_given_back_meanwhile_was_not_force_released(crowd: Crowd, network: Any, caplog: Any) -> None:
     me, you, semaphore = crowd(), crowd(), Semaphore(NAME, limit=2, ttl=LONG)
     assert me(semaphore, "acquire")
     late = network.hold_request(FORCE_PERMIT)
