@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 
@@ -42,6 +42,23 @@ def test_a_child_owns_nothing_of_its_parents_and_has_connections_of_its_own() ->
         assert in_child(lambda: is_free_of_its_parent(lock, channel))
         assert lock.owned()
     assert own_channel() == channel
+
+
+def test_a_child_that_closes_a_generator_it_was_forked_in_does_not_release_its_lock() -> None:
+    def section() -> Generator[Lock, None, None]:
+        with Lock("a", ttl=600) as lock:
+            yield lock
+
+    def leave() -> bool:
+        steps.close()
+        return True
+
+    steps = section()
+    lock = next(steps)
+    assert in_child(leave)
+    assert lock.owned()
+    steps.close()  # a coroutine could await nothing here, so the release is left to the background
+    until(lambda: not list_locks())
 
 
 def test_a_fork_that_python_is_not_told_of_is_noticed_by_the_process_id() -> None:

@@ -127,15 +127,6 @@ def coroutine():
             os._exit(0)  # the loop shares its epoll with that of the parent
     asyncio.run(main())
 
-def generator():
-    def section():
-        with Lock("seat", ttl=600):
-            fork()
-            yield
-    steps = section()
-    next(steps)
-    steps.close()
-
 def cache_lock():
     drop_in = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": os.environ["REDISLOCK_TEST_URL"]}
     settings.CACHES["drop-in"] = drop_in
@@ -170,7 +161,6 @@ if not child:
         ("decorated", False, "LockNotOwned"),
         ("kept", False, "LockNotOwned"),
         ("coroutine", False, "LockNotOwned"),
-        ("generator", False, ""),
         ("member", False, "LockNotOwned"),
         ("cache_lock", False, "LockError"),
         ("stream", False, ""),
