@@ -530,7 +530,7 @@ def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> Non
     patch.setattr(calls, "_PROBE", script)
 
 
-def command(*words: str, using: str | None = None) -> Any:
+def command(*words: Any, using: str | None = None) -> Any:
     """The answer to a command sent by the package's own connection (of the memory mode, too)."""
     (answer,), _ = get_partition(using).exchange([words])
     if isinstance(answer, ResponseError):
@@ -620,16 +620,6 @@ def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]
 
 def loops_with_connections(using: str | None = None) -> int:
     return len(get_partition(using).store._in_each_loop())
-
-
-def unused_by_turns(bound: int, *aliases: str) -> int:
-    """How many connections there are after each of these was used once, as the nodes of one cluster, where there may
-    be ``bound`` in all."""
-    stores = [get_store(using) for using in aliases]
-    connections = ThreadConnections(bound, stores[0].config)
-    for node in [store.node_of(0) for store in stores]:
-        connections.exchange(node, [("PING",)])
-    return len(connections.idle)
 
 
 class AskedOnce:
@@ -1095,11 +1085,6 @@ def redis_py_lock(name: str, **options: Any) -> Any:
 def guard_programs_by(shell: str, patch: pytest.MonkeyPatch) -> None:
     """The shell that ends a program of ``redislocks run`` whose command was killed."""
     patch.setattr("django_redislock.cli.run.SHELL", shell)
-
-
-def inherit(lock: Lock) -> None:
-    """This lock is now one that the parent of a forked child holds."""
-    lease_of(lock).pid -= 1
 
 
 def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:

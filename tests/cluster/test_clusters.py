@@ -233,21 +233,6 @@ def test_a_node_that_has_the_lock_no_longer_is_not_believed_and_a_renewal_is_sen
     assert not lock.lost
 
 
-def test_where_the_nodes_refuse_new_connections_those_that_there_are_go_on_working(
-    cluster: Cluster, retry_for: Callable[[float], None]
-) -> None:
-    retry_for(0.1)
-    lock, masters = Lock("a", ttl=60), [node.client() for node in cluster.masters()]
-    lock.acquire()
-    for master in masters:
-        master.config_set("maxclients", 1)
-    with pytest.raises(LockUnavailable):
-        asyncio.run(lock.alocked())
-    lock.release()
-    for master in masters:
-        master.config_set("maxclients", 10_000)
-
-
 def test_where_no_node_can_be_asked_about_one_that_answers_late_its_answer_counts_and_it_stays_in_doubt(
     cluster: Cluster, crowd: Crowd, retry_for: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

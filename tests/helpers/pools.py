@@ -19,25 +19,6 @@ ANY = pool_name(POOL)
 TTL = 600  # seconds: longer than any test
 MEMBERS, FRESH, FREE, HELD, BUSY, _, WANTED, LINE, _ = pool_keys(POOL)
 
-# A process with threads that wait for a member each, keep it until they are told, or give it back at once.
-WAITS = """
-from tests.inside import limit
-limit(look_every=look_every)
-pool = LockPool(name)
-
-def wait(number):
-    with pool.acquire(ttl=ttl) as member:
-        say("got", number, member.key)
-        if keeps:
-            threading.Event().wait()
-    say("gave", number)
-
-for number in range(count):
-    threading.Thread(target=wait, args=(number,), daemon=True).start()
-say("ready")
-threading.Event().wait()
-"""
-
 Held = Callable[[str], None]
 Wait = Callable[..., Future[PoolMember]]
 
@@ -53,11 +34,6 @@ def refuses(person: Any, pool: LockPool) -> None:
 
 def lock_of(key: str, pool: str = POOL) -> str:
     return lock_name("pool", pool, key)
-
-
-def raw(using: str, *command: Any) -> Any:
-    """A command of somebody else, on the Redis of this alias, in memory too."""
-    return inside.command(*command, using=using)
 
 
 class Audit(NamedTuple):

@@ -5,7 +5,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -28,12 +28,11 @@ from django_redislock import (
     lock_released,
 )
 from django_redislock.testing import lose
-from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil, until
 from tests.helpers.databases import Account
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, fence_of, holder, put, queued
-from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_TAKEN, become_another_process, end_process
+from tests.inside import HAS_VANISHED, WAS_TAKEN
 from tests.project.programs import run_code
 
 from .conftest import Block, Heard, receiving, until_told
@@ -210,22 +209,6 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
     assert holder(client) == theirs
 
 
-@pytest.mark.complete
-def test_the_end_of_a_lease_is_reported_when_redis_refuses_the_renewal(
-    crowd: Crowd, own: RedisServer, settings: Any
-) -> None:
-    database = {**settings.CACHES["default"], "LOCATION": f"redis://127.0.0.1:{own.port}/1"}
-    settings.CACHES = {**settings.CACHES, "default": database}
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=3, on_lost=losses.append)
-    me(lock, "acquire")
-    with own.client() as client:
-        client.execute_command("ACL", "SETUSER", "default", "-select")  # no new connection reaches its database
-        client.client_kill_filter(_type="normal", skipme=True)
-    until(lambda: losses)
-    assert losses[0].reason == HAS_ENDED
-
-
 def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_losses(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -265,21 +248,6 @@ def test_on_lost_waits_for_no_receiver_that_hangs() -> None:
             until(lambda: len(losses) == len(locks))
         finally:
             go_on.set()
-
-
-def test_the_end_of_a_process_waits_for_an_on_lost_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    become_another_process(monkeypatch)
-    told = list[LockLost]()
-
-    def on_lost(error: LockLost) -> None:
-        sleep(0.3)
-        told.append(error)
-
-    lock = Lock(NAME, on_lost=on_lost)
-    lock.acquire()
-    lose(lock)
-    end_process()
-    assert told
 
 
 LOST_AND_ENDED = """

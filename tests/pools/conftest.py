@@ -10,7 +10,6 @@ import redis
 from django_redislock import LockPool, PoolMember
 from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.pools import POOL, TTL, Held, Wait, in_line
-from tests.inside import Ears
 
 
 @pytest.fixture(params=["default", "memory"])
@@ -26,15 +25,6 @@ def accounts() -> LockPool:
     made = LockPool(POOL)
     made.extend(["alice", "bob"])
     return made
-
-
-@pytest.fixture
-def listening(settings: Any) -> None:
-    """Subscribe first, so that waiters queue at once; and start without leftovers of other tests."""
-    settings.CACHES = {**settings.CACHES}
-    ears = Ears()
-    ears.start()
-    until(lambda: ears.ready)
 
 
 @pytest.fixture

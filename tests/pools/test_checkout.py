@@ -185,29 +185,6 @@ def test_a_member_that_was_handed_to_another_thread_or_task_does_not_wait_for_it
     you(member, "exit", None, None, None)
 
 
-def test_a_member_that_was_handed_to_a_forked_child_does_not_wait_for_its_parent(accounts: LockPool) -> None:
-    member = accounts.acquire(blocking_timeout=0)
-    child = os.fork()
-    if not child:
-        try:
-            member.__enter__()
-        except LockError as error:
-            os._exit("it belongs to the task or thread that has acquired it" not in str(error))
-        os._exit(2)
-    assert os.waitpid(child, 0)[1] == 0
-    member.release()
-
-
-async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) -> None:
-    async def hold() -> None:
-        async with await accounts.aacquire(on_lost="cancel") as member:
-            await asyncio.to_thread(force_release, member.name)
-            await asyncio.sleep(GENEROUS)
-
-    with pytest.raises(LockLost):
-        await hold()
-
-
 @pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
 def test_who_waits_gets_a_member_with_the_note_and_the_purpose_that_were_in_the_queue_and_a_long_wait_is_logged(
     me: Any, crowd: Crowd, pool: LockPool, poll: bool, settings: Any, caplog: Any

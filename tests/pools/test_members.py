@@ -3,7 +3,6 @@ member gets lost."""
 
 import asyncio
 import math
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import (
     Lock,
@@ -40,33 +38,14 @@ from tests.helpers.pools import (
     audit,
     leases_end,
     lock_of,
-    raw,
     refuses,
 )
 from tests.helpers.processes import Worker
 from tests.helpers.state import count
-from tests.inside import PREFIX, note_round_trips
+from tests.inside import PREFIX, command, note_round_trips
 
 OLD, NEW = [f"old-{number:05}" for number in range(20_000)], [f"new-{number:05}" for number in range(20_000)]
 ODD = ["a:b", "a%3Ab", "x y", "größe", "日本", "{0}", "100%", "line\nbreak", "*", "\u3000", "-", "%"]
-
-
-@pytest.mark.parametrize(
-    "empty",
-    [LockPool.clear, lambda pool: pool.assign([]), lambda pool: pool.shrink(pool.keys())],
-    ids=["clear", "assign", "shrink"],
-)
-def test_nothing_stays_of_a_pool_that_was_used_and_has_no_members_any_more(
-    empty: Callable[[LockPool], object], client: redis.Redis
-) -> None:
-    pool = LockPool("accounts")
-    pool.assign(f"account-{number}" for number in range(50))
-    for _ in range(49):
-        pool.acquire().release()
-    assert (client.zcard(FREE), client.zcard(FRESH)) == (49, 1)
-    empty(pool)
-    assert pool.keys() == []
-    assert not client.exists(FREE, FRESH, MEMBERS, HELD, BUSY)
 
 
 def test_members_are_put_in_taken_out_and_replaced(me: Any, pool: LockPool) -> None:
@@ -176,25 +155,13 @@ def test_bad_names_are_refused(make: Callable[[str], object], name: str, message
         make(name)
 
 
-async def test_blocking_calls_in_an_event_loop_name_the_async_version() -> None:
-    pool = LockPool(POOL)
-    verbs = ("keys", "acquire", "info", "items_locked_status", "values_lock_status", "health_check", "clear", "__len__")
-    calls: list[tuple[Any, ...]] = [(verb,) for verb in verbs]
-    calls += [("extend", ["x"]), ("shrink", ["x"]), ("assign", ["x"]), ("__contains__", "x")]
-    for verb, *args in calls:
-        with pytest.raises(SynchronousOnlyOperation, match=re.escape(f"Await a{verb.strip('_')}() instead")):
-            getattr(pool, verb)(*args)
-    with pytest.raises(SynchronousOnlyOperation, match="Use async for instead"):
-        list(pool)
-
-
 def test_each_member_has_a_status(me: Any, crowd: Crowd, pool: LockPool) -> None:
     assert me(pool, "items_locked_status") == me(pool, "values_lock_status") == []
     assert me(pool, "health_check") == (0, 0)
     me(pool, "extend", ["alice", "bob", "carol", "dave"])
     assert me(pool, "acquire").key == "alice"
     assert crowd()(pool, "acquire").key == "bob"
-    raw(pool.using or "", "HSET", HELD, "carol", "somebody's")
+    command("HSET", HELD, "carol", "somebody's", using=pool.using)
     statuses = [LockStatus.LOCKED, LockStatus.UNAVAILABLE, LockStatus.ERROR, LockStatus.FREE]
     assert me(pool, "items_locked_status") == list(zip(pool.keys(), statuses, strict=True))
     assert me(pool, "values_lock_status") == statuses
@@ -242,7 +209,7 @@ def test_a_held_member_that_is_taken_out_stays_with_its_holder_and_is_gone_after
     if end == "force":
         assert force_release(member.name, using=pool.using)
     elif end == "lapse":
-        raw(pool.using or "", "ZADD", BUSY, "XX", "1", "alice")
+        command("ZADD", BUSY, "XX", "1", "alice", using=pool.using)
     with nullcontext() if end == "release" else pytest.raises(LockLost):
         me(member, "release")
     refuses(me, pool)
@@ -271,7 +238,8 @@ def test_a_held_member_stays_with_its_holder_however_often_it_is_taken_out_and_p
     assert you(pool, "acquire", blocking_timeout=0).key == "alice"
 
 
-def test_a_pool_whose_members_come_and_go_does_not_grow_and_leaves_nothing(client: redis.Redis) -> None:
+@pytest.mark.parametrize("empty", [LockPool.clear, lambda pool: pool.assign([]), lambda pool: pool.shrink(pool.keys())])
+def test_a_pool_whose_members_come_and_go_does_not_grow_and_leaves_nothing(empty: Any, client: redis.Redis) -> None:
     pool, sizes = LockPool(POOL), []
     for day in range(6):
         pool.assign(f"key-{day}-{number}" for number in range(50))
@@ -280,7 +248,7 @@ def test_a_pool_whose_members_come_and_go_does_not_grow_and_leaves_nothing(clien
         sizes.append(sum(int(client.zcard(key)) for key in client.keys(f"{PREFIX}*:{ANY}")))
     assert max(sizes) < 3 * sizes[0]
     with pool.acquire():
-        pool.clear()
+        empty(pool)
     left = {*client.keys(f"{PREFIX}*")} - {*client.keys(f"{PREFIX}slot:*")}  # which expire
     assert left == {f"{PREFIX}fence".encode()}
 
@@ -301,7 +269,7 @@ LOOKS: dict[str, Callable[[PoolMember, str], object]] = {
 def test_a_member_is_free_again_whoever_finds_first_that_its_lease_has_ended(look: str, pool: LockPool) -> None:
     pool.extend(["alice"])
     member = pool.acquire(ttl=TTL, poll=True)  # so that nothing looks by itself
-    raw(pool.using or "", "ZADD", BUSY, "XX", "1", "alice")
+    command("ZADD", BUSY, "XX", "1", "alice", using=pool.using)
     with pytest.raises(LockNotOwned) if "release" in look and look != "force_release" else nullcontext():
         LOOKS[look](member, pool.using or "")
     assert pool.acquire(blocking_timeout=0).key == "alice"

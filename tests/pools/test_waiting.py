@@ -14,7 +14,6 @@ from tests.helpers.pools import (
     ANY,
     POOL,
     TTL,
-    WAITS,
     WANTED,
     Held,
     Wait,
@@ -31,7 +30,7 @@ from tests.helpers.pools import (
 )
 from tests.helpers.processes import Worker
 from tests.helpers.state import queued
-from tests.inside import ALREADY, GRANTED, limit
+from tests.inside import ALREADY, GRANTED
 
 Ghosts = Callable[..., Ghost]
 Start = Callable[..., Worker]
@@ -73,18 +72,6 @@ def test_first_come_first_served_over_all_members_and_new_ones(
     assert [got(waiter) for waiter in waiters] == ["alice", "bob", "carol", "dave", "erin", "fred"]
     assert audit(client).free == {"gina"}
     assert in_line(client) == []
-
-
-@pytest.mark.complete
-def test_the_members_of_a_killed_process_all_go_to_waiters(start: Start, wait: Wait, client: redis.Redis) -> None:
-    """There is no message: the waiters look when the leases end."""
-    keys = {f"key-{number}" for number in range(30)}
-    LockPool(POOL).extend(keys)
-    worker = start(WAITS, name=POOL, count=30, ttl=3, keeps=True, look_every=1000.0)
-    until(lambda: len(audit(client).held) == 30, within=60)
-    waiters = [wait() for _ in keys]
-    worker.kill()
-    assert {got(waiter) for waiter in waiters} == keys
 
 
 @pytest.mark.parametrize(
@@ -181,28 +168,6 @@ def test_a_thousand_dead_waiters_are_dropped_when_members_become_free(
     held("alice")
     assert got(waiter) == "alice"
     assert in_line(client) == []
-
-
-@pytest.mark.complete
-def test_members_that_were_handed_to_a_stopped_process_go_to_others_and_its_waiters_come_back(
-    held: Held, start: Start, wait: Wait, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit(monkeypatch, look_every=0.2)
-    stuck = start(WAITS, name=POOL, count=12, ttl=9, keeps=False, look_every=1000.0)
-    until(lambda: len(in_line(client)) == 12, within=60)
-    stuck.signal(signal.SIGSTOP)
-    waiters = [wait() for _ in range(2)]
-    held("alice")
-    held("bob")  # both are handed to the stopped process
-    assert {got(waiter) for waiter in waiters} == {"alice", "bob"}
-    assert in_line(client) == []  # its other waiters were dropped
-    stuck.signal(signal.SIGCONT)
-    # two may find instead that they have lost what they had just been handed
-    until(lambda: len(in_line(client)) >= 10)
-    for name in (ALICE, BOB):
-        force_release(name)
-    for _ in range(10):
-        stuck.expect("gave")
 
 
 def test_a_lock_on_a_member_and_a_checkout_of_it_exclude_each_other(me: Any, crowd: Crowd, pool: LockPool) -> None:

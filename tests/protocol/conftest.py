@@ -132,12 +132,6 @@ def allow_only(client: redis.Redis, server: RedisServer, add_alias: Callable[...
 
 
 @pytest.fixture
-def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters learn of a lock only by messages. (Hold it for LONG, as they also look at its end.)"""
-    limit(monkeypatch, look_every=LONG)
-
-
-@pytest.fixture
 def look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, look_every=0.3)
 

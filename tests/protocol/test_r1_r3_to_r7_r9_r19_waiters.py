@@ -24,7 +24,7 @@ from tests.inside import change_probe, limit
 
 from .conftest import ACQUIRE, LONG, MEMBER, POOL, SEMAPHORE, Ghosts, Join, Start, lapse, listed, subscribed, told
 
-nobody_looks = pytest.mark.usefixtures("nobody_looks")
+nobody_looks = pytest.mark.usefixtures("no_look_by_the_clock")
 
 
 @pytest.fixture
@@ -257,7 +257,8 @@ from tests.inside import limit
 limit(look_every=600.0)
 
 def wait(number):
-    with Lock(name, ttl=3, blocking_timeout=60):  # a busy machine may delay this process for as long
+    options = {"ttl": 3, "blocking_timeout": 60}  # a busy machine may delay this process for as long
+    with LockPool("accounts").acquire(**options) if pooled else Lock(name, **options):
         say("acquired", number)
 
 for number in range(4):
@@ -269,28 +270,30 @@ threading.Event().wait()
 
 @pytest.mark.complete
 @pytest.mark.usefixtures("look_soon")
-@pytest.mark.parametrize("busy", [True, False], ids=["held", "free"])
+@pytest.mark.parametrize(("busy", "pooled"), [(True, False), (True, True), (False, False)])
 def test_r4_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
-    busy: bool, start: Start, join: Join, client: redis.Redis
+    busy: bool, pooled: bool, pool: LockPool, start: Start, join: Join, client: redis.Redis
 ) -> None:
     """Dropped, but alive: when the process runs again, all its waiters are back at their places."""
-    lock, worker = Lock(NAME), start(WAITS, fresh=True, name=NAME)  # a child of this process, which waits for it
-    lock.acquire()
+    name, wanted = (POOL, pool) if pooled else (NAME, Lock(NAME))
+    held = Lock(MEMBER if pooled else NAME)
+    held.acquire()
+    worker = start(WAITS, fresh=True, name=NAME, pooled=pooled)  # a child of this process, which waits for it
     for number in range(4):
         worker.tell()
-        until(lambda number=number: queued(client) == number + 1)
+        until(lambda number=number: len(listed(client, name)) == number + 1)
     worker.signal(signal.SIGSTOP)
     os.waitpid(worker.pid, os.WUNTRACED)  # until it has stopped
-    before = listed(client)
-    waiting = join(Lock(NAME))
-    lock.release()
+    before = listed(client, name)
+    waiting = join(wanted)
+    held.release()
     assert waiting.result()
-    assert listed(client) == []
+    assert listed(client, name) == []
     if not busy:
         waiting.release()
     worker.signal(signal.SIGCONT)
     if busy:
-        until(lambda: listed(client) == before)
+        until(lambda: listed(client, name) == before)
         waiting.release()
     # nobody has to wait for a look by the clock, which would come when the first holder's lease (30 s) would have ended
     entered = [worker.expect("acquired", within=15)[0] for _ in range(4)]
@@ -334,7 +337,7 @@ def test_r4_all_who_were_dropped_are_back_when_the_first_of_their_process_looks(
     second.result(GENEROUS)
 
 
-@pytest.mark.usefixtures("nobody_looks")
+@pytest.mark.usefixtures("no_look_by_the_clock")
 def test_r5_waiters_look_when_the_lease_ends_of_whoever_holds_the_lock_now(join: Join) -> None:
     Lock(NAME, ttl=0.3, auto_renew=False).acquire()
     second, third = (join(Lock(NAME, ttl=0.5, auto_renew=False)) for _ in range(2))
@@ -342,7 +345,7 @@ def test_r5_waiters_look_when_the_lease_ends_of_whoever_holds_the_lock_now(join:
     assert third.result()
 
 
-@pytest.mark.usefixtures("nobody_looks")
+@pytest.mark.usefixtures("no_look_by_the_clock")
 @pytest.mark.parametrize(
     ("name", "method"), [*product([NAME, MEMBER, POOL], ["extend", "detach"]), (SEMAPHORE, "extend")]
 )

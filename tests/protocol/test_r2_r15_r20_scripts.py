@@ -238,7 +238,7 @@ def test_r20_a_holder_keeps_the_lock_and_then_the_suspension_begins(
 
 
 @named
-@pytest.mark.usefixtures("nobody_looks")
+@pytest.mark.usefixtures("no_look_by_the_clock")
 @pytest.mark.parametrize("end", ["resumed", "cut short", "over"])
 def test_r20_waiters_keep_their_places_and_are_served_when_it_ends(
     end: str, join: Join, crowd: Crowd, client: redis.Redis, name: str

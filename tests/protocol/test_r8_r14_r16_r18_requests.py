@@ -201,35 +201,6 @@ def test_r8_a_release_that_failed_may_have_succeeded_and_can_be_tried_again(
     assert holder(client) == ""
 
 
-def test_r14_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, join: Join, client: redis.Redis) -> None:
-    def forgetful(person: Any) -> Callable[..., Any]:
-        return lambda *call, **options: client.script_flush() and person(*call, **options)
-
-    me, you, lock, other = forgetful(crowd()), forgetful(crowd()), Lock(NAME, ttl=LONG), Lock(NAME)
-    assert me(lock, "acquire")
-    assert me(lock, "status").value == "locked"
-    assert me(lock, "extend", 1)
-    assert me(lock, "reacquire")
-    assert not you(other, "acquire", blocking_timeout=0.1)  # and withdraws
-    assert not you(Lock(NAME, poll=True), "acquire", blocking_timeout=0.1)
-    assert [info.waiters for info in me(django_redislock, "list_locks")] == [0]
-    waiting = join(other)
-    adopted = Lock(NAME, token=me(lock, "detach"))
-    assert you(adopted, "acquire")
-    assert me(django_redislock, "force_release", NAME)
-    assert waiting.result()
-    waiting.release()
-    counter, pool = django_redislock.Counter("hits"), LockPool("accounts")
-    assert (me(counter, "incr"), me(counter, "reset")) == (1, 1)
-    assert (me(pool, "assign", ["alice", "bob"]), me(pool, "shrink", ["bob"])) == (2, 1)
-    member = me(pool, "acquire")
-    assert me(member, "extend", 1)
-    assert me(pool, "info").free == 0
-    me(member, "release")
-    me(pool, "clear")
-    assert leftovers(client) == []
-
-
 def test_r14_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_background(
     network: Proxy, client: redis.Redis, retry_for: Callable[[float], None]
 ) -> None:
@@ -278,19 +249,22 @@ OURS = str(Path(django_redislock.__file__).parent)
 MEMBERS = {"free:pool:accounts:", "fresh:pool:accounts:", "members:pool:accounts:", "pools"}
 
 
-def enter() -> None:
-    with Lock(NAME, ttl=LONG, blocking_timeout=GENEROUS):
+one = partial(Lock, NAME, ttl=LONG, blocking_timeout=GENEROUS)
+several = partial(LockSet, NAME, "order:43", ttl=LONG, blocking_timeout=GENEROUS)
+
+
+def enter(lock: Any) -> None:
+    with lock:
         pass
 
 
-def take() -> None:
+def take(lock: Any) -> None:
     """An exception between the return of acquire() and the next line leaves the lock to the caller (see Guarantees)."""
-    lock = Lock(NAME, ttl=LONG)
     try:
-        lock.acquire(blocking_timeout=GENEROUS)
+        lock.acquire()
         lock.release()
     except Interrupt:
-        if fence_of(lock) is not None:
+        with suppress(LockNotOwned):
             lock.release()
         raise
 
@@ -304,30 +278,6 @@ def take_member() -> None:
     finally:
         if member is not None and fence_of(member) is not None:
             member.release()
-
-
-def enter_cache_lock(**options: Any) -> None:
-    """Without a timeout it is renewed, for as long as its thread lives, or the object of which any thread may release
-    it."""
-    with inside.redis_py_lock(NAME, **options):
-        pass
-
-
-def enter_set() -> None:
-    with LockSet(NAME, "order:43", ttl=LONG, blocking_timeout=GENEROUS):
-        pass
-
-
-def take_set() -> None:
-    """See take()."""
-    locks = LockSet(NAME, "order:43", ttl=LONG)
-    try:
-        locks.acquire(blocking_timeout=GENEROUS)
-        locks.release()
-    except Interrupt:
-        with suppress(LockNotOwned):
-            locks.release()
-        raise
 
 
 def fail(*_: object) -> HttpResponse:
@@ -352,16 +302,17 @@ class Command(LockedCommand, BaseCommand):
 
 
 SECTIONS: dict[str, Callable[[], object]] = {
-    "with": enter,
-    "acquire": take,
+    "with": lambda: enter(one()),
+    "acquire": lambda: take(one()),
     "pool": take_member,
     "decorator": locked(NAME)(fail),
     "decorator with a set": locked([NAME, "order:43"])(fail),
-    "with a set": enter_set,
-    "acquire a set": take_set,
-    "cache.lock": enter_cache_lock,
-    "cache.lock that ends": partial(enter_cache_lock, timeout=LONG),
-    "cache.lock of any thread": partial(enter_cache_lock, thread_local=False),
+    "with a set": lambda: enter(several()),
+    "acquire a set": lambda: take(several()),
+    # without a timeout it is renewed, for as long as its thread lives, or the object of which any thread may release it
+    "cache.lock": lambda: enter(inside.redis_py_lock(NAME)),
+    "cache.lock that ends": lambda: enter(inside.redis_py_lock(NAME, timeout=LONG)),
+    "cache.lock of any thread": lambda: enter(inside.redis_py_lock(NAME, thread_local=False)),
     "cached value": compute,
     "command": lambda: call_command(Command()),
     "view": lambda: view(RequestFactory().get("/")),

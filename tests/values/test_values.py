@@ -18,11 +18,10 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django_redislock import ConditionalValue, Counter, Lock, LockError, LockUnavailable
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
-from tests.helpers.pools import raw
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.ways import DJANGO, alias, caches
-from tests.inside import PREFIX
+from tests.inside import PREFIX, command
 
 COUNTER, VALUE = f"{PREFIX}counter:hits", f"{PREFIX}value:high"
 
@@ -77,11 +76,11 @@ def test_a_server_out_of_reach_is_lock_unavailable(me: Any, call: Any) -> None:
 def test_another_redis_type_under_the_key_is_a_clear_error_and_stays(me: Any, using: str, call: Any) -> None:
     kind, *words = call
     key = f"{PREFIX}{dict(KINDS)[kind]}:a"
-    raw(using, "RPUSH", key, "5")
+    command("RPUSH", key, "5", using=using)
     with pytest.raises(LockError, match=re.escape(f"its key {key!r}, which holds another Redis type")) as caught:
         me(kind("a", using=using), *words)
     assert (caught.value.name, caught.value.__cause__) == ("a", None)
-    assert raw(using, "LRANGE", key, 0, -1) == [b"5"]
+    assert command("LRANGE", key, 0, -1, using=using) == [b"5"]
 
 
 @every_call
@@ -110,7 +109,7 @@ def test_the_ttl_of_a_counter_is_set_at_its_creation_only(me: Any, hits: Counter
         me(hits, method, ttl=first)
         me(hits, method, ttl=then)
         me(hits, method)
-        left = raw(hits.using or "", "PTTL", COUNTER)
+        left = command("PTTL", COUNTER, using=hits.using)
         assert 0 < left <= 60_000 if first else left == -1
         me(hits, "reset")
 
@@ -146,14 +145,14 @@ NO_COUNTS = ["hello", "1.5", "", "1_000", " 7", "7\n", "+7", "007", "-0", "-", "
 
 def test_what_somebody_else_has_written_is_a_count_or_a_clear_error(me: Any, hits: Counter) -> None:
     for count in (0, -7, 2**63 - 1, -(2**63)):
-        raw(hits.using or "", "SET", COUNTER, str(count))
+        command("SET", COUNTER, str(count), using=hits.using)
         assert (me(hits, "get"), me(hits, "incr", 0), me(hits, "reset")) == (count, count, count)
     for text in NO_COUNTS:
-        raw(hits.using or "", "SET", COUNTER, text)
+        command("SET", COUNTER, text, using=hits.using)
         for method in ("get", "incr", "decr", "reset"):
             with pytest.raises(LockError, match="Cannot use the counter 'hits': somebody else has written its key"):
                 me(hits, method)
-        assert raw(hits.using or "", "GET", COUNTER) == text.encode()
+        assert command("GET", COUNTER, using=hits.using) == text.encode()
 
 
 LONG = 'a"é' * 111_110  # as long as may be
@@ -166,7 +165,7 @@ def high(using: str) -> ConditionalValue:
 
 
 def pttl(value: ConditionalValue) -> int:
-    return int(raw(value.using or "", "PTTL", VALUE))
+    return int(command("PTTL", VALUE, using=value.using))
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["operator", "short name"])
@@ -178,16 +177,16 @@ def test_a_value_is_replaced_or_deleted_if_another_compares_so_with_it(
     sets, deletes = ([f"set{name}"], [f"del{name}"]) if short else (["set_if", op], ["delete_if", op])
     for value in (4, 5, 6, 4.5):
         expected = COMPARE[op](value, 5)
-        raw(high.using or "", "DEL", VALUE)
+        command("DEL", VALUE, using=high.using)
         assert me(high, *deletes, 5) is False
         assert me(high, *sets, 5) is True  # where nothing is stored
         assert me(high, *sets, value) is expected
         assert me(high, "get") == (value if expected else 5)
-        raw(high.using or "", "SET", VALUE, "5")
+        command("SET", VALUE, "5", using=high.using)
         assert me(high, *sets, value, new="new", ttl=60) is expected
         assert me(high, "get") == ("new" if expected else 5)
         assert (pttl(high) > 0) is expected
-        raw(high.using or "", "SET", VALUE, "5")
+        command("SET", VALUE, "5", using=high.using)
         assert me(high, *deletes, value) is expected
         assert me(high, "get") == (None if expected else 5)
 
@@ -310,15 +309,15 @@ FOREIGN: list[str | bytes] = [
 def test_text_that_somebody_else_has_written_is_a_clear_error_and_stays(
     high: ConditionalValue, using: str, text: str | bytes
 ) -> None:
-    raw(using, "SET", VALUE, text)
+    command("SET", VALUE, text, using=using)
     for method, *args in [("get",), *METHODS]:
         with pytest.raises(LockError, match="Cannot use the value 'high': somebody else has written its key"):
             getattr(high, method)(*args)
-    assert raw(using, "GET", VALUE) == (text if isinstance(text, bytes) else text.encode())
+    assert command("GET", VALUE, using=using) == (text if isinstance(text, bytes) else text.encode())
 
 
 def test_what_is_longer_than_any_value_is_not_compared_and_stays(me: Any, high: ConditionalValue) -> None:
-    raw(high.using or "", "SET", VALUE, f'"{"a" * 1_000_000}"')
+    command("SET", VALUE, f'"{"a" * 1_000_000}"', using=high.using)
     for call in METHODS:
         with pytest.raises(LockError, match=r"which holds 1,000,002 bytes, more than REDISLOCK\['MAX_VALUE_BYTES'\]"):
             me(high, *call)
