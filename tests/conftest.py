@@ -26,7 +26,7 @@ from tests.helpers.processes import Worker, left_out
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import endless, trips, two_aliases  # noqa: F401 (fixtures)
 from tests.helpers.ways import certificate, guarded, own_pools, sentinels, tls_port  # noqa: F401 (fixtures)
-from tests.inside import let_go, limit, note_loops
+from tests.inside import hears, let_go, limit, listen, note_loops
 
 T = TypeVar("T")
 
@@ -167,6 +167,13 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 def fresh(settings: Any) -> None:
     """Start as in a new process: no connections, no listeners."""
     settings.CACHES = {**settings.CACHES}
+
+
+@pytest.fixture
+def listening(fresh: None) -> None:
+    """Subscribe first, so that waiters queue at once."""
+    listen()
+    until(hears)
 
 
 @pytest.fixture

@@ -5,17 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.helpers.actors import until
 from tests.helpers.cancelling import add_gates
-from tests.inside import hears, listen
-
-
-@pytest.fixture
-def listening(fresh: None) -> None:
-    """Subscribe first, so that waiters queue at once; and start without leftovers of other tests."""
-    listen()
-    until(hears)
-
 
 gates = pytest.fixture(add_gates)
 

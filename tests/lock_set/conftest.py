@@ -1,7 +1,7 @@
 """Fixtures of other folders."""
 
-from tests.engine.conftest import gates, listening
+from tests.engine.conftest import gates
 from tests.fencing.conftest import account, ledger
 from tests.lock.conftest import network, nowhere
 
-__all__ = ["account", "gates", "ledger", "listening", "network", "nowhere"]
+__all__ = ["account", "gates", "ledger", "network", "nowhere"]
