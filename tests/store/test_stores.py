@@ -116,14 +116,8 @@ if child == 0:
     wait()
     say("waited")
     hear()
-    with Lock("c"):
-        say("still", "alive")
-    hear()
 else:
-    say("forked", child)
-    with Lock("d"):
-        owned = held.owned()
-    say("done", owned)
+    say("forked", child, held.owned())
     time.sleep(600)
 """
 
@@ -136,10 +130,10 @@ def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
     (channel,) = parent.expect("parent")
     until(lambda: state.queued(client) == 1)
     parent.tell()
-    (child,) = map(int, parent.expect("forked"))
+    child, owned = parent.expect("forked")
     try:
+        assert owned == "True"
         assert dict(client.pubsub_numsub(channel)) == {channel.encode(): 1}
-        assert parent.expect("done") == ["True"]
         parent.signal(signal.SIGKILL)
         parent.process.wait()
         # were the child to keep the parent's socket open, Redis would count the parent as alive, and nobody would
@@ -155,10 +149,8 @@ def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
         lock.release()
         assert state.holder(client) == second.decode()
         parent.expect("waited")
-        parent.tell()
-        assert parent.expect("still") == ["alive"]
     finally:
-        os.kill(child, signal.SIGKILL)
+        os.kill(int(child), signal.SIGKILL)
 
 
 def of_commands(client: redis.Redis) -> list[dict[str, str]]:
@@ -326,7 +318,9 @@ def test_silent_and_refusing_sentinels_cost_a_share_of_the_time_and_no_connectio
     until(lambda: not connections(three.clients[0]))
 
 
-@pytest.mark.parametrize("trouble", ["No sentinel knows the master", "The sentinels find the master 'tickets' down"])
+@pytest.mark.parametrize(
+    "trouble", ["No sentinel knows the master", r"The sentinels find the master 'tickets' down: \S*o_down"]
+)
 def test_where_sentinels_name_no_master_the_connections_that_there_are_go_on_working(
     trouble: str, three: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
 ) -> None:
@@ -382,25 +376,11 @@ def test_the_error_about_a_missing_master_quotes_the_sentinels(
             me(Lock("a"), "acquire")
 
 
-def test_the_error_about_a_master_that_is_down_says_how_sentinels_find_it(
-    three: Sentinels, me: Any, retry_for: Callable[[float], None]
-) -> None:
-    retry_for(0.1)
-    given, sentinel = three.alias(), SentinelServer(f"monitor {MASTER} {HOST} 1 1")
-    with closing(sentinel), closing(sentinel.start().client()) as client, caches(given):
-        given["OPTIONS"]["SENTINELS"] = [(HOST, sentinel.port)]
-        client.sentinel_set(MASTER, "down-after-milliseconds", 1)
-        until(lambda: "o_down" in str(client.sentinel_masters()))
-        with pytest.raises(LockUnavailable, match=r"The sentinels find the master 'tickets' down: \S*o_down"):
-            me(Lock("a"), "acquire")
-
-
 @pytest.mark.complete
-@pytest.mark.parametrize("awaits", [False, True])
-def test_sentinels_lead_nobody_to_a_replaced_master_that_nobody_has_demoted_yet(awaits: bool) -> None:
+def test_sentinels_lead_nobody_to_a_replaced_master_that_nobody_has_demoted_yet(crowd: Crowd) -> None:
     """Their answer of before comes late; and the one that leads the failover lists the old master until all replicas
     follow the new one."""
-    with closing(Sentinels(replicas=2)) as several, closing(Crowd(tasks=awaits)) as crowd:
+    with closing(Sentinels(replicas=2)) as several:
         sentinel, given = several.sentinel_clients[0], several.alias()
         several.clients[2].config_set("replica-priority", 0)  # the other one is promoted
         until(lambda: 0 in {one["slave-priority"] for one in sentinel.sentinel_slaves(MASTER)})
@@ -426,13 +406,11 @@ def test_sentinels_lead_nobody_to_a_replaced_master_that_nobody_has_demoted_yet(
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize("awaits", [False, True])
-def test_what_a_replaced_master_answers_when_it_wakes_up_does_not_count(awaits: bool, sentinels: Sentinels) -> None:
+def test_what_a_replaced_master_answers_when_it_wakes_up_does_not_count(me: Any, sentinels: Sentinels) -> None:
     sentinels.wait_for_it(300)  # none is taken for dead, where a machine is busy
     given = sentinels.alias()
     given["OPTIONS"]["SOCKET_TIMEOUT"] = 60
-    with caches(given), closing(Crowd(tasks=awaits)) as crowd:
-        me = crowd()
+    with caches(given):
         me(Lock("a"), "locked")  # it is connected
         sentinels.replicate()
         with stopped(sentinels.servers[0]):
@@ -443,12 +421,10 @@ def test_what_a_replaced_master_answers_when_it_wakes_up_does_not_count(awaits: 
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize("awaits", [False, True])
-def test_where_no_sentinel_answers_a_late_answer_counts(awaits: bool, sentinels: Sentinels) -> None:
+def test_where_no_sentinel_answers_a_late_answer_counts(me: Any, sentinels: Sentinels) -> None:
     given = sentinels.alias()
     given["OPTIONS"]["SOCKET_TIMEOUT"] = 60
-    with caches(given), closing(Crowd(tasks=awaits)) as crowd:
-        me = crowd()
+    with caches(given):
         me(Lock("a"), "locked")  # it is connected
         with stopped(sentinels.sentinels[0]):
             with stopped(sentinels.servers[0]):
@@ -472,20 +448,6 @@ def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_ac
         assert Lock("b").acquire()
         assert new.exists("redislock{0}:lock:b")
         until(lambda: not old.exists("redislock{0}:lock:a"))
-
-
-@pytest.mark.complete
-def test_a_replaced_master_that_refuses_writes_for_lack_of_replicas_is_left_at_once(sentinels: Sentinels) -> None:
-    old, new = sentinels.clients
-    sentinels.replicate()  # first: it writes
-    old.config_set("min-replicas-to-write", 1)
-    with caches(sentinels.alias()):
-        Lock("a").locked()  # a connection to the old master
-        with stopped(sentinels.servers[0]):
-            sentinels.fail_over()
-        until(lambda: old.info("replication")["connected_slaves"] == 0)
-        assert Lock("a").acquire()
-        assert new.exists("redislock{0}:lock:a")
 
 
 @pytest.mark.complete
