@@ -16,21 +16,13 @@ from django_redislock import Lock, locked_view
 from tests import inside
 from tests.helpers import cancelling
 from tests.helpers.actors import GENEROUS, Other, auntil
-from tests.helpers.cancelling import TTL, Interrupted, Operation, auntil_done_or, lives_on, nothing_left
+from tests.helpers.cancelling import TTL, Operation, auntil_done_or, interrupted, lives_on, moments, nothing_left
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, holder, queued
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
 Connect = Callable[[], Awaitable[None]]
-
-moments = pytest.mark.parametrize("moment", ["early", "late", "again and again", "closed"])
-
-
-def interrupted(operation: Operation, lock: Lock, at: int, moment: str) -> Interrupted[None]:
-    if moment == "closed":
-        return cancelling.Closing(operation(lock), at)
-    return Interrupted(operation(lock), at, late=moment == "late", again=moment == "again and again")
 
 
 @pytest.fixture
@@ -93,7 +85,7 @@ async def test_an_uncontended_call_interrupted_at_any_await_leaves_nothing_behin
     while not over:
         at += 1
         lock = Lock(NAME, ttl=TTL)
-        over = await lives_on(lock, before, connect, interrupted(operation, lock, at, moment), keeps)
+        over = await lives_on(lock, before, connect, interrupted(operation(lock), at, moment), keeps)
         while DETACHED:
             await Lock(NAME, token=DETACHED.pop()).arelease()
         # whatever is still under way, it is not waited for
@@ -119,7 +111,7 @@ async def test_a_coroutine_interrupted_while_it_waits_for_a_connection_takes_non
     while not over:
         at += 1
         lock, late = Lock(NAME, ttl=TTL), network.hold_answer("occupied")
-        waiting = asyncio.create_task(lives_on(lock, before, occupy, interrupted(operation, lock, at, moment), keeps))
+        waiting = asyncio.create_task(lives_on(lock, before, occupy, interrupted(operation(lock), at, moment), keeps))
         await auntil_done_or(waiting, inside.wait_for_connections)
         late.let_go()
         over = await waiting
@@ -161,7 +153,7 @@ async def test_a_waiter_interrupted_at_any_await_blocks_nobody_behind_it(
         held, lock = Lock(NAME, ttl=TTL), Lock(NAME, ttl=TTL)
         first(held.acquire)
         waiting = asyncio.create_task(
-            lives_on(lock, cancelling.nothing, connect, interrupted(operation, lock, at, moment), False)
+            lives_on(lock, cancelling.nothing, connect, interrupted(operation(lock), at, moment), False)
         )
         polls = operation in (poll, poll_too_short)
         await auntil_done_or(waiting, lambda: inside.parked() or (polls and queued(client)))  # noqa: B023

@@ -41,15 +41,10 @@ PATIENCE = 300.0
 DEAD_AFTER = 2.0
 
 
-class Group(Sentinels):
-    def __init__(self) -> None:
-        super().__init__(sentinels=3, replicas=2)
-
-
 class OnSentinels(RedisServer):
     """The current master, and the ``group``. ``settings`` are those of the workers."""
 
-    def __init__(self, group: Group, **settings: Any) -> None:
+    def __init__(self, group: Sentinels, **settings: Any) -> None:
         self.group = group
         self.settings = settings
         self.cache = group.alias()
@@ -63,7 +58,7 @@ class OnSentinels(RedisServer):
 
 @contextmanager
 def on_sentinels(**settings: Any) -> Iterator[RedisServer]:
-    with closing(require(Group)) as group:
+    with closing(require(partial(Sentinels, sentinels=3, replicas=2))) as group:
         group.wait_for_it(PATIENCE)
         yield OnSentinels(group, **settings)
 

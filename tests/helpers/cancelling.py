@@ -117,6 +117,15 @@ class Closing(Interrupted[T]):
         raise Closed
 
 
+moments = pytest.mark.parametrize("moment", ["early", "late", "again and again", "closed"])
+
+
+def interrupted(work: Coroutine[Any, Any, None], at: int, moment: str) -> Interrupted[None]:
+    if moment == "closed":
+        return Closing(work, at)
+    return Interrupted(work, at, late=moment == "late", again=moment == "again and again")
+
+
 async def lives_on(
     lock: Lock, before: Operation, connect: Callable[[], Awaitable[None]], interrupted: Interrupted[None], keeps: bool
 ) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import re
 import sys
 import threading
 import unittest
@@ -15,7 +16,8 @@ import pytest
 import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_redislock import Lock, LockError, LockNotOwned, LockPool, LockStatus, force_release, get_lock, list_locks
+import django_redislock
+from django_redislock import Lock, LockError, LockNotOwned, LockPool, LockSet, LockStatus, force_release, get_lock
 from tests.helpers.actors import GENEROUS, Other, auntil, until
 from tests.helpers.state import NAME, holder, queued
 from tests.inside import hang_up_idle, hears, listen, watch_connections
@@ -26,33 +28,38 @@ TTL = 4.5
 Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 
-@pytest.mark.parametrize(
-    ("what", "call"),
-    [
-        (r"Await aacquire\(\)", lambda lock: lock.acquire()),
-        ("Use async with", lambda lock: lock.__enter__()),
-        (r"Await arelease\(\)", lambda lock: lock.release()),
-        ("Use async with", lambda lock: lock.__exit__(None, None, None)),
-        (r"Await aextend\(\)", lambda lock: lock.extend(1)),
-        (r"Await aowned\(\)", lambda lock: lock.owned()),
-        (r"Await alist_locks\(\)", lambda lock: list_locks()),
-        (r"Await aget_lock\(\)", lambda lock: get_lock(NAME)),
-        (r"Await aforce_release\(\)", lambda lock: force_release(NAME)),
-    ],
-)
-async def test_a_sync_call_in_a_coroutine_names_the_async_one_and_does_nothing(
-    what: str, call: Callable[[Lock], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = Lock(NAME)
-    await lock.aacquire()
-    with pytest.raises(SynchronousOnlyOperation, match=f"{what} instead"):
-        call(lock)
+INSTEAD = {"__enter__": "Use async with", "__exit__": "Use async with", "__iter__": "Use async for"}
+METHODS = [("acquire",), ("release",), ("owned",), ("extend", 1), ("__enter__",), ("__exit__", None, None, None)]
+READS = ("keys", "info", "items_locked_status", "values_lock_status", "health_check", "__len__", "__iter__")
+CALLS: list[tuple[Any, ...]] = [
+    *((thing, *call) for thing in ("lock", "set") for call in METHODS),
+    *(("pool", method) for method in (*READS, "acquire", "clear")),
+    *(("pool", method, ["x"]) for method in ("extend", "shrink", "assign")),
+    *[("pool", "__contains__", "x"), ("", "list_locks"), ("", "get_lock", NAME), ("", "force_release", NAME)],
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: " ".join(map(str, call[:2])))
+async def test_a_sync_call_in_a_coroutine_names_the_async_one_and_does_nothing(call: tuple[Any, ...]) -> None:
+    lock, locks = Lock(NAME), LockSet("a", "b")
+    things: dict[str, Any] = {"lock": lock, "set": locks, "pool": LockPool("seats"), "": django_redislock}
+    thing, method, *args = call
+    for held in (lock, locks):
+        await held.aacquire()
+    instead = INSTEAD.get(method, f"Await a{method.strip('_')}()")
+    with pytest.raises(SynchronousOnlyOperation, match=re.escape(f"{instead} instead")):
+        getattr(things[thing], method)(*args)
     assert await lock.aowned()
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # as in a notebook, whose cells run in an event loop
+    assert await locks.aowned()
+
+
+async def test_in_a_notebook_whose_cells_run_in_an_event_loop_sync_calls_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    await Lock(NAME).aacquire()
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
     threading.Timer(0.2, lambda: force_release(NAME)).start()
     with Lock(NAME, blocking_timeout=GENEROUS) as second:  # waits
         assert second.owned()
-        assert [info.name for info in list_locks()] == [NAME]
+        assert [info.name for info in django_redislock.list_locks()] == [NAME]
 
 
 @pytest.mark.parametrize("on_lost", [None, "cancel"])

@@ -44,27 +44,29 @@ def fences() -> dict[str, int]:
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Decorates a function of ``a`` and ``b`` that calls another one, and calls it: as it is, and as a coroutine."""
+    """Decorates a view of ``a`` and ``b`` that calls another function, and calls it: as it is, and as a coroutine."""
 
-    def call(decorate: Any, inside: Callable[[], Any], a: int, b: int) -> Any:
-        async def afunction(a: int, b: int) -> Any:
+    def call(decorate: Any, inside: Callable[[], Any], a: int = 3, b: int = 10) -> Any:
+        def view(request: HttpRequest, a: int, b: int) -> Any:
+            return inside()
+
+        async def aview(request: HttpRequest, a: int, b: int) -> Any:
             return await asyncio.to_thread(inside)
 
-        if request.param:
-            return asyncio.run(decorate(afunction)(a, b))
-        return decorate(lambda a, b: inside())(a, b)
+        got = RequestFactory().get("/")
+        return asyncio.run(decorate(aview)(got, a, b)) if request.param else decorate(view)(got, a, b)
 
     return call
 
 
 def test_a_function_holds_all_of_them(call: Any, heard: list[Any]) -> None:
-    many = locked((*LIST, lambda a, b: f"pair:{a + b}"), note="from {a}", at_least=0)
-    assert call(many, held, 3, 10) == [A, B, "pair:13"]
+    many = locked((*LIST, lambda request, a, b: f"pair:{a + b}"), note="from {a}", at_least=0)
+    assert call(many, held) == [A, B, "pair:13"]
     for event in ("acquired", "released"):
         templates = {facts["name"]: facts["template"] for told, facts in heard if told == event}
         assert (templates[A], templates[B]) == ("account:{b}", "account:{a}")
     assert call(locked(LIST), held, 3, 3) == [B]
-    assert call(locked(LIST, template="accounts"), lambda: heard[-1][1]["template"], 3, 10) == "accounts"
+    assert call(locked(LIST, template="accounts"), lambda: heard[-1][1]["template"]) == "accounts"
     assert held() == []
 
 
@@ -74,20 +76,20 @@ def test_a_function_does_not_run_where_one_is_busy_and_ends_with_an_error_where_
     somebody, told = other(), list[LockLost]()
     somebody(Lock(B).acquire)
     with pytest.raises(LockNotAcquired, match=r"Of the set .*, none was acquired") as caught:
-        call(locked(LIST, blocking_timeout=0.05), never, 3, 10)
+        call(locked(LIST, blocking_timeout=0.05), never)
     assert (caught.value.name, held()) == (B, [B])
     force_release(B)
     with pytest.raises(LockLost, match=B):
-        call(locked(LIST, on_lost=told.append), lambda: [force_release(B), force_release(A)], 3, 10)
+        call(locked(LIST, on_lost=told.append), lambda: [force_release(B), force_release(A)])
     until(lambda: told)
     assert (len(told), held()) == (1, [])
     with suppress(ZeroDivisionError):
-        call(locked(LIST), lambda: 1 / 0, 3, 10)
+        call(locked(LIST), lambda: 1 / 0)
     assert held() == []
 
 
 def test_a_function_keeps_all_of_them_at_least_so_long(call: Any) -> None:
-    call(locked(LIST, at_least=60), held, 3, 10)
+    call(locked(LIST, at_least=60), held)
     assert held() == [A, B]
 
 
@@ -156,53 +158,36 @@ def test_a_second_lock_inside_of_a_transaction_is_refused_with_the_list_as_the_w
         locked_atomic([B]).__enter__()
 
 
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def ask(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Decorates a view of ``a`` and ``b`` that returns what another function does, and asks for it."""
-
-    def ask(decorate: Any, inside: Callable[[], Any]) -> Any:
-        def view(request: HttpRequest, a: int, b: int) -> Any:
-            return inside()
-
-        async def aview(request: HttpRequest, a: int, b: int) -> Any:
-            return await asyncio.to_thread(inside)
-
-        got = RequestFactory().get("/")
-        return asyncio.run(decorate(aview)(got, 3, 10)) if request.param else decorate(view)(got, 3, 10)
-
-    return ask
-
-
-def test_a_view_holds_all_of_them_and_answers_423_where_one_is_busy(ask: Any, other: Any) -> None:
+def test_a_view_holds_all_of_them_and_answers_423_where_one_is_busy(call: Any, other: Any) -> None:
     somebody, seen = other(), list[Any]()
 
     def respond(request: HttpRequest, info: LockInfo | None) -> HttpResponse:
         seen.append(info and info.name)
         return HttpResponse(status=409)
 
-    assert ask(locked_view(LIST), lambda: HttpResponse(" ".join(held()))).content.decode() == f"{A} {B}"
+    assert call(locked_view(LIST), lambda: HttpResponse(" ".join(held()))).content.decode() == f"{A} {B}"
     assert held() == []
     somebody(Lock(B).acquire)
-    assert ask(locked_view(LIST), never).status_code == 423
-    assert ask(locked_view(LIST, on_conflict=respond), never).status_code == 409
+    assert call(locked_view(LIST), never).status_code == 423
+    assert call(locked_view(LIST, on_conflict=respond), never).status_code == 409
     assert (seen, held()) == ([B], [B])
 
 
-def test_a_view_that_raises_or_loses_one_of_them_raises(ask: Any) -> None:
+def test_a_view_that_raises_or_loses_one_of_them_raises(call: Any) -> None:
     with pytest.raises(ZeroDivisionError):
-        ask(locked_view(LIST), lambda: 1 / 0)
+        call(locked_view(LIST), lambda: 1 / 0)
     with pytest.raises(LockLost, match=B):
-        ask(locked_view(LIST), lambda: force_release(B))
+        call(locked_view(LIST), lambda: force_release(B))
     assert held() == []
 
 
-def test_a_view_answers_while_redis_is_away(ask: Any, settings: Any) -> None:
+def test_a_view_answers_while_redis_is_away(call: Any, settings: Any) -> None:
     settings.REDISLOCK = {"VIEW_UNAVAILABLE_STATUS": 503, "RETRY_FOR": 0.05}
     with redis_away():
-        assert ask(locked_view(LIST), never).status_code == 503
+        assert call(locked_view(LIST), never).status_code == 503
         settings.REDISLOCK = {"RETRY_FOR": 0.05}
         with pytest.raises(LockUnavailable):
-            ask(locked_view(LIST), never)
+            call(locked_view(LIST), never)
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["begins inside", "has begun already"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import (
     Lock,
@@ -28,7 +27,7 @@ from django_redislock.testing import lose, redis_away
 from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, auntil, never, until
-from tests.helpers.cancelling import TTL, Closed, Closing, Interrupt, Interrupted, auntil_done_or, nothing_left
+from tests.helpers.cancelling import TTL, Closed, Interrupt, auntil_done_or, interrupted, moments, nothing_left
 from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import holder, leftovers, queued
 from tests.helpers.ways import DJANGO_REDIS, alias, caches, stopped
@@ -124,7 +123,7 @@ async def section(locks: LockSet) -> None:
 
 @pytest.mark.complete
 @pytest.mark.usefixtures("no_look_by_the_clock", "listening", "gates")
-@pytest.mark.parametrize("moment", ["early", "late", "again and again", "closed"])
+@moments
 @pytest.mark.parametrize("operation", [acquire, section])
 @pytest.mark.parametrize("busy", [False, True])
 async def test_cancelled_at_any_await_it_leaves_nothing(
@@ -136,10 +135,7 @@ async def test_cancelled_at_any_await_it_leaves_nothing(
         held, work = Lock(B, ttl=TTL), operation(LockSet(A, B, ttl=TTL))
         if busy:
             somebody(held.acquire)
-        if moment == "closed":
-            cut: Interrupted[None] = Closing(work, at)
-        else:
-            cut = Interrupted(work, at, late=moment == "late", again=moment == "again and again")
+        cut = interrupted(work, at, moment)
         task = asyncio.ensure_future(cut)
         if busy:
             await auntil_done_or(task, inside.parked)
@@ -151,22 +147,6 @@ async def test_cancelled_at_any_await_it_leaves_nothing(
         assert over == (cut.suspended < cut.at)
         await nothing_left(client)
     assert at > 6
-
-
-@pytest.mark.complete
-def test_of_a_process_killed_while_it_waits_for_the_second_the_first_is_free_after_its_ttl(
-    start: Start, client: redis.Redis
-) -> None:
-    with Lock(B):
-        worker = start("say('begins')\nLockSet(*names, ttl=4, blocking_timeout=60).acquire()", names=[A, B])
-        worker.expect("begins")
-        until(lambda: queued(client, B) == 1)
-        assert not free(client, A)
-        worker.kill()
-        with Lock(A, blocking_timeout=GENEROUS):
-            pass
-    with LockSet(A, B, blocking_timeout=GENEROUS):
-        pass
 
 
 def test_when_one_is_lost_all_count_as_lost_and_it_is_told_once(me: Any, client: redis.Redis, heard: Heard) -> None:
@@ -284,21 +264,6 @@ def test_a_block_may_release_and_acquire_again(me: Any, client: redis.Redis) -> 
             assert not me(locks, "exit", *error)
 
 
-async def test_blocking_calls_in_a_coroutine_name_the_async_ones() -> None:
-    with pytest.raises(SynchronousOnlyOperation, match="Use async with instead"), LockSet(A, B):
-        pass
-    with pytest.raises(SynchronousOnlyOperation, match=r"Await aacquire\(\) instead"):
-        LockSet(A, B).acquire()
-    locks = LockSet(A, B)
-    await locks.aacquire()
-    with pytest.raises(SynchronousOnlyOperation, match=r"Await arelease\(\) instead"):
-        locks.release()
-    with pytest.raises(SynchronousOnlyOperation, match="Use async with instead"):
-        locks.__exit__(None, None, None)
-    assert await locks.aowned()
-    await locks.arelease()
-
-
 def test_what_could_not_be_released_is_in_the_background_and_logged_but_for_the_one_that_is_raised(
     me: Any, client: redis.Redis, retry_for: Callable[[float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -412,15 +377,9 @@ def test_bad_input_is_an_error_before_redis_is_asked() -> None:
         (TypeError, r"LockSet\(\*names\) if they are in a list, not \['a', 'b'\]", lambda: LockSet(["a", "b"])),  # type: ignore[arg-type]
         (TypeError, "takes the names of locks, not 5", lambda: LockSet("a", 5)),  # type: ignore[arg-type]
         (TypeError, "names of locks, not <Semaphore", lambda: LockSet("a", Semaphore("x", limit=2))),  # type: ignore[arg-type]
-        (
-            ValueError,
-            r"^'semaphore:x' is a semaphore, .*: acquire Semaphore\('x', .* around",
-            lambda: LockSet("a", "semaphore:x"),
-        ),
-        (TypeError, "no option 'limit'", lambda: LockSet("a", limit=2)),  # type: ignore[call-arg]
+        (ValueError, r"^'semaphore:x' is a semaphore, .*: acquire Semaphore", lambda: LockSet("a", "semaphore:x")),
         (ValueError, "must not be empty", lambda: LockSet("a", "")),
         (TypeError, "no option 'token'.* The options are: ", lambda: LockSet("a", token="t" * 43)),  # type: ignore[call-arg]
-        (TypeError, "no option 'adopt'", lambda: LockSet("a", adopt=True)),  # type: ignore[call-arg]
         (TypeError, "no option 'tll'.* Did you mean 'ttl'", lambda: LockSet("a", tll=5)),  # type: ignore[call-arg]
         (ValueError, "ttl must be at least", lambda: LockSet("a", ttl=-1)),
         (TypeError, "not 5. Did you mean blocking_timeout=5", lambda: LockSet("a").acquire(5)),  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from .search import Found
+from .search import Found, trace
 from .world import Violation
 
 
@@ -194,38 +194,30 @@ EVENTS: list[Action] = [give_up, die]  # may happen or not
 def search(scene: Scene) -> Found:
     """Visit all states of ``scene``, the nearest ones first; ends at the first violation."""
     state = World(scene).state()
-    origins: dict[State, tuple[State, str] | None] = {state: None}
+    origins: dict[State, tuple[State, Action, int] | None] = {state: None}
     frontier = [state]
     while frontier:
         reached: list[State] = []
         for state in frontier:
             try:
-                following = list(_following(scene, state, STEPS))
-                check(World(scene, state), stuck=not following)
+                steps = list(_following(scene, state, STEPS))
+                check(World(scene, state), stuck=not steps)
             except Violation as violation:
-                return Found(len(origins), str(violation), _trace(origins, state))
-            for after, words in (*following, *_following(scene, state, EVENTS)):
+                return Found(len(origins), str(violation), trace(origins, state))
+            for after, action, one in (*steps, *_following(scene, state, EVENTS)):
                 if after not in origins:
-                    origins[after] = state, words
+                    origins[after] = state, action, one
                     reached.append(after)
         frontier = reached
     return Found(len(origins))
 
 
-def _following(scene: Scene, state: State, actions: list[Action]) -> Iterator[tuple[State, str]]:
+def _following(scene: Scene, state: State, actions: list[Action]) -> Iterator[tuple[State, Action, int]]:
     for action in actions:
         for one in range(len(scene.sets)):
             world = World(scene, state)
             if action(world, one):
-                yield world.state(), f"{action.__name__} {one}: {action.__doc__}"
-
-
-def _trace(origins: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
-    steps = []
-    while (origin := origins[state]) is not None:
-        state, words = origin
-        steps.append(words)
-    return tuple(reversed(steps))
+                yield world.state(), action, one
 
 
 def check(world: World, *, stuck: bool) -> None:

@@ -5,7 +5,8 @@ forgotten: where only clocks can make anything happen, the next looks of all pro
 """
 
 import gc
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from .failover import count_lost
 from .processes import CLIENT_EVENTS, CLIENT_STEPS, FAULTS, NODES, PROCESS_EVENTS, PROCESS_STEPS, TIME, Action, look
@@ -73,7 +74,7 @@ def _search(scene: Scene) -> Found:
                             reached.append(after)
                     world = World(scene, state)
             except Violation as violation:
-                steps = _trace(origins, state) if last is None else (*_trace(origins, state), _words(*last))
+                steps = trace(origins, state) if last is None else (*trace(origins, state), _words(*last))
                 return Found(len(origins), str(violation), steps)
         frontier = reached
     return Found(len(origins))
@@ -127,7 +128,8 @@ def _go_on_until_quiet(world: World) -> None:
         pass
 
 
-def _trace(origins: Origins, state: State) -> tuple[str, ...]:
+def trace(origins: Mapping[Any, tuple[Any, Callable[..., bool], int] | None], state: Any) -> tuple[str, ...]:
+    """The steps that led to this state."""
     steps = []
     while (origin := origins[state]) is not None:
         state, action, one = origin
@@ -135,5 +137,5 @@ def _trace(origins: Origins, state: State) -> tuple[str, ...]:
     return tuple(reversed(steps))
 
 
-def _words(action: Action, one: int) -> str:
+def _words(action: Callable[..., bool], one: int) -> str:
     return f"{action.__name__} {one}: {(action.__doc__ or '').splitlines()[0]}"
