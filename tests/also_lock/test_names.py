@@ -14,7 +14,7 @@ from tests.checks.conftest import check
 from tests.helpers.actors import Crowd
 from tests.inside import PREFIX
 
-HERE = f"{__name__}."
+HERE, CACHE, OURS = f"{__name__}.", "django.core.cache.backends.", "django_redislock.cache.RedisCache"
 
 
 def renamed(name: str) -> Any:
@@ -24,6 +24,19 @@ def renamed(name: str) -> Any:
 
 def renamed_by_number(name: str) -> str:
     return f"old-{int(name.partition(':')[2])}"
+
+
+def key_function(key: str, prefix: str, version: int) -> str:
+    return f"tenant:{prefix}:{version}:{key}"
+
+
+TENANTS = {"KEY_FUNCTION": key_function}
+
+
+def add_caches(settings: Any, **caches: dict[str, Any]) -> None:
+    """Like the default alias, but for what is given."""
+    default = settings.CACHES["default"]
+    settings.CACHES = {**settings.CACHES, **{alias: {**default, **given} for alias, given in caches.items()}}
 
 
 def taken(client: redis.Redis) -> set[str]:
@@ -39,15 +52,9 @@ def while_held(crowd: Crowd, client: redis.Redis, lock: Any) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("kind", "key"), [("redis-py", "old-7"), ("django-redis", ":1:old-7"), ("python-redis-lock", "lock:old-7")]
-)
-def test_a_function_can_say_what_old_code_calls_a_lock(
-    kind: str, key: str, crowd: Crowd, settings: Any, client: redis.Redis
-) -> None:
-    settings.REDISLOCK = {"ALSO_LOCK": {"kind": kind, "name": f"{HERE}renamed"}}
-    assert while_held(crowd, client, Lock("new:7")) == {key}
-    client.flushall()
+def test_a_function_can_say_what_old_code_calls_a_lock(crowd: Crowd, settings: Any, client: redis.Redis) -> None:
+    settings.REDISLOCK = {"ALSO_LOCK": {"kind": "redis-py", "name": f"{HERE}renamed"}}
+    assert while_held(crowd, client, Lock("new:7")) == {"old-7"}
     assert while_held(crowd, client, Lock("other")) == set()  # old code has no such lock
 
 
@@ -65,9 +72,8 @@ def test_what_a_function_returns_is_checked_before_anything_is_sent(
 def test_the_keys_of_django_redis_have_prefix_and_version(name: Any, settings: Any, client: redis.Redis) -> None:
     """Each is that which ``cache.lock()`` of django-redis takes; names that it makes are not for the function."""
     settings.REDISLOCK = {"ALSO_LOCK": {"kind": "django-redis"} | ({"name": name} if name else {})}
-    theirs = {**settings.CACHES["default"], "KEY_PREFIX": "shop", "VERSION": 3}
-    ours = {**theirs, "BACKEND": "django_redislock.cache.RedisCache"}
-    settings.CACHES = {**settings.CACHES, "theirs": theirs, "ours": ours}
+    shop = {"KEY_PREFIX": "shop", "VERSION": 3}
+    add_caches(settings, theirs=shop, ours={**shop, "BACKEND": OURS})
     for key, version in (("a", None), ("a", 1), ("a", 12), ("a%2520b", 3), ("a b\n%:c", None), ("%x", 1)):
         theirs_now: Any = caches["theirs"].lock(key, version=version, timeout=60)  # type: ignore[attr-defined]
         assert theirs_now.acquire()
@@ -105,18 +111,15 @@ def test_what_is_held_though_its_old_key_is_unclear_can_be_released(settings: An
 
 
 def test_with_a_key_function_the_site_names_the_key(settings: Any, crowd: Crowd, client: redis.Redis) -> None:
-    tenants = {**settings.CACHES["default"], "KEY_FUNCTION": key_function}
-    settings.CACHES = {**settings.CACHES, "default": tenants}
+    add_caches(settings, default=TENANTS)
     settings.REDISLOCK = {"ALSO_LOCK": {"kind": "django-redis", "name": f"{HERE}renamed"}}
     assert while_held(crowd, client, Lock("new:7")) == {"old-7"}
 
 
 def test_old_locks_of_another_cache_are_where_that_cache_is(settings: Any, client: redis.Redis) -> None:
     """``using`` is for the locks of the settings' alias."""
-    theirs = {**settings.CACHES["default"], "KEY_PREFIX": "shop"}
-    ours = {**theirs, "BACKEND": "django_redislock.cache.RedisCache"}
-    settings.CACHES = {**settings.CACHES, "theirs": theirs, "ours": ours}
-    settings.CACHES |= {"locks": settings.CACHES["default"], "more": settings.CACHES["default"]}
+    shop = {"KEY_PREFIX": "shop"}
+    add_caches(settings, theirs=shop, ours={**shop, "BACKEND": OURS}, locks={}, more={})
     settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": {"kind": "django-redis", "using": "default"}}
     with caches["theirs"].lock("a", timeout=60):  # type: ignore[attr-defined]
         assert not caches["ours"].lock("a").acquire(blocking=False)  # type: ignore[attr-defined]
@@ -128,8 +131,7 @@ def test_old_locks_of_another_cache_are_where_that_cache_is(settings: Any, clien
 def test_old_locks_may_be_on_another_alias(
     crowd: Crowd, settings: Any, client: redis.Redis, server: RedisServer
 ) -> None:
-    elsewhere = f"redis://127.0.0.1:{server.port}/1"
-    settings.CACHES = {**settings.CACHES, "elsewhere": {**settings.CACHES["default"], "LOCATION": elsewhere}}
+    add_caches(settings, elsewhere={"LOCATION": f"redis://127.0.0.1:{server.port}/1"})
     settings.REDISLOCK = {"CACHE": "elsewhere", "ALSO_LOCK": {"kind": "redis-py", "using": "default"}}
     assert while_held(crowd, client, Lock("a")) == {"a"}
 
@@ -153,53 +155,45 @@ def test_what_is_no_such_setting_is_refused_with_the_choices(value: Any, said: s
 
 
 @pytest.mark.parametrize(
-    ("value", "id", "said"),
+    ("value", "old", "id", "said"),
     [
-        ("redis-py", "I003", "Lock('x') takes the key 'x' as well, by the rules of redis-py (cache alias 'default')"),
-        ("django-redis", "I003", "the key ':1:x' as well"),
-        ("python-redis-lock", "I003", "the key 'lock:x' as well"),
-        ({"kind": "redis-py", "name": f"{HERE}renamed"}, "I003", f"the key that {HERE}renamed names for it as well"),
-        ({"kind": "redis-py", "using": "memory"}, "I003", "(cache alias 'memory')"),
-        ({"kind": "redis-py", "using": "nowhere"}, "E002", "REDISLOCK['ALSO_LOCK'] names the cache alias 'nowhere'"),
-        ({"kind": "redis-py", "name": f"{HERE}nothing"}, "E005", f"REDISLOCK['ALSO_LOCK'] = '{HERE}nothing'"),
+        (
+            "redis-py",
+            {},
+            "I003",
+            "Lock('x') takes the key 'x' as well, by the rules of redis-py (cache alias",
+        ),
+        ("django-redis", {}, "I003", "the key ':1:x' as well"),
+        ("python-redis-lock", {}, "I003", "the key 'lock:x' as well"),
+        ({"name": f"{HERE}renamed"}, {}, "I003", f"the key that {HERE}renamed names for it as well"),
+        ({"using": "memory"}, {}, "I003", "(cache alias 'memory')"),
+        ({"using": "nowhere"}, {}, "E002", "REDISLOCK['ALSO_LOCK'] names the cache alias 'nowhere'"),
+        ({"name": f"{HERE}nothing"}, {}, "E005", f"REDISLOCK['ALSO_LOCK'] = '{HERE}nothing'"),
+        ({"using": "old"}, {"BACKEND": f"{CACHE}locmem.LocMemCache"}, "W001", "The cache alias 'old' is not Redis"),
+        ({"using": "old"}, {"BACKEND": f"{CACHE}db.DatabaseCache", "LOCATION": "x"}, "E003", "The cache alias 'old'"),
+        ("django-redis", {"BACKEND": OURS, **TENANTS}, "E005", "The cache alias 'old' has a KEY_FUNCTION"),
     ],
 )
-def test_a_check_says_that_it_is_on_and_what_is_wrong_with_it(value: Any, id: str, said: str, settings: Any) -> None:
-    settings.REDISLOCK = {"ALSO_LOCK": value}
-    (found,) = [one for one in check() if one.id in (f"django_redislock.{id}",)]
-    assert said in found.msg
-
-
-@pytest.mark.parametrize(
-    ("alias", "id", "said"),
-    [
-        ({"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}, "W001", "The cache alias 'old' is not Redis"),
-        ({"BACKEND": "django.core.cache.backends.db.DatabaseCache", "LOCATION": "x"}, "E003", "The cache alias 'old'"),
-    ],
-)
-def test_a_check_tells_of_an_alias_that_has_no_old_locks(
-    alias: dict[str, str], id: str, said: str, settings: Any
+def test_a_check_says_that_it_is_on_and_what_is_wrong_with_it(
+    value: Any, old: dict[str, Any], id: str, said: str, settings: Any
 ) -> None:
-    settings.CACHES = {**settings.CACHES, "old": alias}
-    settings.REDISLOCK = {"ALSO_LOCK": {"kind": "redis-py", "using": "old"}}
+    """``old``: another alias, and how it differs from the default one."""
+    add_caches(settings, **({"old": old} if old else {}))
+    settings.REDISLOCK = {"ALSO_LOCK": value if isinstance(value, str) else {"kind": "redis-py", **value}}
     (found,) = [one for one in check() if one.id == f"django_redislock.{id}"]
     assert said in found.msg
-    assert "REDISLOCK['ALSO_LOCK']['using']" in str(found.hint)
+    assert value != {"using": "old"} or "REDISLOCK['ALSO_LOCK']['using']" in str(found.hint)
 
 
-def test_a_check_asks_for_a_function_where_another_cache_of_ours_has_a_key_function(settings: Any) -> None:
-    ours = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache", "KEY_FUNCTION": key_function}
-    settings.CACHES = {**settings.CACHES, "ours": ours}
-    settings.REDISLOCK = {"ALSO_LOCK": "django-redis"}
-    (found,) = [one for one in check() if one.id == "django_redislock.E005"]
-    assert "The cache alias 'ours' has a KEY_FUNCTION" in found.msg
+def test_a_check_calls_no_function_of_the_site(settings: Any) -> None:
+    add_caches(settings, ours={"BACKEND": OURS, **TENANTS})
     settings.REDISLOCK = {"ALSO_LOCK": {"kind": "django-redis", "name": f"{HERE}renamed_by_number"}}
-    assert "django_redislock.E005" not in [one.id for one in check()]  # which calls no function of the site
+    assert "django_redislock.E005" not in [one.id for one in check()]
 
 
 @pytest.mark.parametrize("using", [None, "default"])
 def test_the_check_asks_where_the_old_locks_are_if_ours_have_an_alias_of_their_own(using: Any, settings: Any) -> None:
-    settings.CACHES = {**settings.CACHES, "locks": settings.CACHES["default"]}
+    add_caches(settings, locks={})
     settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": {"kind": "django-redis"} | ({"using": using} if using else {})}
     (found,) = [one for one in check() if one.id == "django_redislock.I003"]
     assert ("If the old locks are on another alias than 'locks', name it: 'using'." in str(found.hint)) is (
@@ -207,18 +201,12 @@ def test_the_check_asks_where_the_old_locks_are_if_ours_have_an_alias_of_their_o
     )
 
 
-def key_function(key: str, prefix: str, version: int) -> str:
-    return f"tenant:{prefix}:{version}:{key}"
-
-
 def test_a_key_function_asks_for_a_function(settings: Any, crowd: Crowd, client: redis.Redis) -> None:
-    tenants = {**settings.CACHES["default"], "KEY_FUNCTION": key_function}
-    settings.CACHES = {**settings.CACHES, "default": tenants}
+    add_caches(settings, default=TENANTS)
     settings.REDISLOCK = {"ALSO_LOCK": "django-redis"}
     with pytest.raises(ImproperlyConfigured, match="has a KEY_FUNCTION, so the keys of its old locks do not follow"):
         crowd()(Lock("a"), "acquire")
-    (found,) = [one for one in check() if one.id == "django_redislock.E005"]
-    assert "KEY_FUNCTION" in found.msg
+    assert "has a KEY_FUNCTION" in "".join(one.msg for one in check() if one.id == "django_redislock.E005")
     assert taken(client) == set()
 
 
