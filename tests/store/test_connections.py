@@ -36,7 +36,7 @@ from tests.inside import (
     unused_here,
 )
 
-from .conftest import all_at_once, use
+from .conftest import use_by_many
 
 pytestmark = pytest.mark.usefixtures("own_pools")
 
@@ -231,7 +231,7 @@ def test_killed_connections_and_a_restart_make_no_call_fail(
     crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
     me, you, lock, following = crowd(), crowd(), Lock("a", ttl=60), Lock("a", ttl=60)
-    all_at_once(use, 8)  # so that many connections go stale at once
+    use_by_many()  # so that many connections go stale at once
     me(lock, "acquire")
     waiting = you.start(following, "acquire", blocking_timeout=60)
     asking: list[Callable[[], Any]] = [
@@ -253,7 +253,7 @@ def test_killed_connections_and_a_restart_make_no_call_fail(
         kill(client)
         you(following, "release")
     for ask in (lambda: me(Lock("a"), "acquire", blocking=False), lambda: me(django_redislock, "list_locks")):
-        all_at_once(use, 8)
+        use_by_many()
         own.stop()
         own.start()
         assert ask() is not None
@@ -262,7 +262,7 @@ def test_killed_connections_and_a_restart_make_no_call_fail(
     with pytest.raises(LockUnavailable, match=r"cannot be reached for the lock 'c' .*alias 'default'"):
         me(Lock("c"), "acquire")
     own.start()
-    all_at_once(use, 8)
+    use_by_many()
 
 
 def test_an_unknown_script_is_sent_in_full_once(me: Any, client: redis.Redis) -> None:
