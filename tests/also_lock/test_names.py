@@ -157,12 +157,7 @@ def test_what_is_no_such_setting_is_refused_with_the_choices(value: Any, said: s
 @pytest.mark.parametrize(
     ("value", "old", "id", "said"),
     [
-        (
-            "redis-py",
-            {},
-            "I003",
-            "Lock('x') takes the key 'x' as well, by the rules of redis-py (cache alias",
-        ),
+        ("redis-py", {}, "I003", "Lock('x') takes the key 'x' as well, by the rules of redis-py (cache alias"),
         ("django-redis", {}, "I003", "the key ':1:x' as well"),
         ("python-redis-lock", {}, "I003", "the key 'lock:x' as well"),
         ({"name": f"{HERE}renamed"}, {}, "I003", f"the key that {HERE}renamed names for it as well"),

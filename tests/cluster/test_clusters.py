@@ -78,20 +78,16 @@ def test_a_set_of_locks_may_be_on_several_nodes(cluster: Cluster, monkeypatch: p
     together = [name for name in sorted(MANY) if slot_of(name) == slot_of(min(MANY))]
     apart = [f"z:{name}" for name in MANY[:20]]
     asked: list[int] = []
-    for _ in range(2):  # at first, the nodes do not know the scripts
-        with monkeypatch.context() as patch:
-            asked.clear()
-            note_round_trips(patch, mine(lambda port, commands: asked.append(len(commands))))
-            with LockSet(*together, *apart) as locks:
-                assert locks.names == (*together, *sorted(apart))
-                acquired = asked.copy()
-                asked.clear()
-        with monkeypatch.context() as patch:
-            note_round_trips(patch, mine(lambda port, commands: asked.append(len(commands))))
-            with LockSet(*together):
-                asked.clear()
+    for names in ([*together, *apart], together):  # so that the nodes know the scripts
+        with LockSet(*names):
+            pass
+    note_round_trips(monkeypatch, mine(lambda port, commands: asked.append(len(commands))))
+    with LockSet(*together, *apart) as locks:
+        assert locks.names == (*together, *sorted(apart))
+        assert asked == [len(together), *[1] * len(apart)]
+    with LockSet(*together):
+        asked.clear()
     assert len(together) > 1
-    assert acquired == [len(together), *[1] * len(apart)]
     assert asked == [len(together)]
     assert list_locks() == []
 
@@ -131,13 +127,12 @@ def test_names_are_spread_over_slots_and_a_section_is_two_round_trips_and_a_list
 ) -> None:
     """C1: the tag of a name depends on nothing else."""
     asked: list[int] = []
+    note_round_trips(monkeypatch, mine(lambda port, commands: asked.append(port)))
     for _ in range(2):  # at first, the nodes do not know the scripts
-        with monkeypatch.context() as patch:
-            asked.clear()
-            note_round_trips(patch, mine(lambda port, commands: asked.append(port)))
-            for name in MANY:
-                with Lock(name):
-                    pass
+        asked.clear()
+        for name in MANY:
+            with Lock(name):
+                pass
     assert len(asked) == 2 * len(MANY)
     assert len({slot_of(name) for name in MANY}) > 50
     for name in MANY:
@@ -145,7 +140,6 @@ def test_names_are_spread_over_slots_and_a_section_is_two_round_trips_and_a_list
     (key,) = cluster.owner_of(slot_of("order:1")).client().keys("*lock:order:1")
     assert key == b"redislock{%d}:lock:order:1" % (crc32(b"order:1") % 64)
     asked.clear()
-    note_round_trips(monkeypatch, mine(lambda port, commands: asked.append(port)))
     assert [lock.name for lock in list_locks("order:1?")] == [f"order:{number}" for number in range(10, 20)]
     assert max(asked.count(node.port) for node in cluster.masters()) == 2
     assert len(asyncio.run(alist_locks())) == len(MANY)

@@ -45,14 +45,7 @@ from tests.helpers.processes import Worker  # noqa: E402
 from .faults import ANEW, FAULTS, LANES, PROCESSES, ROWS, Fault, strike  # noqa: E402
 from .fencing import compare  # noqa: E402
 from .moving import OLD, Move, read  # noqa: E402
-from .on_several import (  # noqa: E402
-    FORGETFUL,
-    ON_CLUSTER,
-    ON_SENTINELS,
-    count_losses,
-    on_sentinels,
-    partitionable,
-)
+from .on_several import FORGETFUL, ON_CLUSTER, ON_SENTINELS, count_losses, on_sentinels, partitionable  # noqa: E402
 from .trial import LIMITS, Process, Trial, start_launcher, trial  # noqa: E402
 
 # long holds, so that a fault hits a holder; short ones, so that it hits a handoff

@@ -24,17 +24,7 @@ from tests.helpers.proxy import proxy
 from tests.helpers.servers import Twins, wsgi_server
 from tests.helpers.state import count, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
-from tests.inside import (
-    AskedOnce,
-    Wire,
-    command,
-    hears,
-    limit,
-    listen,
-    put_together,
-    surplus,
-    unused_here,
-)
+from tests.inside import AskedOnce, Wire, command, hears, limit, listen, put_together, surplus, unused_here
 
 from .conftest import use_by_many
 
