@@ -7,6 +7,7 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from time import monotonic
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -214,27 +215,11 @@ def test_a_release_in_the_background_drops_any_number_of_dead_waiters(client: re
     until(lambda: not client.exists(LOCK, QUEUE))
 
 
-class Moody(redis.Connection):
-    """A connection class of the site's own; it raises while it is in this mood."""
-
-    mood: Exception | None = None
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)  # type: ignore[no-untyped-call]
-        if self.mood is not None:
-            raise self.mood
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.usefixtures("own_pools")
 def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_cannot_connect(
-    settings: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    moody = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"connection_class": Moody}}}
-    settings.CACHES = {**settings.CACHES, "default": moody}
+    fail = Mock(side_effect=ZeroDivisionError)
     lock = hold(ttl=20)
     again = renewed(lock)
     inside.before_next_round(monkeypatch, fail)
@@ -245,12 +230,12 @@ def test_a_lock_is_renewed_though_the_thread_that_sends_or_plans_that_fails_or_c
     inside.before_next_look(monkeypatch, fail)
     renew_all()
     until(lambda: "event=watchdog-failed" in caplog.text and again())
-    monkeypatch.setattr(Moody, "mood", TypeError("unexpected keyword"))
     again = renewed(lock)
-    kill(client)
-    renew_all()
-    until(lambda: re.search('event=renewal-failed .*error="unexpected keyword"', caplog.text))
-    monkeypatch.setattr(Moody, "mood", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(redis.Connection, "__init__", Mock(side_effect=TypeError("unexpected keyword")))
+        kill(client)
+        renew_all()
+        until(lambda: re.search('event=renewal-failed .*error="unexpected keyword"', caplog.text))
     until(again)
     died = inside.break_sender(monkeypatch)
     renew_all()

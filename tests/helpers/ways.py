@@ -252,15 +252,16 @@ class Sentinels:
         self.clients[0].set("mark", 1)
         assert self.clients[0].wait(1, 10_000) == 1
 
-    def alias(self) -> Alias:
+    def alias(self, *ports: int, timeout: float = 2) -> Alias:
+        """By the sentinels at these ports, or by all that run."""
         return {
             "BACKEND": DJANGO_REDIS,
             "LOCATION": f"redis://{MASTER}/0",
             "OPTIONS": {
                 "CLIENT_CLASS": "django_redis.client.SentinelClient",
                 "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-                "SENTINELS": [(HOST, sentinel.port) for sentinel in self.sentinels if sentinel.process],
-                "SOCKET_TIMEOUT": 2,
+                "SENTINELS": [(HOST, port) for port in ports or [one.port for one in self.sentinels if one.process]],
+                "SOCKET_TIMEOUT": timeout,
                 "CONNECTION_POOL_KWARGS": {"client_name": NAME},
             },
         }

@@ -236,16 +236,14 @@ def test_tasks_of_a_closed_loop_end_silently(own: RedisServer, caplog: pytest.Lo
 
 @pytest.mark.complete
 @pytest.mark.parametrize("at_once", [True, False])
-def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels) -> None:
+def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, crowd: Crowd) -> None:
     old, new = sentinels.clients
-    with closing(Crowd(tasks=False)) as threads, closing(Crowd(tasks=True)) as tasks, caches(sentinels.alias()):
-        held, waiting = [], []
-        for number, crowd in enumerate((threads, tasks)):
-            me, you, lock, following = crowd(), crowd(), Lock(f"a:{number}", ttl=60), Lock(f"a:{number}", ttl=60)
-            me(lock, "acquire")
-            held.append((me, lock, me.read(lambda lock=lock: lock.fence)))
-            waiting.append((you, following, you.start(following, "acquire", blocking_timeout=60)))
-            until(lambda me=me, lock=lock: me(lock, "info").waiters == 1)
+    me, you, lock, following = crowd(), crowd(), Lock("a", ttl=60), Lock("a", ttl=60)
+    with caches(sentinels.alias()):
+        me(lock, "acquire")
+        fence = me.read(lambda: lock.fence)
+        acquired = you.start(following, "acquire", blocking_timeout=60)
+        until(lambda: me(lock, "info").waiters == 1)
         assert connections(old)
         assert not connections(new)
         sentinels.replicate()
@@ -254,13 +252,11 @@ def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels) -> N
             old.replicaof("127.0.0.1", str(sentinels.servers[1].port))
             kill(old)
         until(lambda: old.info("replication")["role"] == "slave")
-        for me, lock, _ in held:
-            assert me(lock, "owned")
-            assert not me.read(lambda lock=lock: lock.lost)
-            me(lock, "release")
-        for (you, following, acquired), (_, _, fence) in zip(waiting, held, strict=True):
-            assert acquired.result(60) is True
-            assert you.read(lambda following=following: following.fence) > fence
+        assert me(lock, "owned")
+        assert not me.read(lambda: lock.lost)
+        me(lock, "release")
+        assert acquired.result(60) is True
+        assert you.read(lambda: following.fence) > fence
         # not at once: whoever meets the end of the old master closes what idles, and a replica passes wakes on
         until(lambda: connections(new))
 
@@ -271,9 +267,8 @@ def test_of_a_master_that_hangs_the_first_call_is_told_and_the_next_reaches_its_
 ) -> None:
     retry_for(0.1)
     sentinels.wait_for_it(300)  # none is taken for dead, where a machine is busy
-    master, me, given = sentinels.clients[0], crowd(), sentinels.alias()
-    given["OPTIONS"]["SOCKET_TIMEOUT"] = 5
-    with caches(given):
+    master, me = sentinels.clients[0], crowd()
+    with caches(sentinels.alias(timeout=5)):
         waiting = [crowd().start(Wire(), "exchange", ("BLPOP", "busy", "30")) for _ in range(3)]
         until(lambda: master.info("clients")["blocked_clients"] == 3)
         master.rpush("busy", 1, 2, 3)
@@ -325,13 +320,12 @@ def test_where_sentinels_name_no_master_the_connections_that_there_are_go_on_wor
     trouble: str, three: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(0.1)
-    given, lock, another = three.alias(), Lock("a", ttl=60), Lock("b")
+    lock, another = Lock("a", ttl=60), Lock("b")
     down = SentinelServer(f"monitor {MASTER} {HOST} 1 1")
     with closing(down), closing(down.start().client()) as client, proxy(three.sentinels[0].port) as network:
         client.sentinel_set(MASTER, "down-after-milliseconds", 1)
         until(lambda: "o_down" in str(client.sentinel_masters()))
-        given["OPTIONS"]["SENTINELS"] = [(HOST, network.port)]
-        with caches(given):
+        with caches(three.alias(network.port)):
             me = crowd()
             me(lock, "acquire")
             if "down" in trouble:
@@ -368,10 +362,8 @@ def test_the_error_about_a_missing_master_quotes_the_sentinels(
     three: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(0.1)
-    me, unknown, nobody = crowd(), three.alias(), three.alias()
-    unknown["LOCATION"] = "redis://others/0"
-    nobody["OPTIONS"]["SENTINELS"] = [("127.0.0.1", 1)]
-    for given, said in (unknown, r"'others'\."), (nobody, r"'tickets'\. Error .*connecting to 127"):
+    me, unknown = crowd(), {**three.alias(), "LOCATION": "redis://others/0"}
+    for given, said in (unknown, r"'others'\."), (three.alias(1), r"'tickets'\. Error .*connecting to 127"):
         with caches(given), pytest.raises(LockUnavailable, match=rf"No sentinel knows the master {said}"):
             me(Lock("a"), "acquire")
 
@@ -381,15 +373,13 @@ def test_sentinels_lead_nobody_to_a_replaced_master_that_nobody_has_demoted_yet(
     """Their answer of before comes late; and the one that leads the failover lists the old master until all replicas
     follow the new one."""
     with closing(Sentinels(replicas=2)) as several:
-        sentinel, given = several.sentinel_clients[0], several.alias()
+        sentinel = several.sentinel_clients[0]
         several.clients[2].config_set("replica-priority", 0)  # the other one is promoted
         until(lambda: 0 in {one["slave-priority"] for one in sentinel.sentinel_slaves(MASTER)})
         several.wait_for_it(300)  # none is taken for dead
         sentinel.sentinel_set(MASTER, "failover-timeout", 300_000)
-        given["OPTIONS"]["SOCKET_TIMEOUT"] = 60
         with proxy(several.sentinels[0].port) as network, stopped(several.servers[2]):
-            given["OPTIONS"]["SENTINELS"] = [(HOST, network.port)]
-            with caches(given):
+            with caches(several.alias(network.port, timeout=60)):
                 late = network.hold_answer("GET-MASTER-ADDR-BY-NAME")
                 acquiring = crowd().start(Lock("a"), "acquire")
                 assert late.caught.wait(60)
@@ -408,9 +398,7 @@ def test_sentinels_lead_nobody_to_a_replaced_master_that_nobody_has_demoted_yet(
 @pytest.mark.complete
 def test_what_a_replaced_master_answers_when_it_wakes_up_does_not_count(me: Any, sentinels: Sentinels) -> None:
     sentinels.wait_for_it(300)  # none is taken for dead, where a machine is busy
-    given = sentinels.alias()
-    given["OPTIONS"]["SOCKET_TIMEOUT"] = 60
-    with caches(given):
+    with caches(sentinels.alias(timeout=60)):
         me(Lock("a"), "locked")  # it is connected
         sentinels.replicate()
         with stopped(sentinels.servers[0]):
@@ -422,9 +410,7 @@ def test_what_a_replaced_master_answers_when_it_wakes_up_does_not_count(me: Any,
 
 @pytest.mark.complete
 def test_where_no_sentinel_answers_a_late_answer_counts(me: Any, sentinels: Sentinels) -> None:
-    given = sentinels.alias()
-    given["OPTIONS"]["SOCKET_TIMEOUT"] = 60
-    with caches(given):
+    with caches(sentinels.alias(timeout=60)):
         me(Lock("a"), "locked")  # it is connected
         with stopped(sentinels.sentinels[0]):
             with stopped(sentinels.servers[0]):
