@@ -5,7 +5,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -30,9 +30,8 @@ from django_redislock import (
 from django_redislock.testing import lose
 from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil, until
 from tests.helpers.databases import Account
-from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, fence_of, holder, put, queued
-from tests.inside import HAS_VANISHED, WAS_TAKEN
+from tests.inside import HAS_VANISHED, WAS_TAKEN, become_another_process, end_process
 from tests.project.programs import run_code
 
 from .conftest import Block, Heard, receiving, until_told
@@ -250,25 +249,20 @@ def test_on_lost_waits_for_no_receiver_that_hangs() -> None:
             go_on.set()
 
 
-LOST_AND_ENDED = """
-from django_redislock.testing import lose
+def test_the_end_of_a_process_waits_until_a_loss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    become_another_process(monkeypatch)
+    told = set[str]()
 
-def tell(word):
-    time.sleep(0.3)
-    say(word)
+    def tell(how: str) -> None:
+        sleep(0.3)
+        told.add(how)
 
-lock_lost.connect(receiver := lambda **facts: tell("received"))
-try:
-    with Lock(name, on_lost=lambda error: tell("called")) as lock:
+    lock = Lock(NAME, on_lost=lambda error: tell("called"))
+    with receiving(lambda **facts: tell("received"), lock_lost):
+        lock.acquire()
         lose(lock)
-except LockLost:
-    say("lost")
-"""
-
-
-def test_the_end_of_a_process_waits_until_a_loss_is_told(start: Callable[..., Worker]) -> None:
-    worker = start(LOST_AND_ENDED, fresh=True, name=NAME)
-    assert {*worker.process.stdout.read().decode().split()} == {"lost", "called", "received"}
+        end_process()
+    assert told == {"called", "received"}
 
 
 def test_a_slow_on_lost_runs_in_a_thread_of_its_own_and_delays_no_waiter(crowd: Crowd) -> None:
