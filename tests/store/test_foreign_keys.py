@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 import django_redislock
 from django_redislock import ConditionalValue, Counter, Lock, LockError, LockNotAcquired, LockPool, LockUnavailable
 from tests.helpers.actors import GENEROUS, Crowd, until
-from tests.helpers.state import FENCE, LOCK, NAME, QUEUE, TOKEN, WAITERS
+from tests.helpers.state import FENCE, LOCK, NAME, QUEUE, TOKEN, WAITERS, holder
 from tests.inside import PREFIX, command, heard, own_channel, subscriptions
 
 POOL = "pool:accounts:"
@@ -221,7 +221,7 @@ MESSAGES = [
     *(b"", b"g ", b"\xff\xfe", b"p p p", b"x short order:42", b"\xd0" * 1_000_000),
     # the lease of the last one is long over
     *(b"g {id} " + rest + b" order:42" for rest in (b"1 2", b"x y z", b"1 1 " + b"9" * 5000, b"1 1 1")),
-    *(b"g {id} 1 1 1 \xff", b"w {id}", b"w {id} order:42"),
+    *(b"g {id} 1 1 1 \xff", b"w {id}", b"w {id} order:42", b"w {held} order:42"),
     *(b"w " + STRANGE + name for name in (b" \xff", b" a\nb", b" pool:x:")),
     *(kind + b" " + STRANGE + b" order:42" for kind in (b"f", b"a", b"r", b"d")),
 ]
@@ -237,7 +237,8 @@ def test_foreign_messages_end_neither_a_waiter_nor_the_listener(
     subscribed = subscriptions()
     for message in MESSAGES:
         before, (id,) = heard(), list[Any](client.zrange(QUEUE, 0, -1))
-        assert client.publish(own_channel(), message.replace(b"{id}", id)) == 1
+        message = message.replace(b"{id}", id).replace(b"{held}", holder(client).encode())
+        assert client.publish(own_channel(), message) == 1
         until(lambda before=before: heard() > before)
         assert not waiting.done()
     me(lock, "release")
