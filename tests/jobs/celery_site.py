@@ -5,6 +5,7 @@ from typing import Any
 
 import django
 from celery import Celery, chain, chord, group  # type: ignore[import-untyped]  # noqa: F401
+from celery.exceptions import Reject  # type: ignore[import-untyped]
 
 django.setup()
 
@@ -54,6 +55,15 @@ def patient(year: int) -> str:
     return "patient"
 
 
+@queued(lock="sync", busy="merge")
+def sync(wait: str = "", fails: bool = False) -> None:
+    note("sync")
+    if wait:
+        gate(wait)
+    if fails:
+        raise ZeroDivisionError
+
+
 @queued(lock="mail:{pk}", bind=True, max_retries=20)
 def mail(self: Any, pk: int, retries: int, countdown: float = 0.05) -> str:
     note("mail", self.request.retries)
@@ -65,6 +75,16 @@ def mail(self: Any, pk: int, retries: int, countdown: float = 0.05) -> str:
 @queued(lock="auto", autoretry_for=(ZeroDivisionError,), retry_backoff=0.01, retry_jitter=False, max_retries=2)
 def auto() -> None:
     note("auto")
+    raise ZeroDivisionError
+
+
+@queued(lock="broken:{how}", bind=True)
+def broken(self: Any, how: str) -> None:
+    note("broken", how)
+    if how == "rejected":
+        raise Reject("no", requeue=False)
+    if how == "killed":
+        os.kill(os.getpid(), 9)
     raise ZeroDivisionError
 
 

@@ -82,6 +82,22 @@ def test_a_lock_that_no_job_has_is_told_as_none(site: Any) -> None:
 
 
 @pytest.mark.complete
+@pytest.mark.parametrize("fails", [False, True])
+def test_busy_may_be_merged_so_that_no_change_is_lost(fails: bool, site: Any, worker: Start) -> None:
+    site.sync.delay(wait="here", fails=fails)
+    site.sync.delay()  # the first one has not begun: it will see whatever changed
+    worker()
+    until(lambda: runs() == ["sync"], within=60)
+    assert held() == ["sync"]
+    site.sync.delay()
+    site.sync.delay()
+    let_pass("here")
+    until(lambda: runs() == ["sync"] * 2 and held() == [], within=60)
+    site.sync.delay()
+    until(lambda: runs() == ["sync"] * 3 and held() == [], within=60)
+
+
+@pytest.mark.complete
 def test_retries_keep_the_lock_for_their_countdowns_and_after_the_last_one_it_is_free(site: Any, worker: Start) -> None:
     job, late, failing = site.mail.delay(7, 10), site.mail.delay(8, 1, countdown=3000), site.auto.delay()
     worker()
@@ -93,6 +109,15 @@ def test_retries_keep_the_lock_for_their_countdowns_and_after_the_last_one_it_is
     until(lambda: late.state == "RETRY" and held() == ["mail:8"], within=60)
     assert lease_of("mail:8") > 6000
     assert sorted(runs()) == sorted(["auto"] * 3 + ["mail 0"] + [f"mail {number}" for number in range(11)])
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("how", ["failed", "rejected", "killed"])
+def test_a_job_that_fails_gives_its_lock_back(how: str, site: Any, worker: Start) -> None:
+    site.broken.delay(how)
+    assert held() == [f"broken:{how}"]
+    worker()
+    until(lambda: runs() == [f"broken {how}"] and held() == [], within=60)
 
 
 @pytest.mark.complete
@@ -124,6 +149,9 @@ def test_a_job_that_is_terminated_is_free_after_its_ttl_and_one_that_runs_on_kee
     again = site.short.delay("never")
     assert again.id == job.id
     job.revoke(terminate=True)
+    until(lambda: held() == [], within=60)
+    site.short.apply_async(("never",), time_limit=1)
+    until(lambda: len(runs()) == 2, within=60)
     until(lambda: held() == [], within=60)
 
 
