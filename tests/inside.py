@@ -719,18 +719,9 @@ def call_soon(job: Callable[[], object]) -> None:
     runtime().notifier.call(job)
 
 
-def begin_to_look(lock: Lock) -> Callable[[], None]:
-    """The renewer has found the lock among those that it has not looked at yet; what it does next, whenever it does."""
-    lease, watchdog = lease_of(lock), runtime().watchdog
-    return lambda: watchdog._settle(lease)
-
-
 def due_in(lock: Lock) -> float:
-    """In how many seconds the renewer looks at this lock; inf: it is not planned, or being looked at now."""
-    lease, watchdog = lease_of(lock), runtime().watchdog
-    planned = any(task is lease and due == lease.due for due, _, task in list(watchdog._agenda._entries))
-    planned = planned or lease.id in watchdog._fresh
-    return lease.due - monotonic() if planned else math.inf
+    """In how many seconds the renewer looks at this lock."""
+    return lease_of(lock).due - monotonic()
 
 
 def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> threading.Event:
@@ -748,6 +739,19 @@ def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> t
 
     patch.setattr(watchdog, "_work", late)
     return over
+
+
+def rounds_of_looks(patch: pytest.MonkeyPatch) -> list[float]:
+    """When the renewer has begun to look at leases that are due, from now on."""
+    watchdog, work, begun = runtime().watchdog, runtime().watchdog._work, list[float]()
+
+    def noting(tasks: Sequence[Any]) -> None:
+        if tasks:
+            begun.append(monotonic())
+        work(tasks)
+
+    patch.setattr(watchdog, "_work", noting)
+    return begun
 
 
 def before_next_look(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:

@@ -26,7 +26,7 @@ from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.stores import all_stores
 from . import agenda
-from .agenda import Agenda, Following, Pending, Task, call_for, next_check
+from .agenda import Following, Pending, Task, call_for, next_check
 from .announcements import Notifier, reason_of, tell_lost
 from .dispatch import Dispatch, Outgoing
 from .lease import LIMITED, OLD_KEY, OVER, STOPPED, Lease
@@ -35,6 +35,7 @@ from .with_block import Interruptions
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
 LOOK_AROUND = 1.0  # seconds between looks for sections that were interrupted
 IDLE_LOOK = 5.0  # the same where nothing is held
+TICK = 0.05  # seconds at least between looks at all leases: docs/limits.rst
 UNRENEWED = "no longer renewed"
 
 
@@ -51,12 +52,9 @@ class Watchdog:
         self._lock = threading.RLock()  # a finalizer may run on this thread and close a generator that holds a lock
         self._alarm = threading.Condition(self._lock)
         self._alone = False
-        # by id. Most locks are released before their first look: those are in no heap, and nothing locks for them
-        self._fresh: dict[str, Lease] = {}
-        self._leases: dict[str, Lease] = {}
-        self._agenda = Agenda()
+        self._leases: dict[str, Lease] = {}  # by id
         self._used = False  # something was watched or planned since the thread went to sleep
-        self._pending: set[Pending] = set()
+        self._pending: dict[Pending, None] = {}  # a set, in order
         self.interruptions: Interruptions = Interruptions()
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
@@ -78,14 +76,9 @@ class Watchdog:
     def watch(self, lease: Lease) -> None:
         """Renew this lease from now on, and tell its holder when it is lost."""
         lease.watched = True
-        due = lease.since + agenda.CONFIRM_AFTER
-        if due > lease.ends - 2 * agenda.CONFIRM_AFTER:
-            with self._mutex:
-                self._leases[lease.id] = lease
-                self._plan_next(lease)
-            return
-        lease.due = due
-        self._fresh[lease.id] = lease
+        # as next_check() says, which would be one call more for each lock. Most are released before that
+        lease.due = due = lease.since + min(agenda.CONFIRM_AFTER, (lease.ends - lease.since) / 3)
+        self._leases[lease.id] = lease
         self._used = True  # only now; and only then may this look how long the thread sleeps: see _sleep()
         if due < self._sleeps_until or not self.runs:
             with self._mutex:
@@ -100,7 +93,6 @@ class Watchdog:
 
     def forget(self, lease: Lease) -> None:
         """Forget this lease: messages no longer concern it."""
-        self._fresh.pop(lease.id, None)
         self._leases.pop(lease.id, None)
 
     def end(self, lease: Lease) -> None:
@@ -108,8 +100,7 @@ class Watchdog:
         lease.closed = True
         if lease.watched or lease.canceller is not None:
             self.unwatch(lease)
-        self._fresh.pop(lease.id, None)  # as forget() does, which would be one call more for each lock
-        self._leases.pop(lease.id, None)
+        self._leases.pop(lease.id, None)  # as forget() does, which would be one call more for each lock
 
     def moved(self, lease: Lease, how: str, left: float, answer: Renewed) -> None:
         """The end of the lease was moved; see Lease.moved()."""
@@ -130,7 +121,7 @@ class Watchdog:
 
     def leases(self) -> list[Lease]:
         """All that this process holds."""
-        return [*self._fresh.values(), *self._leases.values()]
+        return list(self._leases.values())
 
     def abandon(self, request: LockRequest, *, unknown: bool, how: str = calls.HOLDER, lasts: float = 0.0) -> None:
         """Release or withdraw in the background, as often as it takes. Failures to release are logged.
@@ -142,12 +133,12 @@ class Watchdog:
             until = now + max(lasts, REMEMBER_FOR + (request.ttl if unknown else 0.0))  # that may begin a lease
             tasks, old = list[Pending](), request.old
             if old is not None:
-                tasks.append(Pending(old.partition, partial(old.command, "free"), until, False))
+                tasks.append(Pending(old.partition, partial(old.command, "free"), until, False, now))
             command = partial(calls.release_command, request, unknown=unknown, how=how)
             # a withdrawal concerns nothing that was held, and its caller has had an error
-            tasks.append(Pending(request.partition, command, until, how != calls.WITHDRAWAL, request))
+            tasks.append(Pending(request.partition, command, until, how != calls.WITHDRAWAL, now, request))
             for task in tasks:
-                self._pending.add(task)
+                self._pending[task] = None
                 self._plan(now, task)
 
     def wake_up(self) -> None:
@@ -166,23 +157,15 @@ class Watchdog:
             stranded.abandon()
         known = list(self._pending)
         self._dispatch.send_last([pending.outgoing() for pending in known])
-        self._pending.difference_update(known)  # there are several ways in which a process ends: not once more
+        for pending in known:  # there are several ways in which a process ends: not once more
+            self._pending.pop(pending, None)
 
     def _plan(self, due: float, task: Task) -> None:
-        if isinstance(task, Lease):
-            if task.id in self._fresh:
-                self._settle(task)
-            if task.urgent:
-                due = min(due, monotonic())  # a reconnect that came meanwhile is not put off
-        self._agenda.plan(due, task)
+        if isinstance(task, Lease) and task.urgent:
+            due = min(due, monotonic())  # a reconnect that came meanwhile is not put off
+        task.due = due
         self._used = True
         self._wake_for(due)
-
-    def _settle(self, lease: Lease) -> None:
-        """It is fresh no more. With the mutex; but it may be ending in this very moment."""
-        self._leases[lease.id] = lease  # first: it must be known at any time
-        if self._fresh.pop(lease.id, None) is None or lease.closed:
-            self.forget(lease)
 
     def _wake_for(self, due: float) -> None:
         if (self.runs or not self._start()) and due < self._sleeps_until:
@@ -201,7 +184,7 @@ class Watchdog:
 
     def lease_of(self, id: str) -> Lease | None:
         """The lease of this id, if the lock is held here, or being released."""
-        return self._fresh.get(id) or self._leases.get(id)
+        return self._leases.get(id)
 
     def renew_all(self, partition: Partition) -> None:
         """After each subscription, and when a node answers again: a flush or restart is noticed at once."""
@@ -215,11 +198,12 @@ class Watchdog:
     # -- the thread's side ------------------------------------------------------------------------------------------
 
     def _run(self, me: threading.Thread) -> None:
+        tasks: list[Task] = []
         try:
             while self._thread is me:  # else its start was interrupted, and there is another one
                 self.runs = True
                 self._abandon_interrupted()
-                tasks = self._sleep(me)
+                tasks = self._sleep(me, rests=bool(tasks))
                 try:
                     self._work(tasks)
                     self._trim()
@@ -242,22 +226,23 @@ class Watchdog:
             for task in tasks:
                 self._plan(again, task)
 
-    def _sleep(self, me: threading.Thread) -> list[Task]:
-        """Wait until something is due, and take it off the agenda; nothing where it is time to look around."""
+    def _sleep(self, me: threading.Thread, *, rests: bool) -> list[Task]:
+        """Rest, and wait until something is due; return that, or nothing where it is time to look around."""
         with self._mutex:
+            if rests:
+                self._alarm.wait(TICK)  # all are looked at each time: nobody ends this rest, see _wake_for()
             while self._thread is me and not self.interruptions:
-                now = monotonic()
-                tasks = self._agenda.take_due(now)
-                self._take_fresh(now, tasks)
-                if tasks:
-                    return tasks
                 self._sleeps_until = math.inf  # before this looks: a lease that it has not seen wakes it
+                planned: list[Task] = [*(lease for lease in self.leases() if lease.watched), *self._pending]
+                now = monotonic()
+                if tasks := [task for task in planned if task.due <= now]:
+                    self._sleeps_until = -math.inf
+                    return tasks
+                until = min((task.due for task in planned), default=math.inf)
+                until = min(max(until, now + TICK), now + (LOOK_AROUND if self._leases else IDLE_LOOK))
+                # after all that: a finalizer may have run on this thread, which nobody wakes
                 used, self._used = self._used, False
-                until = min(self._agenda.next_due(), now + (LOOK_AROUND if self._leases else IDLE_LOOK))
-                # locks in quick succession must not wake this thread each time: none is due sooner than that
-                if self._fresh:
-                    until = min(until, now + agenda.CONFIRM_AFTER / 2)
-                elif used:
+                if used:  # locks in quick succession must not wake this thread each time: none is due sooner than that
                     until = min(until, now + agenda.CONFIRM_AFTER)
                 self._sleeps_until = until
                 told = self._alarm.wait(until - now)
@@ -265,14 +250,6 @@ class Watchdog:
                 if not told:
                     return []
             return []
-
-    def _take_fresh(self, now: float, tasks: list[Task]) -> None:
-        """Add the fresh leases that are due."""
-        for lease in list(self._fresh.values()):
-            if lease.due <= now:  # not in order, where a thread was held up
-                self._settle(lease)
-                if lease.watched:
-                    tasks.append(lease)
 
     def _trim(self) -> None:
         """Close connections that nobody needs any more: a server has room for so many."""
@@ -351,7 +328,7 @@ class Watchdog:
             else:
                 self.lose(task.lease, OLD_KEY)
             return
-        self._pending.discard(task)
+        self._pending.pop(task, None)
         if task.request is not None and (rest := calls.left_to_release(task.request, answer)) is not None:
             self.abandon(rest, unknown=False, how=calls.WITHDRAWAL)
 
@@ -365,7 +342,7 @@ class Watchdog:
                 elif now < task.until and not task.partition.store.closed:
                     self._plan(now + delay, task)
                 else:
-                    self._pending.discard(task)
+                    self._pending.pop(task, None)
 
     def _note(self, lease: Lease, outgoing: Outgoing, answer: Renewed) -> None:
         if answer.state == calls.HELD:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from itertools import pairwise
 from time import monotonic
 from typing import Any
 from unittest.mock import Mock
@@ -64,6 +65,19 @@ def test_a_lock_that_is_released_just_before_its_renewal_is_not_renewed(
     renew_all()
     assert over.wait(GENEROUS)
     assert "owner-ended" not in caplog.text
+
+
+def test_leases_are_looked_at_together_and_at_most_20_times_a_second(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, me = inside.rounds_of_looks(monkeypatch), crowd()
+    locks = [Lock(f"{NAME}:{number}", ttl=6) for number in range(100)]
+    for lock in locks:
+        me(lock, "acquire")
+    until(lambda: rounds and monotonic() > rounds[0] + 3)
+    assert min(later - earlier for earlier, later in pairwise(list(rounds))) > 0.045
+    for lock in locks:
+        me(lock, "release")  # none is lost: they were renewed
 
 
 def test_a_renewal_that_crosses_a_change_of_the_fence_or_the_release_is_no_loss(
@@ -405,12 +419,3 @@ def test_the_log_tells_how_long_redis_has_been_away_and_when_it_is_back(
 
 def test_an_outage_is_logged_when_it_has_doubled_and_at_least_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inside.logs_of_outage(monkeypatch, 200) == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184]
-
-
-def test_a_lock_that_is_released_while_the_renewer_begins_to_look_at_it_is_forgotten() -> None:
-    lock = Lock(NAME)
-    lock.acquire()
-    look = inside.begin_to_look(lock)
-    lock.release()
-    look()
-    assert not inside.leases()
