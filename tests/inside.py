@@ -966,6 +966,19 @@ def note_round_trips(patch: pytest.MonkeyPatch, before: Any = None, after: Any =
     _around(patch, ThreadConnections, "exchange", told(before), told(after))
 
 
+def note_exchanges(patch: pytest.MonkeyPatch) -> list[int]:
+    """From now on, the port of the server for each round trip of this thread, and of event loops in it."""
+    asked, me = list[int](), threading.current_thread()
+
+    def note(connections: object, node: Any, *more: object) -> None:
+        if threading.current_thread() is me:
+            asked.append(_port_of(node))
+
+    for kind in (ThreadConnections, LoopConnections):
+        _around(patch, kind, "exchange", before=note)
+    return asked
+
+
 def _port_of(node: Any) -> int:
     return int(node.config.keywords.get("port", 0))
 

@@ -275,7 +275,7 @@ def _can_exist(lock: HeldLock) -> bool:
 
 
 def _selected(keys: Sequence[str]) -> list[HeldLock]:
-    """Those of the list that are still held; two round trips for each alias."""
+    """Those of the list that are still held; two round trips for each alias, on a cluster for each tag."""
     names: dict[str | None, set[str]] = {}
     for lock in filter(_can_exist, (HeldLock(key=key) for key in keys)):
         names.setdefault(lock.using, set()).add(lock.name)

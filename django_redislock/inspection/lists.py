@@ -9,7 +9,7 @@ from ..base.names import SEMAPHORE, is_name, known_as, matcher, member_name, poo
 from ..base.steps import Steps, arun, run_blocking
 from ..store.calls_once import read_members
 from ..store.lock_store import Partition
-from ..store.reading import read_all, read_values, together
+from ..store.reading import read_all, read_values
 from ..store.records import check_member, make_keys, pools_key
 from ..store.stores import get_store, get_stores
 from ..store.wire import Command
@@ -30,7 +30,7 @@ def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo
 
     The lock of a process that has died is among them until its lease ends. Those with the status ERROR are among them
     if one of our processes has held or asked for them. Two round trips, or three where there are semaphores; on a
-    cluster, as many to each node.
+    cluster, as many for each of its 64 tags, one tag after the other, or one where a tag has no such lock.
 
     Raises LockUnavailable when Redis cannot be reached.
     """
@@ -53,9 +53,11 @@ def list_everywhere(pattern: str = "*", using: str | None = None) -> list[LockIn
 
 
 def read_matching(partitions: Sequence[Partition], matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
-    """The held locks whose names ``matches`` finds true, by name; two round trips for each node."""
-    found = yield from together([_read_matching(partition, matches) for partition in partitions])
-    return sorted((lock for locks in found for lock in locks), key=lambda lock: lock.name)
+    """The held locks whose names ``matches`` finds true, by name; two round trips for each partition."""
+    found: list[LockInfo] = []
+    for partition in partitions:
+        found += yield from _read_matching(partition, matches)
+    return sorted(found, key=lambda lock: lock.name)
 
 
 def _read_matching(partition: Partition, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
@@ -92,9 +94,10 @@ class PoolSummary:
 
 
 def list_pools(pattern: str = "*", *, using: str | None = None) -> list[PoolSummary]:
-    """The pools with members whose names match the shell-style ``pattern``, by name; two round trips.
+    """The pools with members whose names match the shell-style ``pattern``, by name.
 
-    Raises LockUnavailable when Redis cannot be reached.
+    Two round trips; on a cluster, as many for each of its 64 tags, one tag after the other, or one where a tag has no
+    such pool. Raises LockUnavailable when Redis cannot be reached.
     """
     return run_blocking(_list_pools(pattern, using), "Await alist_pools() instead")
 
@@ -106,8 +109,10 @@ async def alist_pools(pattern: str = "*", *, using: str | None = None) -> list[P
 
 def _list_pools(pattern: str, using: str | None) -> Steps[list[PoolSummary]]:
     matches = matcher(pattern)
-    found = yield from together([_summaries(partition, matches) for partition in get_store(using).everywhere()])
-    return sorted((one for some in found for one in some if one.members), key=lambda one: one.name)
+    found: list[PoolSummary] = []
+    for partition in get_store(using).everywhere():
+        found += yield from _summaries(partition, matches)
+    return sorted((pool for pool in found if pool.members), key=lambda pool: pool.name)
 
 
 def _summaries(partition: Partition, matches: Callable[[str], object]) -> Steps[list[PoolSummary]]:

@@ -1,4 +1,4 @@
-"""Reading many locks in one round trip, however they are stored, and from many nodes at the same time."""
+"""Reading many locks in one round trip, however they are stored."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from redis.exceptions import ResponseError
-
-from ..base.steps import Call, Pause, Step, Steps
-from .lock_store import LockStore, Partition
-from .node import Node
+from ..base.steps import Steps
+from .lock_store import Partition
 from .records import Keys
-from .retry import Roundtrip, call_many, refusal
-from .wire import CONNECTION_ERRORS, Command
+from .retry import call_many, refusal
+from .wire import Command
 
 T = TypeVar("T")
 
@@ -87,57 +84,3 @@ def read_all(
 def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """BATCH at a time: Redis serves nobody else during one long MGET."""
     return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
-
-
-def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """The results of several steps that only read, each with a partition of its own.
-
-    The first error that one of them raises propagates.
-    """
-    if len(several) == 1:
-        return [(yield from several[0])]
-    results: dict[int, T] = {}
-    outcomes: dict[int, Any] = dict.fromkeys(range(len(several)))
-    try:
-        while outcomes:
-            requests: dict[int, Step] = {}
-            for i, outcome in outcomes.items():
-                try:
-                    resume = several[i].throw if isinstance(outcome, Exception) else several[i].send
-                    requests[i] = resume(outcome)
-                except StopIteration as end:
-                    results[i] = end.value
-            outcomes = yield from _perform(requests)
-    finally:
-        for steps in several:
-            steps.close()
-    return [results[i] for i in range(len(several))]
-
-
-def _perform(requests: dict[int, Step]) -> Steps[dict[int, Any]]:
-    """The outcomes: answers and node, or the error that came instead; None of the pauses that follow trouble."""
-    asking = {i: request for i, request in requests.items() if isinstance(request, Roundtrip)}
-    outcomes: dict[int, Any] = dict.fromkeys(requests.keys() - asking.keys())
-    if outcomes:
-        yield Pause(max(request.seconds for request in requests.values() if isinstance(request, Pause)))
-    groups: dict[tuple[LockStore, Node], list[int]] = defaultdict(list)
-    for i, request in asking.items():
-        store = request.partition.store
-        try:
-            node = yield Call(store.node_of, (request.partition.tag,), twin=store.anode_of)
-        except CONNECTION_ERRORS as error:
-            outcomes[i] = error
-        else:
-            groups[store, node].append(i)
-    for (store, node), group in groups.items():
-        commands = [command for i in group for command in asking[i].commands]
-        try:
-            read, _ = yield Call(store.threads.exchange, (node, commands), twin=store.aexchange)
-        except (*CONNECTION_ERRORS, ResponseError) as error:  # it may refuse to connect
-            outcomes |= dict.fromkeys(group, error)
-        else:
-            answers = iter(read)
-            for i in group:
-                asking[i].partition.heard_from(node)
-                outcomes[i] = [next(answers) for _ in asking[i].commands], node
-    return outcomes

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from time import monotonic
 from typing import Any
+from urllib.parse import quote
 from zlib import crc32
 
 import pytest
@@ -28,6 +29,7 @@ from django_redislock import (
     LockUnavailable,
     Semaphore,
     alist_locks,
+    alist_pools,
     force_release,
     get_lock,
     list_locks,
@@ -44,7 +46,17 @@ from tests.helpers.docs import redis_user
 from tests.helpers.proxy import proxy
 from tests.helpers.state import count, outlives, waiters
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
-from tests.inside import ACQUIRE, RENEW, Ears, believe_at, limit, note_round_trips, refuse_subscription, suspect
+from tests.inside import (
+    ACQUIRE,
+    RENEW,
+    Ears,
+    believe_at,
+    limit,
+    note_exchanges,
+    note_round_trips,
+    refuse_subscription,
+    suspect,
+)
 
 from .conftest import Queue, key_of, names_on, slot_of, use
 
@@ -122,7 +134,7 @@ def test_the_cluster_is_not_asked_anew_whose_the_slot_of_each_old_key_is(cluster
         assert sum(count(master, "cluster|slots") for master in masters) <= 1  # one, where a machine is slow
 
 
-def test_names_are_spread_over_slots_and_a_section_is_two_round_trips_and_a_list_two_to_each_node(
+def test_names_are_spread_over_slots_and_a_section_is_two_round_trips(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C1: the tag of a name depends on nothing else."""
@@ -139,12 +151,28 @@ def test_names_are_spread_over_slots_and_a_section_is_two_round_trips_and_a_list
         Lock(name).acquire()
     (key,) = cluster.owner_of(slot_of("order:1")).client().keys("*lock:order:1")
     assert key == b"redislock{%d}:lock:order:1" % (crc32(b"order:1") % 64)
-    asked.clear()
-    assert [lock.name for lock in list_locks("order:1?")] == [f"order:{number}" for number in range(10, 20)]
-    assert max(asked.count(node.port) for node in cluster.masters()) == 2
-    assert len(asyncio.run(alist_locks())) == len(MANY)
+    assert len(list_locks()) == len(asyncio.run(alist_locks())) == len(MANY)
     call_command("redislocks", "clear", "--all", "--noinput")
     assert list_locks() == []
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("what", ["locks", "pools"])
+def test_a_list_asks_for_each_tag_once_and_again_for_one_that_has_some_of_them(
+    what: str, asynchronous: bool, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"order:{number}" for number in range(10, 20)]
+    for name in MANY[:40]:
+        Lock(name).acquire()
+        LockPool(name).extend(["a"])
+    asked = note_exchanges(monkeypatch)
+    if asynchronous:
+        listed: Any = asyncio.run(alist_locks("order:1?") if what == "locks" else alist_pools("order:1?"))
+    else:
+        listed = list_locks("order:1?") if what == "locks" else list_pools("order:1?")
+    assert [each.name for each in listed] == names
+    tags = {slot_of(name if what == "locks" else f"pool:{quote(name)}:a") for name in names}
+    assert len(asked) == 64 + len(tags)
 
 
 def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_by_one_message(
