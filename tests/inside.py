@@ -37,7 +37,7 @@ from django_redislock.base.times import NEVER
 from django_redislock.cache_lock import CacheLock
 from django_redislock.cached_values import Computation, computations
 from django_redislock.conf import conf
-from django_redislock.engine import acquisition, held
+from django_redislock.engine import acquisition, held, several
 from django_redislock.engine import lease as _reasons
 from django_redislock.engine import release as engine_release
 from django_redislock.engine import runtime as runtime_module
@@ -341,6 +341,9 @@ def let_go() -> None:
     """Drop locks that were not released, as if their threads had never existed."""
     for lease in leases():
         runtime().watchdog.end(lease)
+
+
+WHERE_LOCKS_ARE_ACQUIRED = (acquisition.__file__, several.__file__)
 
 
 def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:

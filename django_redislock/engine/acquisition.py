@@ -237,8 +237,8 @@ class Acquisition(Releasable):
             self._enter(lease)
             self._runtime.watchdog.watch(lease)
             attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
-            self._attempt = self._waiter = None
             if old is None or (yield from take_old_key(attempt, lease, old, adopts=self.options.adopt)):
+                self._attempt = self._waiter = None
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
                     yield from tell_acquired(lease, monotonic() - begun)
                 return None
@@ -350,6 +350,11 @@ class Acquisition(Releasable):
         through = None if self._through is None else self._through()
         if through is not None:
             through.entered(self)
+
+    @property
+    def half_obtained(self) -> bool:
+        """Whether the call that was to get the lock has left before all of it was done."""
+        return self._attempt is not None or self._waiter is not None
 
     def abandon(self) -> None:
         """Give back all that there may be, in the background: this was interrupted, or Redis could not be told."""

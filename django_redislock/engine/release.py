@@ -60,9 +60,16 @@ class Ending:
         except LockNotOwned:
             pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
+    @property
+    @abstractmethod
+    def half_obtained(self) -> bool: ...
+
     def fail(self, error: BaseException) -> Steps[None]:
         """Give back what there is: ``error`` was raised, while it was held or before or after."""
-        yield from self.exit(error)
+        if self.half_obtained:
+            self.abandon_cancelled(error)
+        else:
+            yield from self.exit(error)
 
     def abandon_cancelled(self, error: BaseException | None) -> None:
         """Give back all that there may be: ``error``, if any, was raised in a coroutine that was to get the lock.
@@ -320,7 +327,7 @@ class Releasable(Ending, Held):
         if self.lease is None or self.lease.closed:
             self.abandon()
         else:
-            yield from self.exit(error)
+            yield from super().fail(error)
 
     def abandon(self) -> None:
         """Give the lock back in the background: this was interrupted, or Redis could not be told."""

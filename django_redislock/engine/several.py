@@ -76,6 +76,11 @@ class Several(Ending):
         """Of those that are obtained."""
         return [one.lease for one in self.acquisitions if one.lease is not None]
 
+    @property
+    def half_obtained(self) -> bool:
+        """Whether one of them is."""
+        return any(one.half_obtained for one in self.acquisitions)
+
     def keep(self, seconds: float) -> None:
         """See Releasable.keep()."""
         for one in self.acquisitions:
@@ -111,7 +116,7 @@ class Several(Ending):
                 refusal, tried = (yield from one.go_on(deadline, begun, tried)), None
             if refusal is not None:
                 if refusal.__cause__ is None:
-                    yield from self.fail(refusal)
+                    yield from self.exit(refusal)
                 else:  # Redis is away: what is held is not to be waited for as well
                     self.abandon()
                 names = shown(tuple(one.name for one in self.acquisitions))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.test import AsyncRequestFactory
 
 from django_redislock import (
     Lock,
@@ -17,6 +18,7 @@ from django_redislock import (
     get_lock,
     list_locks,
     locked,
+    locked_view,
 )
 from django_redislock.testing import own_locks
 from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, until
@@ -150,15 +152,38 @@ def test_a_section_costs_one_round_trip_more_at_each_end_and_none_where_it_is_of
     theirs.release()
 
 
-async def test_a_wait_that_is_cancelled_leaves_nothing(plain: Old, client: redis.Redis) -> None:
+async def never(*_: object) -> Any:
+    raise AssertionError
+
+
+async def enter(lock: Any) -> None:
+    async with lock:
+        await never()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        lambda: enter(Lock(NAME)),
+        lambda: enter(LockSet(NAME, "order:43")),
+        lambda: locked(NAME)(never)(),
+        lambda: locked([NAME, "order:43"])(never)(),
+        lambda: locked_view(NAME, blocking_timeout=GENEROUS)(never)(AsyncRequestFactory().get("/")),
+    ],
+    ids=["block", "block of a set", "decorator", "decorator with a set", "view"],
+)
+async def test_a_wait_that_is_cancelled_leaves_nothing_and_is_no_loss(
+    section: Callable[[], Any], plain: Old, client: redis.Redis, heard: list[Any]
+) -> None:
     theirs, before = plain.held(NAME), client.get(NAME)
-    task = asyncio.create_task(Lock(NAME).aacquire())
+    task = asyncio.create_task(section())
     await auntil(lambda: holder(client))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await auntil(lambda: leftovers(client) == [NAME])
     assert client.get(NAME) == before
+    assert heard == []
     theirs.release()
 
 

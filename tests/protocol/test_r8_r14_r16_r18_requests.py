@@ -4,10 +4,11 @@ exception that a signal handler raises at any moment leaves nothing behind (R18)
 import asyncio
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -37,11 +38,20 @@ from django_redislock import (
     locked_view,
 )
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, auntil, until
+from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, until
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued, value
-from tests.inside import ACQUIRE_PERMIT, CHECKOUT, PREFIX, keys_of, leases
+from tests.inside import (
+    ACQUIRE_PERMIT,
+    CHECKOUT,
+    PREFIX,
+    WHERE_LOCKS_ARE_ACQUIRED,
+    Ears,
+    kept_by_callers,
+    keys_of,
+    leases,
+)
 
 from .conftest import ACQUIRE, LONG, POOL, RELEASE, SEMAPHORE, Join, Waiting, listed, renew_all, subscribed
 
@@ -335,13 +345,45 @@ def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(ho
         with suppress(Interrupt, ValueError):
             one.run(section)
         deadline = monotonic() + GENEROUS
-        while leases() or not set(leftovers(client)) <= MEMBERS:
+        while kept_by_callers() or not set(leftovers(client)) <= MEMBERS:
             if sys.version_info < (3, 11):
                 gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
-            assert monotonic() < deadline, f"{leftovers(client)}, interrupted at {one.struck}"
+            assert monotonic() < deadline, f"{leftovers(client)}, {kept_by_callers()}, interrupted at {one.struck}"
         with suppress(ValueError):
             section()  # so that the next one finds a connection
     assert inside.shown_here() < shown_before + 10
+
+
+@pytest.mark.parametrize(
+    ("how", "busy"), [("decorator", NAME), ("decorator with a set", NAME), ("decorator with a set", "order:43")]
+)
+def test_r18_a_section_that_is_interrupted_when_it_has_waited_leaves_no_waiter(
+    how: str, busy: str, client: redis.Redis
+) -> None:
+    """The oldest waiter of a process looks by the clock for the others: a dead one would never look."""
+    section, other, lock, over = SECTIONS[how], Other(), Lock(busy, ttl=LONG), threading.Event()
+    until(lambda: Ears().start() or Ears().ready)
+
+    def release() -> None:
+        until(lambda: queued(client, busy) or over.is_set())
+        lock.release()
+
+    for place in count():
+        over.clear()
+        other(lock.acquire)
+        released = other.start(release)
+        one = Interrupter(lambda file: file in WHERE_LOCKS_ARE_ACQUIRED, place)
+        with suppress(Interrupt, ValueError):
+            one.run(section)
+        over.set()
+        released.result(GENEROUS)
+        deadline = monotonic() + GENEROUS
+        while kept := kept_by_callers():
+            assert monotonic() < deadline, f"{kept}, interrupted at {one.struck}"
+        if not one.struck:
+            break
+    assert place > 20
+    other.end()
 
 
 def test_r18_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
