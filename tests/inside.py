@@ -344,6 +344,10 @@ def let_go() -> None:
 
 
 WHERE_LOCKS_ARE_ACQUIRED = (acquisition.__file__, several.__file__)
+WHERE_TRANSACTIONS_BEGIN = (
+    import_module("django_redislock.fencing.claim").__file__,
+    import_module("django_redislock.web.locked_atomic").__file__,
+)
 
 
 def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:

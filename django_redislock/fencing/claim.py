@@ -156,23 +156,24 @@ TRIES = 10  # a stale transaction makes one try more necessary; more come from f
 
 
 def begin(
+    opened: ExitStack,
     aliases: Sequence[str],
     leases: Sequence[Lease],
     *,
     beside: Sequence[str] = (),
     durable: bool = False,
     required: bool = False,
-) -> ExitStack:
+) -> None:
     """Open a transaction on each alias, the first outermost, and claim the locks where they are fenced.
 
+    ``opened``, entered and still empty, commits or rolls back at its end, also where this is interrupted.
     ``beside``: where somebody else has begun already. ``required``: they must be fenced somewhere; see claims_on().
 
     Nothing of the block has run yet, so when the database refuses a claim that has waited, this starts over. If the
     database is ahead of Redis (after a restore, for instance), a lock draws a new fence: at most as many as there are
     claims, for each database may be ahead by another amount. Otherwise raises LockLost, or LockUnavailable if a stale
-    transaction does not end. Closing the result commits, or rolls back. A lease is then ``bound`` if each of these
-    transactions has claimed it: what they have committed is valid even if the lock was lost since, as nobody's work was
-    overwritten.
+    transaction does not end. When they have ended, a lease is ``bound`` if each of these transactions has claimed it:
+    what they have committed is valid even if the lock was lost since, as nobody's work was overwritten.
     """
     claims = [(lease, alias) for lease in leases for alias in claims_on(lease, [*beside, *aliases], required=required)]
 
@@ -186,9 +187,9 @@ def begin(
     while True:
         tries += 1
         try:
-            opened = _catching_up(claims, lambda: open_together(aliases, claims, durable=durable))
+            _catching_up(claims, lambda: open_together(opened, aliases, claims, durable=durable))
             opened.callback(_bind, leases, aliases)
-            return opened
+            return
         except DatabaseError as error:
             if tries >= TRIES or not is_conflict(error):
                 raise
@@ -216,14 +217,14 @@ def _bind(leases: Sequence[Lease], aliases: Sequence[str]) -> None:
 
 
 def open_together(
-    aliases: Sequence[str], claims: Sequence[tuple[Lease, str]] = (), *, durable: bool = False
-) -> ExitStack:
+    opened: ExitStack, aliases: Sequence[str], claims: Sequence[tuple[Lease, str]] = (), *, durable: bool = False
+) -> None:
     """Open the transactions, and claim each of these locks on its alias. If that raises, all are rolled back.
 
-    Their callbacks of ``on_commit()`` run when all have committed. (Where Django nests transactions, one that raises
-    comes between two COMMITs, and rolls back what is not committed yet.)
+    ``opened``: see begin(). Their callbacks of ``on_commit()`` run when all have committed. (Where Django nests
+    transactions, one that raises comes between two COMMITs, and rolls back what is not committed yet.)
     """
-    with ExitStack() as opened:
+    try:
         for alias in aliases:
             atomic, connection = transaction.atomic(using=alias, durable=durable), connections[alias]
             leases = [lease for lease, where in claims if where == alias]
@@ -235,7 +236,9 @@ def open_together(
             for lease in leases:
                 claim(lease, alias, first=True)
         opened.callback(_leave_callbacks_to_the_last, [connections[alias] for alias in aliases])
-        return opened.pop_all()
+    except BaseException as error:
+        opened.__exit__(type(error), error, error.__traceback__)  # empty again, for another try
+        raise
 
 
 def _leave_callbacks_to_the_last(opened: list[BaseDatabaseWrapper]) -> None:

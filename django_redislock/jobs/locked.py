@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -108,7 +109,8 @@ def locked(
             def claiming() -> Any:
                 """Call the function; where transactions are open, claim the locks before, if they are fenced."""
                 beside = aliases_to_claim(checked.fenced)
-                with begin([], acquisition.leases, beside=beside, required=bool(checked.fenced)):
+                with ExitStack() as opened:
+                    begin(opened, [], acquisition.leases, beside=beside, required=bool(checked.fenced))
                     result = function(*args, **kwargs)
                     refuse_body(function, result, "locked")
                     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
@@ -212,7 +212,8 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
             locks: Any = LockSet.of(names, options) if several else Lock(min(names), token=token, **options)
             with locks:
                 leases = locks._own().leases
-                with begin(self._aliases, leases, durable=True):
+                with ExitStack() as opened:
+                    begin(opened, self._aliases, leases, durable=True)
                     yield locks
                     locks.check()
                 valid = all(lease.bound for lease in leases)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
@@ -212,7 +213,8 @@ class _LockedView:
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
                 return awrapper(request, *args, **kwargs)
             if not locked:
-                with open_together(aliases[::-1]):  # the last one outermost, as Django's handler nests them
+                with ExitStack() as opened:
+                    open_together(opened, aliases[::-1])  # the last one outermost, as Django's handler nests them
                     return view(request, *args, **kwargs)
             return run_blocking(self._guarded(request, args, kwargs, aliases), "Decorate an async view")
 
@@ -294,7 +296,8 @@ class _LockedView:
         to be lost at the end.
         """
         beside, required = aliases_to_claim(self.options.fenced), bool(self.options.fenced)
-        with begin(aliases[::-1], acquisition.leases, beside=beside, required=required):
+        with ExitStack() as opened:
+            begin(opened, aliases[::-1], acquisition.leases, beside=beside, required=required)
             response = self.view(*args, **kwargs)
             if inspect.iscoroutine(response):
                 response.close()  # else Python warns that nobody has awaited it

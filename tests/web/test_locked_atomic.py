@@ -1,9 +1,13 @@
 """``locked_atomic``: lock, BEGIN, COMMIT, release; and the warning about a lock that is released before COMMIT."""
 
+import gc
+import sys
 import unittest
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import count
+from time import monotonic
 from typing import Any
 from unittest.mock import Mock
 
@@ -25,8 +29,10 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, never, until
+from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.databases import Account, Commits
 from tests.helpers.state import held
+from tests.inside import WHERE_TRANSACTIONS_BEGIN
 
 Work = Callable[[], object]
 Run = Callable[[Work], object]
@@ -66,6 +72,26 @@ def test_it_is_held_until_commit_and_serves_many_threads(run: Run, account: Acco
     for future in [other().start(work) for _ in range(4)]:
         future.result(GENEROUS)
     assert account.balance == 41
+
+
+@pytest.mark.parametrize("run", ["block", "function"], indirect=True)  # an ExitStack may be interrupted as it enters it
+def test_wherever_it_is_interrupted_no_transaction_stays_open(run: Run, account: Account) -> None:
+    """Where CPython runs signal handlers in the code that begins and ends the transaction."""
+    for place in count():
+        one = Interrupter(lambda file: file in WHERE_TRANSACTIONS_BEGIN, place)
+        with suppress(Interrupt):
+            one.run(lambda: run(account.book))
+        deadline = monotonic() + GENEROUS
+        while connection.in_atomic_block or held():
+            if sys.version_info < (3, 11):
+                gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
+            assert monotonic() < deadline, f"interrupted at {one.struck}"
+        if not one.struck:
+            break
+    assert place > 20
+    before = account.balance
+    run(account.book)
+    assert account.balance == before + 1
 
 
 def test_of_several_databases_the_first_commits_last(account: Account, second: Account, commits: Commits) -> None:
