@@ -155,7 +155,10 @@ class RedisConfig:
             more = {"socket_timeout": timeout, "socket_connect_timeout": connecting, **more}
         if self.sentinels is not None:
             more |= {"connection_pool": self.sentinels.within(self.timeout if timeout is None else timeout)}
-        return self.kind(**{**self.keywords, **more})
+        connection = self.kind(**{**self.keywords, **more})
+        if connection.db:
+            connection.db = str(connection.db)  # R18: redis-py sends it, and words are sent as text
+        return connection
 
 
 def lock_aliases() -> list[str]:

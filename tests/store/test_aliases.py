@@ -171,14 +171,14 @@ def test_tls_with_certificates_on_both_sides(
     retry_for(0.1)
     limit(monkeypatch, check_idle_threads=-1.0)  # each time that a connection is used
     files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
-    with caches(alias(backend, f"rediss://127.0.0.1:{tls_port}/0", ssl_cert_reqs="required", **files)):
+    with caches(alias(backend, f"rediss://127.0.0.1:{tls_port}/1", ssl_cert_reqs="required", **files)):
         first = Wire().exchange(("CLIENT", "ID"))
         assert Wire().exchange(("CLIENT", "ID")) == first
         Wire().spoil("closed")
         assert Wire().exchange(("CLIENT", "ID")) != first
         exercise()
         assert listening_connection_class() is redis.SSLConnection
-    unknown = alias(backend, f"rediss://127.0.0.1:{tls_port}/1")
+    unknown = alias(backend, f"rediss://127.0.0.1:{tls_port}/0")
     with caches(unknown), pytest.raises(LockUnavailable) as caught:
         me(Lock("a"), "acquire")
     # older redis-py keeps it out of its own message
@@ -225,6 +225,26 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
     with caches(alias(backend, server.url, connection_class=Own)):
         exercise()
         assert issubclass(connection_class(asynchronous=crowd.awaits), AsyncOwn if crowd.awaits else Own)
+
+
+@BOTH
+def test_what_redis_py_says_as_it_connects_is_sent_as_text(
+    backend: str, server: RedisServer, exercise: Exercise, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R18: hiredis crashes the interpreter if a signal handler raises while it packs a number."""
+    kind: Any = AsyncOwn if crowd.awaits else Own
+    sent: list[tuple[Any, ...]] = []
+    send = kind.send_command
+
+    def note(connection: Any, *words: Any, **options: Any) -> Any:
+        sent.append(words)
+        return send(connection, *words, **options)
+
+    monkeypatch.setattr(kind, "send_command", note)
+    with caches(alias(backend, f"redis://127.0.0.1:{server.port}/1", connection_class=Own)):
+        exercise()
+    assert ("SELECT", "1") in sent
+    assert [words for words in sent if not all(isinstance(word, (str, bytes)) for word in words)] == []
 
 
 class Foreign:
