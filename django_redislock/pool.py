@@ -302,9 +302,12 @@ class LockPool:
 
     def _obtain(self, acquisition: Acquisition) -> Steps[PoolMember]:
         refusal = yield from acquisition.obtain()
-        if refusal is not None:
-            raise (yield from self._explained(refusal))
-        return PoolMember.of(acquisition)
+        try:
+            if refusal is not None:
+                raise (yield from self._explained(refusal))
+            return PoolMember.of(acquisition)
+        finally:
+            refusal = None  # see Enterable.__enter__()
 
     def _explained(self, refusal: LockNotAcquired) -> Steps[LockNotAcquired]:
         """Say that the pool has no members, where that may be why. Another refusal costs no round trip more."""

@@ -277,3 +277,5 @@ def around(acquisition: Acquisition | Several, step: Step) -> Steps[Any]:
     except BaseException as error:
         yield from acquisition.fail(error)
         raise
+    finally:
+        refusal = None  # see Enterable.__enter__()

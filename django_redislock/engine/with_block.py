@@ -201,6 +201,8 @@ class Enterable:
         except BaseException:
             acquisition.abandon()
             raise
+        finally:
+            refusal = None  # an error there refers to this frame, and the frames of all callers would live as long
 
     async def _aenter(self, acquisition: Any, block: WithBlock | None) -> Self:
         try:
@@ -213,6 +215,8 @@ class Enterable:
         except BaseException as error:
             acquisition.abandon_cancelled(error)
             raise
+        finally:
+            refusal = None  # see __enter__()
 
     if TYPE_CHECKING:  # as contextlib declares them
 

@@ -1,12 +1,15 @@
 """Callers that do not get a lock: what errors, signals and log say; copies of errors; and Django's reports of them."""
 
 import copy
+import gc
 import logging
 import pickle
 import re
 import secrets
 import socket
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from html import unescape
 from typing import Any, cast
 
@@ -30,15 +33,17 @@ from django_redislock import (
     LockUnavailable,
     get_lock,
     lock_not_acquired,
+    locked,
     locked_atomic,
     locked_view,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, until
+from tests.helpers.actors import GENEROUS, Crowd, never, until
+from tests.helpers.servers import Twins
 from tests.helpers.state import NAME, waiters
 from tests.inside import limit, redis_py_lock
 
-from .conftest import Heard, receiving
+from .conftest import Block, Heard, receiving
 
 POLLS = pytest.mark.parametrize("polls", [False, True], ids=["woken", "polling"])
 TOKEN = "a-token-of-the-site-itself"
@@ -146,6 +151,50 @@ def test_lock_not_acquired_says_how_long_it_was_tried_and_how_long_the_lock_is_s
         you(Lock(NAME, poll=True, attempts=2, backoff=ConstantBackoff(0.2)), "enter")
     assert caught.value.attempts == 2
     assert caught.value.waited >= 0.2
+
+
+class Upload:
+    """What a view may have in a local variable."""
+
+
+class Caller:
+    """Tries something in vain, with an upload in a local variable, and returns a weak reference to that."""
+
+    def __init__(self, thing: Any, method: str, **options: Any) -> None:
+        self.thing, self.method, self.options = thing, method, options
+
+    def run(self) -> "weakref.ref[Upload]":
+        upload = Upload()
+        with suppress(LockNotAcquired):
+            getattr(self.thing, self.method)(**self.options)
+        return weakref.ref(upload)
+
+    async def arun(self) -> "weakref.ref[Upload]":
+        upload = Upload()
+        with suppress(LockNotAcquired):
+            await getattr(self.thing, f"a{self.method}")(**self.options)
+        return weakref.ref(upload)
+
+
+@pytest.mark.parametrize("way", ["block", "block of a set", "function", "pool"])
+def test_a_refusal_that_was_caught_keeps_nothing_of_its_caller(way: str, crowd: Crowd) -> None:
+    """As a reference cycle, it would keep all local variables until the garbage collector comes."""
+    me, you, pool, held = crowd(), crowd(), LockPool("accounts"), Lock(NAME)
+    pool.assign(["alice"])
+    callers = {
+        "block": Caller(Block(Lock(NAME, blocking=False), never), "run"),
+        "block of a set": Caller(Block(LockSet("a", NAME, blocking=False), never), "run"),
+        "function": Caller(Twins(locked(NAME, blocking_timeout=0), never), "call"),
+        "pool": Caller(pool, "acquire", blocking_timeout=0),
+    }
+    me(held, "acquire")
+    member = me(pool, "acquire")
+    gc.disable()
+    try:
+        assert you(callers[way], "run")() is None
+        assert member.locked()
+    finally:
+        gc.enable()
 
 
 def through_celery(error: Exception) -> Any:
