@@ -245,14 +245,14 @@ def find(acquisitions: Sequence[Held]) -> Any:
 
 def leases_on(key: Key, acquisitions: Sequence[Held], runner: Runner | None) -> list[tuple[Lease, bool]]:
     """The leases on this lock that may be held still, the latest first; and whether each is this runner's own."""
-    # after a failed release, nothing renews it, and the lock may be somebody else's by now
+    # after a failed release or detach(), nothing renews it, and the lock may be somebody else's by now
     return [
         (one.lease, not is_foreign(one, runner))
         for one in reversed(acquisitions)
         if one.lease is not None
         and (one.partition.identity, one.lease.name) == key
         and one.here
-        and not (one.over or one.lease.closed or one.lease.lost or one.lease.tried_release)
+        and not (one.over or one.lease.closed or one.lease.lost or one.lease.tried_release or one.lease.detaching)
     ]
 
 

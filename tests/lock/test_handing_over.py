@@ -105,6 +105,22 @@ def test_a_lock_that_was_entered_several_times_is_detached_for_all_of_them_and_t
     assert get_lock(NAME, using=using) is None
 
 
+def test_a_lock_that_may_have_been_detached_is_not_entered_again(
+    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], client: redis.Redis
+) -> None:
+    """Its detach() has raised LockUnavailable, and the bearer of the token may adopt it at any time."""
+    retry_for(0.1)
+    me, lock = crowd(), Lock(NAME, ttl=600, using="far")
+    me(lock, "acquire")
+    me(lock, "extend", 1)  # the script is known
+    lost = network.lose_answer("detach", times=1000)
+    with pytest.raises(LockUnavailable):
+        me(lock, "detach")
+    lost.end()
+    assert flag(client) == "d"
+    assert me(Lock(NAME, reentrant=True, using="far"), "acquire", blocking=False) is False
+
+
 @pytest.mark.parametrize("awaits", [False, True])
 def test_the_end_of_a_function_leaves_a_lock_that_was_detached_inside(awaits: bool, client: redis.Redis) -> None:
     @locked(NAME, ttl=600, reentrant=True)
