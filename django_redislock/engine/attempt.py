@@ -92,6 +92,7 @@ class Attempt:
             loop = yield DRIVING_LOOP
             self.waiter = waiter = make_waiter(loop, self.request.id, self.request.name, self.listener.bury)
         if not waiter.registered:
+            waiter.bears_token = self.request.token is not None
             self.listener.register(waiter)
             self.listener.start()
         return waiter

@@ -94,9 +94,9 @@ class Listener:
         """The monotonic time at which this waiter must look by itself; None: another one does it for the group."""
         if self.polled:
             return waiter.due
-        if waiter.group.oldest is not waiter:
-            return None
-        return waiter.group.due if self.ready else waiter.due
+        if waiter.group.oldest is waiter:
+            return waiter.group.due if self.ready else waiter.due
+        return waiter.due + LOOK_EVERY - RECONNECTING if waiter.bears_token else None
 
     def answered(self) -> None:
         """Redis has answered a waiter."""

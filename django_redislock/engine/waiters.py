@@ -29,7 +29,8 @@ class Grant(NamedTuple):
 class Group:
     """The waiters for one name in this process's threads, or in one event loop, oldest first.
 
-    The oldest looks for all when ``due`` (monotonic). Each loop looks for itself: another one may hang or have ended.
+    The oldest looks for all when ``due`` (monotonic), but for those who bear a token. Each loop looks for itself:
+    another one may hang or have ended.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Waiter:
     registered: bool = False
     grant: Grant | None = None
     look: bool = False  # it has to ask Redis
+    bears_token: bool = False  # with which it may adopt the lock, and nobody else can do so for it
     due: float = 0.0  # when it looks by itself, where messages do not arrive
 
     def tell(self, grant: Grant | None = None) -> None:

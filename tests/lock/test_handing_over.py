@@ -19,8 +19,8 @@ from django_redislock import (
 )
 from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, leftovers
-from tests.inside import RELEASE, hears
+from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, leftovers, waiters
+from tests.inside import RELEASE, hears, limit
 
 
 def adopter(token: str, **options: Any) -> Lock:
@@ -169,6 +169,24 @@ def test_whoever_adopts_a_detached_lock_has_its_fence_and_note_and_renews_it(
     assert you(second, "owned")
     you(second, "exit", None, None, None)
     assert not me(lock, "locked")
+
+
+def test_whoever_waits_with_the_token_adopts_a_detached_lock_though_another_one_waits_before_it_in_its_process(
+    crowd: Crowd, using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, look_every=0.2)
+    me, you, before = crowd(), crowd(), crowd()
+    held, second, third = (Lock(NAME, ttl=600, token=token, using=using) for token in (TOKEN, TOKEN, None))
+    me(held, "acquire")
+    waiting = before.start(third, "acquire")
+    until(lambda: waiters(NAME, using) == 1)
+    adopting = you.start(second, "acquire")
+    until(lambda: waiters(NAME, using) == 2)
+    me(held, "detach")
+    assert adopting.result(GENEROUS)
+    assert not waiting.done()
+    you(second, "release")
+    assert waiting.result(GENEROUS)
 
 
 @pytest.mark.parametrize("since", ["released", "ended", "taken", "waited for"])
