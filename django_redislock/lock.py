@@ -19,7 +19,7 @@ from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
 from .base.times import Seconds, seconds, ttl_seconds
 from .conf import conf
 from .engine.acquisition import Acquisition
-from .engine.extension import detach, release_by_token, renew, start_listening
+from .engine.extension import detach, release_by_token, renew, start_listening, tell_fence
 from .engine.held import caller, find, holds, twin
 from .engine.lease import Lease
 from .engine.with_block import Enterable
@@ -507,8 +507,8 @@ class Lock(Enterable):
         return LockNotOwned.to(verb, self.name, adoptable=adoptable, elsewhere=elsewhere)
 
     def _note_fence(self, fence: int) -> None:
-        """Let Redis hear, with the next call, that a row has this one, so that the next holder's is higher."""
-        self._held("use").its_lease.partition.note_fence(fence)
+        """Let Redis hear that a row has this one, so that the next holder's is higher."""
+        run(tell_fence(self._held("use").its_lease, fence))
 
     def _partition(self, called: Acquisition | None = None) -> Partition:
         """Where this object holds the lock here, whatever the settings say by now; else where they say."""

@@ -4,7 +4,6 @@ no test. No other file of the tests may import internals, and nothing here retur
 
 import asyncio
 import errno
-import math
 import re
 import socket
 import threading
@@ -43,7 +42,6 @@ from django_redislock.engine import release as engine_release
 from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.acquisition import Frame
 from django_redislock.engine.attempt import Attempt, _tell_of_limits
-from django_redislock.engine.extension import draw_new_fence
 from django_redislock.engine.lease import Lease
 from django_redislock.engine.owner import _describe_process
 from django_redislock.engine.receiver import Receiver
@@ -314,9 +312,11 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
 
 
 def lease_of(lock: Lock) -> Lease:
+    """That of this thread; else the latest one."""
     own = lock._own()
-    assert own is not None
-    return own.its_lease
+    lease = lock._latest if own is None else own.its_lease
+    assert lease is not None
+    return lease
 
 
 def ends(lock: Lock) -> float:
@@ -799,17 +799,6 @@ def break_sender(patch: pytest.MonkeyPatch) -> Callable[[], bool]:
 def keeps_connection_to_renew() -> bool:
     """Whether a connection is kept for the next renewals."""
     return bool(runtime().watchdog._dispatch._spare)
-
-
-def drawing(lock: Lock) -> Callable[[], int]:
-    """What draws a new fence for a lock that this thread holds, from any thread, as a claim does."""
-    lease = lease_of(lock)
-
-    def draw() -> int:
-        run(draw_new_fence(lease))
-        return lease.fence
-
-    return draw
 
 
 def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = False) -> None:

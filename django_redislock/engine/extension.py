@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..base.steps import Steps
 from ..base.times import monotonic
+from ..exceptions import LockUnavailable
 from ..store import calls
 from ..store.lock_store import Partition
 from .announcements import reason_of
@@ -48,25 +49,16 @@ def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> 
         raise lease.lost_error()
 
 
-def draw_new_fence(lease: Lease) -> Steps[None]:
-    """Draw a new fence for this very acquisition, higher than any that this process knows of.
+def tell_fence(lease: Lease, met: int) -> Steps[None]:
+    """A database has this fence: let the next acquisition have a higher one, in whatever process.
 
-    The old one must not have been used. Raises LockLost, LockUnavailable.
+    Redis must hear of it now: this process may end before it acquires anything else.
     """
-    watchdog = runtime().watchdog
-    lease.changing = True
+    lease.partition.note_fence(met)
     try:
-        # without the old fence, so that a repetition still finds the lock
-        answer = yield from calls.renew(lease.request, "raise", lease.ttl, replicas=lease.request.replicas)
-        if answer.state != calls.HELD or not answer.fence:  # no fence: it was detached meanwhile
-            watchdog.lose(lease, reason_of(answer))
-            raise lease.lost_error()
-        lease.fence = answer.fence
-        lease.partition.note_fence(answer.fence)
-        check_acknowledged(lease.request, answer.acknowledged, "claim")
-        watchdog.moved(lease, "raise", lease.ttl, answer)
-    finally:
-        lease.changing = False
+        yield from calls.renew(lease.request, "note", 0)
+    except LockUnavailable:
+        pass  # the next acquisition of this process tells it
 
 
 def renew_by_token(

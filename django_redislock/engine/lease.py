@@ -84,7 +84,6 @@ class Lease:
     __slots__ = (
         "__dict__",
         "__weakref__",
-        "asked_fence",
         "closed",
         "due",
         "ends",
@@ -114,7 +113,7 @@ class Lease:
     claimed: Mapping[str, object] = {}  # by database, the transaction that has claimed it last
     bound: bool = False  # it was claimed in each transaction that the latest begin() has opened; see there
     canceller: Canceller | None = None
-    changing: bool = False  # Redis is being asked to detach it, or for a new fence
+    changing: bool = False  # Redis is being asked to detach it
     detaching: float = 0.0  # detach() was called, for so many seconds; if it was interrupted, nobody knows the token
     lost_reason: str = ""
     tried_release: bool = False
@@ -149,7 +148,6 @@ class Lease:
         self.template: str = template  # the name as it was written
         self.shares: list[Any] = []  # the acquisitions that use it: several, if it is reentrant
         self.fenced: bool | tuple[str, ...] = terms.fenced  # to be claimed on these databases; True: on all in use
-        self.asked_fence: int = fence  # in the latest renewal
         self.releases: int = 0  # that are under way
         self.closed: bool = False  # released or detached: nobody here may use it any more
         self.watched: bool = False
@@ -194,7 +192,7 @@ class Lease:
         """It is held, says Redis, which was asked to move its end; ``how``, ``left``: see renew_command()."""
         if how in ("set", "detach"):
             asked = lease_end(answer.sent, left)
-        elif how in ("keep", "raise"):
+        elif how == "keep":
             asked = max(self.ends + self.spare, lease_end(answer.sent, left))
         else:
             asked = self._confirmed_end()

@@ -302,7 +302,6 @@ class Watchdog:
             with self._mutex:
                 self._plan_next(lease)
             return None
-        lease.asked_fence = lease.fence
         command = calls.renew_command(lease.request, how, lease.ttl, lease.fence)
         with self._mutex:  # until the answer comes, only wake up for the end of the lease
             due = lease.ends
@@ -350,8 +349,8 @@ class Watchdog:
                 # not when it was released, or extended by its holder, while the answer was on its way
                 if lease.watched and lease.due == outgoing.due:
                     self.moved(lease, outgoing.how, lease.ttl, answer)
-        elif lease.changing or lease.asked_fence != lease.fence:
-            with self._mutex:  # asked with a fence that was about to change, or while it is being detached
+        elif lease.changing:
+            with self._mutex:  # asked while it is being detached
                 if lease.watched:
                     self._plan(min(monotonic() + agenda.CONFIRM_AFTER, lease.ends), lease)
         else:

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, transaction
@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from ..base.steps import run
-from ..engine.extension import draw_new_fence
+from ..engine.extension import tell_fence
 from ..engine.lease import Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import has_claimed, open_transaction
@@ -26,18 +26,12 @@ from ..options import check_database
 from ..store.lock_store import HIGHEST_KNOWN
 from .table import MARK, MARK_NAME, TABLE, bounded, digest_of, fences, insert, reads_the_past, remedy, write_fence
 
-T = TypeVar("T")
-
 # SQLSTATE, and numbers of errors of MySQL and MariaDB
 MISSING = {"42P01", 1146}
 TIMED_OUT = {"55P03", 1205}
 CANCELLED = {"57014", 1969, 3024}  # by the limit for statements (statement_timeout, for instance), or by hand
 READ_ONLY = {"25006", 1792, 1290, 1836}  # the transaction, or the server
 CONFLICTS = {"40001", "40P01", 1213, 1020}  # could not serialize, deadlock, record has changed since last read
-
-
-class Overtaken(LockLost):
-    """The database has met a higher fence, or the same: that of another holder."""
 
 
 def claims_on(lease: Lease, aliases: Sequence[str], *, required: bool = False) -> list[str]:
@@ -64,8 +58,8 @@ def claims_on(lease: Lease, aliases: Sequence[str], *, required: bool = False) -
 def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
     """Raise the fence of the lock's name in the open transaction on ``alias``; see Lock.claim().
 
-    ``first``: nothing was read in this transaction yet, for sure. Raises Overtaken, LockLost, LockNotOwned,
-    LockUnavailable; and what the database raises, among it what is_conflict() recognises.
+    ``first``: nothing was read in this transaction yet, for sure. Raises LockLost, LockNotOwned, LockUnavailable;
+    and what the database raises, among it what is_conflict() recognises.
     """
     if lease.lost:
         raise lease.lost_error()
@@ -87,10 +81,10 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
         # whoever adopts a lock that was detached goes on with its token, and with its fence
         met = write_fence(connection, lease.name, lease.fence, digest_of(lease.token), within)
     if met is not None:
-        lease.partition.note_fence(met)  # Redis hears of it with the next call
+        run(tell_fence(lease, met))
         reason = f"the database {alias!r} already has the fence {met}, and this holder's is {lease.fence}"
         text = f"The lock {lease.name!r} was refused by the database: {reason}."
-        raise Overtaken(text, lease.name, reason=reason, fence=lease.fence)
+        raise LockLost(text, lease.name, reason=reason, fence=lease.fence)
     lease.claimed = {**lease.claimed, alias: open_transaction(connection)}
 
 
@@ -169,46 +163,25 @@ def begin(
     ``opened``, entered and still empty, commits or rolls back at its end, also where this is interrupted.
     ``beside``: where somebody else has begun already. ``required``: they must be fenced somewhere; see claims_on().
 
-    Nothing of the block has run yet, so when the database refuses a claim that has waited, this starts over. If the
-    database is ahead of Redis (after a restore, for instance), a lock draws a new fence: at most as many as there are
-    claims, for each database may be ahead by another amount. Otherwise raises LockLost, or LockUnavailable if a stale
-    transaction does not end. When they have ended, a lease is ``bound`` if each of these transactions has claimed it:
-    what they have committed is valid even if the lock was lost since, as nobody's work was overwritten.
+    Nothing of the block has run yet, so when the database refuses a claim that has waited, this starts over. Raises
+    LockLost if the database has a higher fence, or LockUnavailable if a stale transaction does not end. When they have
+    ended, a lease is ``bound`` if each of these transactions has claimed it: what they have committed is valid even if
+    the lock was lost since, as nobody's work was overwritten.
     """
     claims = [(lease, alias) for lease in leases for alias in claims_on(lease, [*beside, *aliases], required=required)]
-
-    def claim_beside() -> None:
-        for lease, alias in claims:
-            if alias in beside:
-                claim(lease, alias)
-
-    _catching_up(claims, claim_beside)
+    for lease, alias in claims:
+        if alias in beside:
+            claim(lease, alias)
     tries = 0
     while True:
         tries += 1
         try:
-            _catching_up(claims, lambda: open_together(opened, aliases, claims, durable=durable))
+            open_together(opened, aliases, claims, durable=durable)
             opened.callback(_bind, leases, aliases)
             return
         except DatabaseError as error:
             if tries >= TRIES or not is_conflict(error):
                 raise
-
-
-def _catching_up(claims: Sequence[tuple[Lease, str]], act: Callable[[], T]) -> T:
-    """Call what claims, and call it again with a new fence for a lock where the database was ahead of Redis."""
-    draws = 0
-    while True:
-        try:
-            return act()
-        except Overtaken as refusal:
-            if draws == len(claims):
-                raise
-            draws += 1
-            try:
-                run(draw_new_fence(next(lease for lease, _ in claims if lease.name == refusal.name)))
-            except LockLost:
-                raise refusal from None
 
 
 def _bind(leases: Sequence[Lease], aliases: Sequence[str]) -> None:

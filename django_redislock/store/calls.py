@@ -278,15 +278,15 @@ class Renewed(NamedTuple):
     held_by_other: bool  # if it was lost: somebody else holds the lock
     sent: float  # local monotonic time at which it was asked for
     acknowledged: int = 0  # how many replicas have acknowledged it, if that was asked for
-    fence: int = 0  # the new fence, if one was asked for
 
 
 def renew_command(
     request: LockRequest, how: str, left: float, fence: int | None = None, late: tuple[str, str] | None = None
 ) -> Command:
     """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant on), set (``left``
-    from now), detach (as set, and nobody here holds it any more), raise (as keep, with a new fence). ``fence``: of the
-    acquisition; None: whatever this attempt holds. ``late``: see renew.lua, the key and the number.
+    from now), detach (as set, and nobody here holds it any more), note (as confirm, and the next fence is above the
+    highest known here). ``fence``: of the acquisition; None: whatever this attempt holds. ``late``: see renew.lua, the
+    key and the number.
     """
     partition, keys = request.partition, request.keys
     args = (request.name, request.id, request.channel, str(partition.highest_fence), _ms(request.ttl), how, _ms(left))
@@ -324,10 +324,10 @@ def renew(
 
 
 def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
-    state, us, left, *fence = answer
+    state, us, left = answer
     node.anchor = us, sent
     by_other = state == LOST and left > 0
-    return Renewed(state, lease_end(sent, left / 1000), by_other, sent, fence=fence[0] if fence else 0)
+    return Renewed(state, lease_end(sent, left / 1000), by_other, sent)
 
 
 def force(

@@ -130,6 +130,8 @@ def test_a_transaction_claims_all_of_them(atomic: Any, account: Account, ledger:
     before = fences()
     assert {*before} == {A, B}
     Fence.objects.exclude(key="").update(fence=max(before.values()) + AHEAD)  # of both: Redis was restored, say
+    with pytest.raises(LockLost, match="was refused by the database"):
+        atomic(account.book, fenced=True)
     atomic(account.book, fenced=True)
     assert min(fences().values()) > max(before.values()) + AHEAD
     for name in (A, B):

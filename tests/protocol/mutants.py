@@ -65,12 +65,7 @@ MUTANTS: dict[str, tuple[int, str]] = {
     "confirm-lengthens": (3, "a confirmation shortens the lease"),
     "confirm-clears": (1, "a confirmation is no sign of life"),
     "shorter-told": (1, "a lease that is made shorter is told to nobody"),
-    # renew that raises the fence
-    "raise-written": (2, "a raised fence is not kept"),
-    "raise-answered": (1, "a raised fence is not answered"),
-    "raise-new": (1, "a raised fence is the old one"),
-    "late-raise": (1, "a late raise takes a lock back"),
-    "raise-keeps": (1, "a raise does not keep the lease"),
+    "fence-noted": (1, "a fence that the database has is not noted"),
     # force
     "force-fence": (1, "force looks at no fence"),
     "force-told": (1, "force does not tell the holder"),

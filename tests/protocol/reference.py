@@ -161,35 +161,35 @@ class Reference:
 
     def renew(
         self, caller: Process, attempt: Attempt, ttl: int, how: str, ms: int, fence: int | None = None
-    ) -> tuple[int, int, int]:
-        """Returns state, the holder's milliseconds left, and the fence if it was raised, else 0.
+    ) -> tuple[int, int]:
+        """Returns state, and the holder's milliseconds left.
 
         ``fence``: of the acquisition; None: whatever this attempt holds.
         """
         held = self.lock
         if not held:
             self._free(caller)
-            return inside.LOST, 0, 0
+            return inside.LOST, 0
         if held.id != attempt.id:
             own = attempt.id if attempt.token == "-" else attempt.token
-            return (inside.ADOPTED if held.token == own else inside.LOST), self.left(), 0
+            return (inside.ADOPTED if held.token == own else inside.LOST), self.left()
         if fence not in (None, held.fence):
-            return inside.LOST, self.left(), 0
+            return inside.LOST, self.left()
         if held.flag == "d" and how != "detach":
-            return inside.HELD, self.left(), 0  # a late request: nobody here renews this lock any more
+            return inside.HELD, self.left()  # a late request: nobody here renews this lock any more
         before, ends = self.left(), held.ends
         if held.flag == "h":
             ends = max(ends, held.since + ttl * MS)
             self.handed_to = ""
         at_least = max(ends, self.now + ms * MS)
-        wanted = {"keep": at_least, "raise": at_least, "confirm": ends}
-        # a process that raises the fence of an adopted lock knows that it holds it
-        flag = {"detach": "d", "raise": "c"}.get(how, "c" if held.flag == "h" else held.flag)
-        raised = self._next_fence(caller) if how == "raise" else 0
-        self._hold(held._replace(flag=flag, fence=raised or held.fence, ends=wanted.get(how, self.now + ms * MS)))
+        wanted = {"keep": at_least, "confirm": ends, "note": ends}
+        flag = "d" if how == "detach" else "c" if held.flag == "h" else held.flag
+        if how == "note":
+            self._next_fence(caller)
+        self._hold(held._replace(flag=flag, ends=wanted.get(how, self.now + ms * MS)))
         if self.left() < before:
             self._tell_to_look(0)
-        return inside.HELD, self.left(), raised
+        return inside.HELD, self.left()
 
     def force(self, caller: Process, highest: int | None, what: str = "") -> bool:
         """Returns whether the lock was held, or a suspension planned, which is cancelled with it.

@@ -4,9 +4,9 @@
 --            an acquire of this attempt may still arrive
 -- ARGV     name id channel known ttl how ms token fence number
 --            how: keep = at least ms from now; confirm = at least ttl from the grant; set = ms from now; detach = the
---            same, and nobody here holds it any more; raise = as keep, and draw a new fence
+--            same, and nobody here holds it any more; note = as confirm, and the next fence is above known
 --            fence: of the acquisition; '' for whatever this attempt holds
--- returns  {state, server us, lease left in ms of whoever holds it, the fence if it was raised}; states: calls.py
+-- returns  {state, server us, lease left in ms of whoever holds it}; states: calls.py
 --#include @lock
 --#include fence
 local LOST, HELD, ADOPTED = 0, 1, 2
@@ -25,24 +25,20 @@ if value then
   local ms, before = tonumber(ARGV.ms), lease_left()
   local left = before
   -- a renewal that was on its way when the lock was detached
-  if flag == 'd' and how ~= 'detach' --[[@late-raise]]--[[@or]]and how ~= 'raise' --[[@]]then return {HELD, us, left} end --@late-renewal
+  if flag == 'd' and how ~= 'detach' then return {HELD, us, left} end --@late-renewal
   local handed = flag == 'h' or flag == 'p'
   -- a handoff begins with a short lease: confirmed, it is a full one from the grant on
   if handed then left = math.max(--[[@confirm-lengthens]]left, --[[@]]math.ceil((since - us) / 1000) + tonumber(ARGV.ttl)) end
   if how == 'set' or how == 'detach' then
     left = ms
-  elseif how == 'keep' --[[@raise-keeps]]or how == 'raise' --[[@]]then
+  elseif how == 'keep' then
     left = math.max(--[[@renewal-lengthens]]left, --[[@]]ms)
   end
   -- a deletion first: where memory has run out, Redis lets a script go on that has begun with one
   redis.call('HDEL', KEYS.waiters, '-')
   if how == 'set' then redis.call('SET', KEYS.late, ARGV.number .. ' ', 'PX', 60000) end
-  local drawn
-  if how == 'raise' then
-    fence = --[[@raise-new]]next_fence()--[[@or]]fence--[[@]]
-    drawn = tonumber(fence)
-  end
-  if handed or --[[@raise-written]]drawn or --[[@]]how == 'detach' then
+  if how == 'note' then next_fence() end --@fence-noted
+  if handed or how == 'detach' then
     left = math.max(1, left) -- at the very end; Redis refuses to write a key for 0 ms
     write_lock(holder_value(id, channel, how == 'detach' and 'd' or 'c', fence, since, token, owner), left)
     if how == 'detach' and KEYS.late then redis.call('SET', KEYS.late, '1', 'PX', 60000) end
@@ -51,7 +47,7 @@ if value then
     move_end(left)
   end
   list_until(left) --@renewal-listed
-  answer = {HELD, us, left--[[@raise-answered]], drawn--[[@]]}
+  answer = {HELD, us, left}
   if left >= before then return answer end
 --#include @lease_shortened
 end
