@@ -123,7 +123,6 @@ _LIMITS = {
     "value_patience": "cached_values.PATIENCE",  # seconds for which one caller computes a value for all others
     "check_patience": "checks.server.PATIENCE",
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
-    "prune_within": "fencing.claim.WITHIN",
     "orders": "engine.order.MOST",  # pairs of locks
     "last_words": "engine.dispatch.LAST_WORDS",  # seconds that the end of a process waits for all servers
     "sit_out": "engine.listener.SIT_OUT",

@@ -13,7 +13,6 @@ from django.contrib.admin import helpers
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
 from django.forms import Script
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -25,7 +24,6 @@ from ..base.display import printable
 from ..base.names import is_name
 from ..base.steps import run
 from ..exceptions import LockUnavailable
-from ..fencing.table import MARK
 from ..inspection.info import LockInfo, force_release, get_lock
 from ..inspection.lists import read_matching
 from ..models import Fence, HeldLock
@@ -334,10 +332,6 @@ class FenceAdmin(_ReadOnly, FenceModelAdmin):
 
     shown_name = field(_("name"), lambda row: printable(row.name), "name")
     shown_fence = field(_("fence"), lambda row: str(row.fence), "fence")  # see LockFields
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Fence]:
-        rows: QuerySet[Fence] = super().get_queryset(request).exclude(key=MARK)
-        return rows
 
     def has_delete_permission(self, request: HttpRequest, obj: Fence | None = None) -> bool:
         return False

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import QuerySet
 from django.utils import timezone
 
 from ..base.steps import run
@@ -23,8 +22,7 @@ from ..engine.lease import Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import has_claimed, open_transaction
 from ..options import check_database
-from ..store.lock_store import HIGHEST_KNOWN
-from .table import MARK, MARK_NAME, TABLE, bounded, digest_of, fences, insert, reads_the_past, remedy, write_fence
+from .table import TABLE, bounded, digest_of, fences, reads_the_past, remedy, write_fence
 
 # SQLSTATE, and numbers of errors of MySQL and MariaDB
 MISSING = {"42P01", 1146}
@@ -223,8 +221,7 @@ def _leave_callbacks_to_the_last(opened: list[BaseDatabaseWrapper]) -> None:
             connection.run_on_commit = []
 
 
-BATCH = 1000  # rows that are deleted in one transaction
-WITHIN = 10.0  # seconds to wait for those who claim a name for the first time just now
+YOUNGEST = timedelta(days=1)  # that may be pruned
 
 
 class Pruned(NamedTuple):
@@ -237,39 +234,13 @@ class Pruned(NamedTuple):
 def prune(older_than: timedelta, *, using: str = "default", dry_run: bool = False) -> Pruned:
     """Delete the rows of names whose latest claim is longer ago; return how many, and how many are left.
 
-    What must not happen: A stalls before its claim, B claims and commits, B's row is deleted, A wakes, finds no row,
-    and writes. So the highest fence of all deleted rows stays behind in a row of its own, and a name without a row is
-    open only to higher fences (see write_fence()). Whoever looks at that row for a new name keeps it shared until
-    COMMIT, and this waits for them; those who come later see it raised. So A is refused, however long it stalled.
-
-    Rows with absurd fences stay: left behind, these would refuse every new name, and not just their own.
+    A holder that was stopped for longer than that between acquiring its lock and claiming it can then write, though
+    another one has claimed the lock meanwhile. So ValueError for less than a day.
     """
-    rows = fences().using(using).exclude(key=MARK)
-    old = rows.filter(claimed__lt=timezone.now() - older_than, fence__lt=HIGHEST_KNOWN)
-    if dry_run:
-        count = old.count()
-        return Pruned(count, rows.count() - count)
-    deleted, count, tries = 0, BATCH, 0
-    insert(connections[using], MARK, MARK_NAME, 0)
-    while count == BATCH:
-        try:
-            count = _prune_batch(old, using)
-            deleted += count
-        except DatabaseError as error:  # somebody has claimed one of the names since the transaction began
-            tries += 1
-            if tries == TRIES or not is_conflict(error):
-                raise
-    return Pruned(deleted, rows.count())
-
-
-def _prune_batch(old: QuerySet[Any], using: str) -> int:
-    skips = connections[using].features.has_select_for_update_skip_locked  # those that are being claimed just now
-    with transaction.atomic(using=using), bounded(connections[using], WITHIN):
-        marked = fences().using(using).filter(key=MARK)
-        marked.update(claimed=timezone.now())  # first: SQLite lets nobody write who has read before others wrote
-        highest = marked.select_for_update().get().fence
-        # locked, so that nobody claims them between the look and the deletion
-        batch = dict(old.select_for_update(skip_locked=skips).order_by("key").values_list("key", "fence")[:BATCH])
-        marked.update(fence=max([highest, *batch.values()]))
-        deleted: int = fences().using(using).filter(key__in=batch).delete()[0]
-        return deleted
+    if older_than < YOUNGEST:
+        raise ValueError(f"older_than must be at least one day, not {older_than!r}.")
+    rows = fences().using(using)
+    old = rows.filter(claimed__lt=timezone.now() - older_than)
+    # in one statement, whatever receivers of pre_delete there are: what is claimed meanwhile stays
+    deleted = old.count() if dry_run else old._raw_delete(using)
+    return Pruned(deleted, rows.count() - (deleted if dry_run else 0))

@@ -20,8 +20,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 TABLE = "redislock_fence"
-MARK = ""  # key of the row with the highest fence of all rows that were ever pruned
-MARK_NAME = "(pruned)"
 RAISE = (
     "UPDATE {table} SET {fence} = %s, {holder} = %s, {claimed} = %s"
     " WHERE {key} = %s AND ({fence} < %s OR {fence} = %s AND {holder} = %s)"
@@ -34,7 +32,6 @@ RAISE_WITHIN = (
     " counted AS (SELECT count(*) AS number FROM raised)"
     " SELECT number, set_config('lock_timeout', bound, number >= 0) FROM counted, usual"
 )
-SHARE = {"postgresql": "FOR SHARE", "mysql": "LOCK IN SHARE MODE"}  # SQLite has one writer at a time
 
 
 def digest_of(text: str) -> str:
@@ -82,22 +79,13 @@ def write_fence(
     key = digest_of(name)
     if _raise(connection, key, fence, holder, within):
         return None
-    # no row yet, or a refusal. Locking reads: they see what is there now, where a snapshot does not
+    # no row yet, or a refusal. A locking read: it sees what is there now, where a snapshot does not
+    row = fences().using(connection.alias).filter(key=key).values_list("fence", flat=True)
     with bounded(connection, within):
-        while True:
-            found = _share(connection, key, MARK)
-            if key in found:
-                known, by = found[key]
-                if known > fence or (known == fence and by != holder):
-                    return known
-                _raise(connection, key, fence, holder, None)  # nobody comes between: the row is shared
-                return None
-            if MARK not in found:  # flushed since the migration: other first claims wait for this transaction
-                insert(connection, MARK, MARK_NAME, 0)
-            elif found[MARK][0] >= fence:  # a row that was pruned may have held a higher one
-                return found[MARK][0]
-            else:
-                insert(connection, key, name, fence - 1)
+        while not (found := list(row.select_for_update())):
+            _insert(connection, key, name, fence - 1)
+        # nobody comes between: the row is locked (SQLite has one writer at a time)
+        return None if _raise(connection, key, fence, holder, None) else found[0]
 
 
 def reads_the_past(connection: BaseDatabaseWrapper, name: str, within: float | None) -> bool:
@@ -132,19 +120,7 @@ def _raise(connection: BaseDatabaseWrapper, key: str, fence: int, holder: str, w
         return bool(cursor.rowcount)
 
 
-def _share(connection: BaseDatabaseWrapper, *keys: str) -> dict[str, tuple[int, str]]:
-    """The fences of these rows as they are now, and whose they are; nobody changes them until this transaction ends."""
-    marks = ", ".join(["%s"] * len(keys))
-    sql = (
-        f"SELECT {{key}}, {{fence}}, {{holder}} FROM {{table}} WHERE {{key}} IN ({marks}) "
-        f"{SHARE.get(connection.vendor, '')}"
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(_quoted(connection, sql), keys)
-        return {key: (fence, holder) for key, fence, holder in cursor.fetchall()}
-
-
-def insert(connection: BaseDatabaseWrapper, key: str, name: str, fence: int) -> None:
+def _insert(connection: BaseDatabaseWrapper, key: str, name: str, fence: int) -> None:
     """A new row, unless somebody else was quicker."""
     manager = fences()
     row = manager.model(key=key, name=name, fence=fence, claimed=timezone.now())

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.db import migrations, models
 from django.db.migrations.operations.base import Operation
-from django.utils import timezone
-
-
-def mark(apps: Any, schema_editor: Any) -> None:
-    """Make the row of what was pruned: a claim that has to make it blocks all other first claims until COMMIT."""
-    rows = apps.get_model("django_redislock", "Fence").objects.using(schema_editor.connection.alias)
-    rows.create(key="", name="(pruned)", fence=0, claimed=timezone.now())
 
 
 class Migration(migrations.Migration):
@@ -61,5 +54,4 @@ class Migration(migrations.Migration):
                 "default_permissions": ("view",),
             },
         ),
-        migrations.RunPython(mark, migrations.RunPython.noop, hints={"model_name": "fence"}),
     ]

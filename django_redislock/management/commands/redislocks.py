@@ -103,10 +103,10 @@ def _seconds(check: Callable[[object, str], float], text: str) -> float:
 
 
 def _age(text: str) -> timedelta:
-    found = re.fullmatch(r"([1-9]\d{0,5})([dhm])", text)
+    found = re.fullmatch(r"([1-9]\d{0,5})d", text)
     if found is None:
-        raise ValueError(f"must be a time such as 30d, 12h or 90m, not {text!r}")
-    time = timedelta(**{{"d": "days", "h": "hours", "m": "minutes"}[found[2]]: int(found[1])})
+        raise ValueError(f"must be a number of days such as 30d, not {text!r}")
+    time = timedelta(days=int(found[1]))
     if time > LONGEST:
         raise ValueError(f"must be at most {LONGEST.days}d, not {text!r}")
     return time
@@ -197,8 +197,8 @@ def _add_subcommands(parser: CommandParser) -> None:
         metavar="AGE",
         type=_valid(_age),
         required=True,
-        help="Time since the latest claim, such as 30d, 12h or 90m. Give more than the longest time for which a lock "
-        "is held: claim() may raise LockLost for one that was acquired longer ago.",
+        help="Days since the latest claim, such as 30d. Give more than the longest time for which a process may be "
+        "stopped: a holder that was stopped for longer before its claim could write.",
     )
     add("--dry-run", action="store_true", help="Only say how many rows would be deleted.")
     add(
