@@ -633,10 +633,6 @@ class AskedOnce:
 
     def __init__(self, ask: Callable[[], object]) -> None:
         self._question = Question(lambda question: ask())
-        self._question.begin()
-
-    def pending(self) -> bool:
-        return self._question.pending
 
     def answer(self, within: float | None) -> None:
         self._question.answer(within and monotonic() + within)

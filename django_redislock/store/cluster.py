@@ -16,7 +16,6 @@ import math
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -32,7 +31,7 @@ from redis.exceptions import (
 
 from ..base.names import slot_text
 from ..base.processes import try_start
-from ..base.times import Alarm, monotonic
+from ..base.times import monotonic
 from .aliases import Address, RedisConfig
 from .lock_store import LockStore, Partition
 from .loop_connections import ENTERING
@@ -49,59 +48,40 @@ def tag_of(name: str) -> int:
     return crc32(slot_text(name).encode()) % TAGS
 
 
-class Question(threading.Thread):
+class Question(concurrent.futures.Future["BaseException | None"]):
     """Calls ``ask`` with itself, and is done when that returns or raises; all who wait get a ConnectionError then.
 
-    ``begun`` is set by ``ask``: the answer is at least as recent as that (monotonic). It is a thread of its own, so it
+    ``begun`` is set by ``ask``: the answer is at least as recent as that (monotonic). It has a thread of its own, so it
     goes on whatever happens to those who wait, and none of an event loop's executor: all of these may be waiting for a
-    lock that a task of this loop holds.
+    lock that a task of this loop holds. Where no thread can be started, the constructor asks.
     """
 
     def __init__(self, ask: Callable[[Question], object]) -> None:
-        super().__init__(name="redislock-question", daemon=True)
-        self._ask = ask
+        super().__init__()
         self.begun: float = math.inf  # not yet
-        self._outcome: concurrent.futures.Future[BaseException | None] = concurrent.futures.Future()
+        if not try_start(threading.Thread(target=self._run, args=(ask,), name="redislock-question", daemon=True)):
+            self._run(ask)
 
-    def begin(self) -> None:
-        if not try_start(self):
-            self.run()
-
-    def run(self) -> None:
+    def _run(self, ask: Callable[[Question], object]) -> None:
         try:
-            self._ask(self)
+            ask(self)
         except BaseException as error:
-            self._outcome.set_result(error)
+            self.set_result(error)
         else:
-            self._outcome.set_result(None)
-
-    @property
-    def pending(self) -> bool:
-        """Whether the answer is still to come. False as well where begin() was interrupted."""
-        return self.is_alive() and not self._outcome.done()
+            self.set_result(None)
 
     def answer(self, by: float | None) -> None:
         """Wait until it is done. Raises NotAsked at ``by`` (monotonic)."""
         try:
-            error = self._outcome.result(_left(by))
+            error = self.result(_left(by))
         except concurrent.futures.TimeoutError:
             raise NotAsked("the cluster did not say in time where its slots are") from None
         if error is not None:
             raise ConnectionError(str(error)) from error  # a new one for each who waits: it keeps its own traceback
 
     async def aanswer(self, by: float | None) -> None:
-        """The same in an event loop."""
-        loop = asyncio.get_running_loop()
-        over: asyncio.Future[None] = loop.create_future()
-        seconds = _left(by)
-        alarm = None if seconds is None else Alarm(loop, seconds, partial(over.set_result, None))
-        try:
-            # neither is cancelled: others wait for the answer, too
-            waits: list[asyncio.Future[Any]] = [asyncio.wrap_future(self._outcome), over]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if alarm is not None:
-                alarm.cancel()
+        """The same in an event loop. Where tests have frozen its clock, wait until it is done."""
+        await asyncio.wait({asyncio.wrap_future(self)}, timeout=_left(by))  # others wait, too: it is not cancelled
         self.answer(-math.inf)
 
 
@@ -162,9 +142,9 @@ class Cluster(LockStore):
         """All who need the answer share one question, unless something has happened since it was asked."""
         with self._mutex:
             question = self._question
-            if question is None or not question.pending or question.begun <= max(since, self._stale_since):
+            if question is None or question.done() or question.begun <= max(since, self._stale_since):
+                # kept once it has begun: whoever is interrupted here leaves none that will never be done
                 question = self._question = Question(self._read_cluster)
-                question.begin()
             return question
 
     def _read_cluster(self, question: Question) -> None:
