@@ -324,7 +324,7 @@ def renew(
 
 
 def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
-    state, us, left = answer
+    state, us, left, *_ = answer
     node.anchor = us, sent
     by_other = state == LOST and left > 0
     return Renewed(state, lease_end(sent, left / 1000), by_other, sent)
