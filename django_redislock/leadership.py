@@ -117,8 +117,11 @@ class leader(Lock):  # noqa: N801 (reads as ``locked`` does)
             self._block.enter(acquisition)
 
     def _end(self, acquisition: Acquisition | None, error: BaseException | None) -> Steps[None]:
-        """The block has ended. Whoever was told that the term is over needs no error, nor to wait for Redis."""
-        if acquisition is not None and self._over:
+        """The block has ended.
+
+        Whoever was told that the term is over, or was interrupted as it began, needs no error, nor to wait for Redis.
+        """
+        if acquisition is not None and (self._over or acquisition.over):
             acquisition.abandon_cancelled(error)
         elif acquisition is not None:
             yield from super()._end(acquisition, error)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ from django_redislock import Lock, LockError, LockLost, force_release, get_lock,
 from django_redislock.testing import hold, lose
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, until
+from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import LOCK, NAME, leftovers, queued
-from tests.inside import ACQUIRE, limit
+from tests.inside import ACQUIRE, WHERE_LOCKS_ARE_ACQUIRED, limit
 
 Start = Callable[..., Worker]
 
@@ -313,6 +315,30 @@ except KeyboardInterrupt:
     say("interrupted")
 hear()
 """
+
+
+@pytest.mark.filterwarnings("ignore:coroutine '.*' was never awaited")  # it was interrupted before
+@pytest.mark.parametrize("awaits", [False, True], ids=["threads", "tasks"])
+def test_a_block_that_catches_what_has_interrupted_lead_ends_in_silence(awaits: bool, client: redis.Redis) -> None:
+    """Also where the lock was there already."""
+
+    def section() -> None:
+        with leader(NAME) as term, suppress(Interrupt):
+            term.lead()
+
+    async def asection() -> None:
+        async with leader(NAME) as term:
+            with suppress(Interrupt):
+                await term.alead()
+
+    for place in count():
+        one = Interrupter(lambda file: file in WHERE_LOCKS_ARE_ACQUIRED, place)
+        with suppress(Interrupt):  # at the end of the block
+            one.run(lambda: asyncio.run(asection()) if awaits else section())
+        if not one.struck:
+            break
+    assert place > 20
+    until(lambda: leftovers(client) == [])
 
 
 @pytest.mark.complete
