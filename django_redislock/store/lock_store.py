@@ -53,7 +53,7 @@ class LockStore:
         self._node_by_tag: dict[int, Node] = {} if self.clustered else {0: Node(config)}  # as far as it is known
         self.threads: ThreadConnections = ThreadConnections(self.bound, config)
         # the loop alone keeps them: one that is dropped without being closed is collected, and they with it (but not
-        # where a coroutine of it waits for a lock)
+        # where a coroutine of it waits for a lock; see _forget_closed_loops() for one that is closed)
         self._loops: dict[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]] = {}
 
     # -- its locks --------------------------------------------------------------------------------------------------
@@ -148,10 +148,7 @@ class LockStore:
     async def _begin_in_loop(self) -> LoopConnections:
         """Make the connections of the running event loop."""
         loop = asyncio.get_running_loop()
-        for kept in list(self._loops):
-            other = kept()
-            if other is None or other.is_closed():
-                self._loops.pop(kept, None)
+        self._forget_closed_loops()
         ends = getattr(loop, "_asyncgens_shutdown_called", False)
         made = LoopConnections(self.bound)
         vars(loop).setdefault(_KEPT, {})[self] = made
@@ -172,13 +169,26 @@ class LockStore:
             made.closed = True
             self._loops.pop(weakref.ref(loop), None)
             self._leave(loop, made)
-            for callback in self.on_loop_end:
-                callback(loop)
+            self._tell_end_of(loop)
+
+    def _forget_closed_loops(self) -> None:
+        """Not all tell us: some are closed without ending their asynchronous generators."""
+        for kept in list(self._loops):
+            loop = kept()
+            if loop is None or loop.is_closed():
+                self._loops.pop(kept, None)
+                if loop is not None:
+                    self._tell_end_of(loop)
+
+    def _tell_end_of(self, loop: asyncio.AbstractEventLoop) -> None:
+        for callback in self.on_loop_end:
+            callback(loop)
 
     # -- closing ----------------------------------------------------------------------------------------------------
 
     def trim(self) -> None:
         """Close the connections unused for a while, but keep one for threads and one for each event loop."""
+        self._forget_closed_loops()
         self.threads.trim()
         self._in_loops(LoopConnections.trim)
 

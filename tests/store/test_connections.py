@@ -19,10 +19,10 @@ from freezegun import freeze_time
 import django_redislock
 from django_redislock import Lock, LockUnavailable, get_lock, locked
 from redisserver import RedisServer, redis_server
-from tests.helpers.actors import GENEROUS, Crowd, auntil, until
+from tests.helpers.actors import GENEROUS, Crowd, auntil, never, until
 from tests.helpers.proxy import proxy
 from tests.helpers.servers import Twins, wsgi_server
-from tests.helpers.state import count, queued
+from tests.helpers.state import count, put, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
 from tests.inside import AskedOnce, Wire, command, hears, limit, listen, put_together, surplus, unused_here
 
@@ -446,6 +446,37 @@ def test_an_event_loop_that_is_dropped_without_being_closed_is_collected_and_its
     dropped = drop()
     until(lambda: gc.collect() >= 0 and dropped() is None)
     until(lambda: get_lock(NAME) is None)
+
+
+@pytest.mark.filterwarnings("ignore")  # of all that is left open
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("found_by", ["another loop", "the renewer"])
+def test_an_event_loop_that_was_closed_over_a_waiter_is_collected(
+    found_by: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, idle_look=0.05 if found_by == "the renewer" else 1000)
+
+    async def wait() -> None:
+        async with Lock(NAME):
+            never()
+
+    async def begin() -> "asyncio.Task[None]":
+        waiting = asyncio.create_task(wait())
+        await auntil(lambda: queued(client, NAME))
+        return waiting
+
+    def close() -> "weakref.ref[asyncio.AbstractEventLoop]":
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(begin())
+        loop.close()
+        return weakref.ref(loop)
+
+    put(client, NAME, ttl=600)
+    closed = close()
+    if found_by == "another loop":
+        asyncio.run(Lock(NAME).alocked())
+    until(lambda: gc.collect() >= 0 and closed() is None)
+    until(lambda: not queued(client, NAME))
 
 
 @pytest.mark.parametrize("first", ["a newcomer", "a renewal"])
