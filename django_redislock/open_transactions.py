@@ -75,12 +75,11 @@ def aliases_to_claim(fenced: bool | Sequence[str] | None) -> list[str]:
     return open_aliases() + [alias for alias in manual if connections[alias].connection is None]
 
 
-def warn_unclaimed(name: str) -> None:
-    """Warn that the lock ``name`` is fenced, and that no database was ever told."""
+def warn_unclaimed() -> None:
+    """Warn that a lock is fenced, and that no database was ever told. See warn_of_release() for its name."""
     warn(
-        f"The lock {name!r} is fenced, and was released without having been claimed: what was written under it can "
-        f"overwrite what a younger holder wrote. Use locked_atomic() or locked_view(), or call claim() first in "
-        f"each transaction."
+        "A lock that is fenced was released without having been claimed: what was written under it can overwrite what "
+        "a younger holder wrote. Use locked_atomic() or locked_view(), or call claim() first in each transaction."
     )
 
 
@@ -98,7 +97,7 @@ def warn_of_release(released: str | Released) -> None:
     else:
         name, claimed = released.name, released.claimed
         if released.unclaimed:
-            warn_unclaimed(name)
+            warn_unclaimed()
     reaction = conf().RELEASE_IN_TRANSACTION
     if reaction == "ignore" or asyncio._get_running_loop() is not None:
         return
@@ -106,10 +105,10 @@ def warn_of_release(released: str | Released) -> None:
     if not aliases:
         return
     text = (
-        f"The lock {name!r} was released inside an open transaction (database {', '.join(aliases)}): until COMMIT, the "
+        f" was released inside an open transaction (database {', '.join(aliases)}): until COMMIT, the "
         f"next holder reads stale rows. Use locked_atomic() or locked_view(), or acquire the lock outside of the "
         f"transaction (REDISLOCK['RELEASE_IN_TRANSACTION'] sets what happens here: 'warn', 'error' or 'ignore')."
     )
     if reaction == "error":
-        raise RuntimeError(text)
-    warn(text)
+        raise RuntimeError(f"The lock {name!r}{text}")
+    warn(f"A lock{text}")  # without the name: Python remembers each text, and there may be any number of names

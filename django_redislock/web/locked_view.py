@@ -275,7 +275,7 @@ class _LockedView:
                     if aliases is None and lease.lost:
                         raise lease.lost_error()
                     if lease.unclaimed:
-                        warn_unclaimed(lease.name)
+                        warn_unclaimed()
                 LateRelease(acquisition, request, purpose, response, begun)
             else:
                 yield from _release(acquisition, purpose, aliases or [])

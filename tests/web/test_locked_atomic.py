@@ -3,6 +3,7 @@
 import gc
 import sys
 import unittest
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -263,10 +264,20 @@ def atomic(work: Work) -> None:
 @pytest.mark.usefixtures("second")
 @pytest.mark.parametrize("way", [block, stack, atomic, release_by_token, member, lambda work: locked(NAME)(work)()])
 def test_a_lock_released_inside_a_transaction_warns_where_it_was_released(way: Run, account: Account) -> None:
-    expected = rf"'.*7' {INSIDE} \(database default\): until COMMIT, .*locked_atomic"
+    expected = rf"^A lock {INSIDE} \(database default\): until COMMIT, .*locked_atomic"
     with transaction.atomic(), pytest.warns(RuntimeWarning, match=expected) as caught:
         way(account.book)
     assert (caught[0].filename, account.balance, held()) == (__file__, 1, [])
+
+
+def test_each_place_warns_once_whatever_names_are_locked_there(account: Account) -> None:
+    """Python remembers each text, and by default prints it once."""
+    with transaction.atomic(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for number in range(3):
+            with Lock(f"order:{number}"):
+                pass
+    assert len(caught) == 1
 
 
 def test_any_database_counts_and_autocommit_but_no_testcase(in_testcase: None, account: Any, second: Any) -> None:
