@@ -454,7 +454,7 @@ def test_an_event_loop_that_is_dropped_without_being_closed_is_collected_and_its
 def test_an_event_loop_that_was_closed_over_a_waiter_is_collected(
     found_by: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit(monkeypatch, idle_look=0.05 if found_by == "the renewer" else 1000)
+    limit(monkeypatch, idle_look=0.05)  # of the renewer
 
     async def wait() -> None:
         async with Lock(NAME):
