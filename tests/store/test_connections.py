@@ -24,7 +24,7 @@ from tests.helpers.proxy import proxy
 from tests.helpers.servers import Twins, wsgi_server
 from tests.helpers.state import count, put, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
-from tests.inside import AskedOnce, Wire, command, hears, limit, listen, put_together, surplus, unused_here
+from tests.inside import AskedOnce, Wire, command, hears, lease_of, limit, listen, put_together, surplus, unused_here
 
 from .conftest import use_by_many
 
@@ -492,6 +492,8 @@ def test_who_meets_a_former_master_hears_the_one_that_took_over_at_its_address(
         new.replicaof("127.0.0.1", str(own.port))
         me(held, "acquire")
         until(lambda: hears() and old.pubsub_channels("redislock*") and new.keys("redislock*:lock:held"))
+        lease = lease_of(held)
+        until(lambda: lease.known > lease.since)  # over a connection that goes on leading to the former master
         network.target = other.port
         new.replicaof("NO", "ONE")
         old.replicaof("127.0.0.1", str(other.port))
