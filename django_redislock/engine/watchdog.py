@@ -372,5 +372,5 @@ class Watchdog:
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal
         self.alarms.wake()
-        if lease.unknown:
+        if lease.unknown and reason != OLD_KEY and monotonic() < lease.ends:  # else it may be held in Redis still
             self.abandon(lease.request, unknown=True, how=calls.WITHDRAWAL)

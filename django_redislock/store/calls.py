@@ -310,7 +310,7 @@ def renew(
     ``unknown``: see release(); of a lock that is detached.
     """
     partition = request.partition
-    gone = (f"{partition.prefix}gone:{request.id}", "") if unknown and how == "detach" else None
+    gone = (Secret(f"{partition.prefix}gone:{request.id}"), "") if unknown and how == "detach" else None
     with take_slot(partition) if how == "set" else nullcontext(gone) as late:
         command = renew_command(request, how, left, fence, late)
         calling = call(partition, command, request.name, deadline=deadline, replicas=replicas)

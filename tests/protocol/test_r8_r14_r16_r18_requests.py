@@ -34,6 +34,7 @@ from django_redislock import (
     LockUnavailable,
     Semaphore,
     force_release,
+    leader,
     locked,
     locked_view,
 )
@@ -130,6 +131,26 @@ def test_r8_what_arrives_after_its_repetition_neither_shortens_a_lease_nor_suspe
     late.let_go()
     assert late.over.wait(GENEROUS)
     assert lock.status() is LockStatus.FREE
+
+
+def test_r8_a_leader_whose_acquire_may_still_arrive_keeps_its_lock_to_the_end_of_its_term(
+    impatient: Proxy, client: redis.Redis, retry_for: Callable[[float], None]
+) -> None:
+    """It is told a second before: nobody else leads meanwhile."""
+    retry_for(GENEROUS)
+    late = impatient.hold_request(ACQUIRE)
+    with leader(NAME, using="other", ttl=3, max_hold=1) as term:
+        assert term.lead()
+        ends = client.pexpiretime(LOCK)
+        until(lambda: not term.lead() or client.pexpiretime(LOCK) < 0)
+        until(lambda: not client.exists(LOCK))
+        assert server_ms(client) >= ends
+    late.let_go()
+
+
+def server_ms(client: redis.Redis) -> float:
+    seconds, us = client.time()
+    return seconds * 1000 + us / 1000
 
 
 class Unwanted(Retry):
