@@ -195,37 +195,39 @@ def _lookup(
         raise LockError(text, name)
     not_in_time = f"Could not get the value of the cache key {key!r} in time: it is being computed elsewhere."
     begun, deadline = monotonic(), Deadline.after(conf().BLOCKING_TIMEOUT if patience is None else patience)
-    while True:
-        mine = Computation()
-        known = computations.get().setdefault(place, mine)
-        if monotonic() >= known.until:
-            known.until, mine = mine.until, known  # the next one asks as well
-        if mine is known or deadline.passed:  # if it has passed, the lock is asked for once
-            break
-        yield from known.wait(deadline)
-        value = yield get()
-        if value is not MISSING:
-            return value
-        if known.trouble is not None:
-            raise LockUnavailable(str(known.trouble), name) from known.trouble
-    frame, options = Frame(), Options(auto_renew=True, max_waiters=ANY_NUMBER, using=lock_alias)
-    acquisition = Acquisition(name, options)
-    acquisition.abandon_after(frame)
+    mine = Computation()
     try:
-        refusal = yield from acquisition.obtain(deadline)
-        if refusal is not None:
-            raise refusal.in_words(not_in_time, waited=monotonic() - begun)
-        value = yield get()
-        if value is MISSING:
-            value = yield Call(default) if is_async(default) else CallOut(default)
-            value = yield from keep(value)
-        yield from acquisition.exit_quietly()  # the value is there
-        return value
-    except BaseException as error:
-        if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses
-            mine.trouble = error
-        yield from acquisition.fail(error)
-        raise
+        while True:
+            mine = Computation()
+            known = computations.get().setdefault(place, mine)
+            if monotonic() >= known.until:
+                known.until, mine = mine.until, known  # the next one asks as well
+            if mine is known or deadline.passed:  # if it has passed, the lock is asked for once
+                break
+            yield from known.wait(deadline)
+            value = yield get()
+            if value is not MISSING:
+                return value
+            if known.trouble is not None:
+                raise LockUnavailable(str(known.trouble), name) from known.trouble
+        frame, options = Frame(), Options(auto_renew=True, max_waiters=ANY_NUMBER, using=lock_alias)
+        acquisition = Acquisition(name, options)
+        acquisition.abandon_after(frame)
+        try:
+            refusal = yield from acquisition.obtain(deadline)
+            if refusal is not None:
+                raise refusal.in_words(not_in_time, waited=monotonic() - begun)
+            value = yield get()
+            if value is MISSING:
+                value = yield Call(default) if is_async(default) else CallOut(default)
+                value = yield from keep(value)
+            yield from acquisition.exit_quietly()  # the value is there
+            return value
+        except BaseException as error:
+            if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses
+                mine.trouble = error
+            yield from acquisition.fail(error)
+            raise
     finally:
         if computations.get().get(place) is mine:
             computations.get().pop(place, None)
