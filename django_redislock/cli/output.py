@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
@@ -32,8 +33,6 @@ class Output:
     def __init__(self, command: BaseCommand) -> None:
         self.out, self._err = command.stdout, command.stderr
         self.from_shell: bool = getattr(command, "_called_from_command_line", False)
-        if self.from_shell and isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks
 
     def say(self, text: str) -> None:
         try:
@@ -48,8 +47,9 @@ class Output:
             raise CommandError(problem, returncode=UNWRITTEN) from error
 
     def warn(self, text: str) -> None:
-        with suppress(OSError):
-            _write(self._err, text)
+        if self._err._out is not None:
+            with suppress(OSError):
+                self._err.write(text)
 
     def ask(self, question: str) -> str:
         """Ask where somebody sees it though the output may be redirected; return what was typed. EOFError: nothing."""
@@ -63,9 +63,28 @@ class Output:
 
 
 def _write(stream: OutputWrapper, text: str, ending: str = "\n") -> None:
-    if stream._out is not None:  # else it is closed
-        stream.write(text, ending=ending)
+    """Print ``text``; characters that the terminal's encoding lacks are escaped. A closed stream gets nothing."""
+    if stream._out is None:
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    data = (text if text.endswith(ending) else text + ending).encode(encoding, "backslashreplace")
+    raw = getattr(stream, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
         stream.flush()
+        _write_all(raw, data)
+        return
+    stream.write(data.decode(encoding), style_func=str, ending="")
+    stream.flush()
+
+
+def _write_all(raw: io.RawIOBase, data: bytes) -> None:
+    """``python -u``: a raw stream may write only part of it, and Python's text streams do not notice."""
+    rest = memoryview(data)
+    while rest:
+        written = raw.write(rest)
+        if written is None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        rest = rest[written:]
 
 
 LISTED = (

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -24,12 +24,11 @@ from tests.inside import PREFIX
 INTERRUPTED = 128 + signal.SIGINT
 
 
-def test_a_terminal_of_another_encoding_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_of_another_encoding_gets_escapes() -> None:
     hold("größe:鍵")
     raw = io.BytesIO()
     with io.TextIOWrapper(raw, encoding="latin-1", write_through=True) as out:
-        monkeypatch.setattr(sys, "stdout", out)
-        assert main("list") == 0
+        call_command("redislocks", "list", stdout=out)
         assert "größe:\\u9375  ".encode("latin-1") in raw.getvalue()
 
 
@@ -72,6 +71,16 @@ def closed_pipe(_: ExitStack) -> int:
     return writing
 
 
+def full_pipe(stack: ExitStack) -> int:
+    reading, writing = os.pipe()
+    stack.callback(os.close, reading)
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 65536)
+    return writing
+
+
 def full_disk(_: ExitStack) -> int:
     return os.open("/dev/full", os.O_WRONLY)
 
@@ -88,7 +97,9 @@ def test_an_output_that_cannot_be_written_has_a_status_of_its_own(make: Any, sta
     assert errors.getvalue().endswith(told) == (status == 74)
 
 
-@pytest.mark.parametrize(("make", "error"), [(closed_pipe, BrokenPipeError), (full_disk, OSError)])
+@pytest.mark.parametrize(
+    ("make", "error"), [(closed_pipe, BrokenPipeError), (full_disk, OSError), (full_pipe, BlockingIOError)]
+)
 def test_in_a_call_from_code_the_error_itself_propagates(make: Any, error: type[Exception]) -> None:
     with ExitStack() as stack, os.fdopen(make(stack), "wb", buffering=0) as raw:
         out = io.TextIOWrapper(raw, write_through=True)
