@@ -1068,16 +1068,6 @@ def put_claims_off() -> Callable[[], None]:
     return lambda: claim(*owed.pop())
 
 
-def compare_fences_the_wrong_way_round() -> None:
-    """From now on, databases take what is higher for lower, and let pass whoever is not."""
-    write = _claim.write_fence
-
-    def reversed_(connection: Any, name: str, fence: int, *more: Any) -> None:
-        write(connection, name, 2**53 - fence, *more)
-
-    setattr(_claim, "write_fence", reversed_)  # noqa: B010
-
-
 def will_hear_of(lock: Lock) -> bool:
     """Whether this process is told at once what happens to the lock: it listens, and has no answer to wait for by which
     it might learn the same."""

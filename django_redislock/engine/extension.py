@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..base.steps import Steps
 from ..base.times import monotonic
@@ -55,10 +56,8 @@ def tell_fence(lease: Lease, met: int) -> Steps[None]:
     Redis must hear of it now: this process may end before it acquires anything else.
     """
     lease.partition.note_fence(met)
-    try:
+    with suppress(LockUnavailable):  # then the next acquisition of this process tells it
         yield from calls.renew(lease.request, "note", 0)
-    except LockUnavailable:
-        pass  # the next acquisition of this process tells it
 
 
 def renew_by_token(

@@ -150,9 +150,7 @@ def hide(acquisition: Held) -> None:
     """No longer show it in this context."""
     reference = weakref.ref(acquisition)
     for key in acquisition.keys:
-        shown = _get(key)
-        if reference in shown:
-            _put(key, tuple(one for one in shown if one != reference))
+        _put(key, tuple(one for one in _get(key) if one != reference))
 
 
 def is_shown(acquisition: Held) -> bool:

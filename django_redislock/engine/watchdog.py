@@ -351,8 +351,7 @@ class Watchdog:
                     self.moved(lease, outgoing.how, lease.ttl, answer)
         elif lease.changing:
             with self._mutex:  # asked while it is being detached
-                if lease.watched:
-                    self._plan(min(monotonic() + agenda.CONFIRM_AFTER, lease.ends), lease)
+                self._plan(min(monotonic() + agenda.CONFIRM_AFTER, lease.ends), lease)
         else:
             # once its time is over, it is no loss of another kind that Redis does not know it any more
             self.lose(lease, lease.end_reason if monotonic() >= lease.ends else reason_of(answer))

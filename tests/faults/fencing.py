@@ -146,7 +146,6 @@ class Booker:
 BUGS: dict[str, Callable[[Booker], None]] = {
     "claim nothing": lambda booker: inside.claim_nothing(),
     "claim after the first read": lambda booker: setattr(booker, "before_writing", inside.put_claims_off()),
-    "compare the wrong way round": lambda booker: inside.compare_fences_the_wrong_way_round(),
 }
 
 
