@@ -195,10 +195,10 @@ def _lookup(
         raise LockError(text, name)
     not_in_time = f"Could not get the value of the cache key {key!r} in time: it is being computed elsewhere."
     begun, deadline = monotonic(), Deadline.after(conf().BLOCKING_TIMEOUT if patience is None else patience)
-    mine = Computation()
+    mine = Computation()  # before the try, so that its end always has one
     try:
         while True:
-            mine = Computation()
+            mine = Computation()  # anew: its time begins now
             known = computations.get().setdefault(place, mine)
             if monotonic() >= known.until:
                 known.until, mine = mine.until, known  # the next one asks as well

@@ -197,7 +197,7 @@ class Process:
 
     def suspend(self, name: str, seconds: float, owner: str = "ghost") -> bool:
         """Grant it to nobody for so long; whether that has begun."""
-        return run(calls_once.suspend(self._partition, name, seconds, owner))
+        return run(calls.suspend(self._partition, name, seconds, owner))
 
     def highest_fence(self, met: int | None = None) -> int:
         """The highest fence that it has ``met``, in a database say."""
@@ -515,7 +515,7 @@ def before_each_request(patch: pytest.MonkeyPatch, act: Callable[[], object]) ->
 
 def scripts() -> dict[str, Any]:
     """All Lua scripts of the package, by names of their own, with ``sha`` and ``source``."""
-    pairs = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls_once._SUSPEND]
+    pairs = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls._SUSPEND]
     alone = [calls._CHECKOUT, calls._LEAVE, calls_once._MEMBERS, values._COMPARE, values._COUNTER, calls._PROBE]
     found = {f"{script.name} {stored}": script for pair in pairs for stored, script in pair.items()}
     return found | {script.name: script for script in alone}

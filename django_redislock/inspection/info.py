@@ -19,7 +19,7 @@ from ..engine.held import caller
 from ..engine.owner import describe_owner
 from ..options import check_note
 from ..signals import lock_force_released, sending
-from ..store import calls, calls_once
+from ..store import calls
 from ..store.lock_store import Partition
 from ..store.reading import Found, batches, read_all, read_values
 from ..store.records import UNKNOWN, Holder, make_keys, parse_holder, parse_waiter
@@ -375,7 +375,7 @@ def suspend(partition: Partition, name: str, period: Seconds, note: str) -> Step
     length, note = seconds(period, "seconds"), check_note(note)
     by = describe_owner("", caller())
     owner = f"{by}\n{note}" if note else by
-    yield from calls_once.suspend(partition, name, length, owner)
+    yield from calls.suspend(partition, name, length, owner)
     log_event(INFO, "suspended", name=name, seconds=length, by=by, note=note)
 
 

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from ..base.display import Secret, SecretBytes
 from ..base.steps import Steps
 from ..base.times import NEVER, Deadline, monotonic
-from .calls_once import take_slot
+from .calls_once import call_once, take_slot
 from .lock_store import Partition
 from .loop_connections import ENTERING, LEAVING
 from .node import Node
@@ -46,11 +46,12 @@ def polled(patience: float) -> str:
     return f"p{_ms(patience)}"
 
 
-def _variants(name: str) -> dict[str, Script]:
-    return {stored: Script(name, stored) for stored in ("key", "member", "permits")}
+def _variants(name: str, ways: Sequence[str] = ("key", "member", "permits")) -> dict[str, Script]:
+    return {stored: Script(name, stored) for stored in ways}
 
 
 _ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(_variants, ("acquire", "release", "renew", "force", "info"))
+_SUSPEND = _variants("suspend", ("key", "member"))
 _CHECKOUT, _LEAVE = (Script(name, "member") for name in ("checkout", "leave"))
 
 
@@ -83,6 +84,11 @@ class LockRequest(NamedTuple):
     @property
     def channel(self) -> str:
         return self.partition.channel if self.listens else "-"
+
+    @property
+    def gone(self) -> str:
+        """The key that says that this attempt is over, to an acquire of it that arrives later (R8)."""
+        return Secret(f"{self.partition.prefix}gone:{self.id}")
 
 
 class AcquireReply(NamedTuple):
@@ -253,7 +259,7 @@ def release_command(request: LockRequest, *, unknown: bool, how: str = HOLDER) -
     script = _LEAVE if keys.any else _RELEASE[keys.stored]
     more: tuple[str, ...] = ()
     if unknown:
-        more = keys.never, Secret(f"{partition.prefix}gone:{request.id}")
+        more = keys.never, request.gone
     elif partition.store.clustered:
         more = (keys.never,)
     return (
@@ -309,11 +315,10 @@ def renew(
 
     ``unknown``: see release(); of a lock that is detached.
     """
-    partition = request.partition
-    gone = (Secret(f"{partition.prefix}gone:{request.id}"), "") if unknown and how == "detach" else None
-    with take_slot(partition) if how == "set" else nullcontext(gone) as late:
+    gone = (request.gone, "") if unknown and how == "detach" else None
+    with take_slot(request.partition) if how == "set" else nullcontext(gone) as late:
         command = renew_command(request, how, left, fence, late)
-        calling = call(partition, command, request.name, deadline=deadline, replicas=replicas)
+        calling = call(request.partition, command, request.name, deadline=deadline, replicas=replicas)
         answer, sent, _, node, acknowledged = yield from calling
     found, old = renewed(node, answer, sent), request.old
     if old is not None and old.held and found.state == HELD:
@@ -354,6 +359,13 @@ def force(
     if old is not None:
         yield from old.call("free")
     return value is not None or repeated
+
+
+def suspend(partition: Partition, name: str, seconds: float, owner: str) -> Steps[bool]:
+    """Grant the lock to nobody for ``seconds``; return whether that has begun, or somebody still holds the lock."""
+    keys = make_keys(partition.prefix, name)
+    args = (name, partition.channel, str(partition.highest_fence), _ms(seconds), owner)
+    return (yield from call_once(partition, _SUSPEND[keys.stored], keys.declared, args, name=name)) == b"1"
 
 
 def info(

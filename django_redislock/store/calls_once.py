@@ -55,16 +55,6 @@ def take_slot(partition: Partition) -> Iterator[tuple[str, str]]:
             free.append((slot, last + 1))
 
 
-_SUSPEND = {stored: Script("suspend", stored) for stored in ("key", "member")}
-
-
-def suspend(partition: Partition, name: str, seconds: float, owner: str) -> Steps[bool]:
-    """Grant the lock to nobody for ``seconds``; return whether that has begun, or somebody still holds the lock."""
-    keys = make_keys(partition.prefix, name)
-    args = (name, partition.channel, str(partition.highest_fence), str(round(seconds * 1000)), owner)
-    return (yield from call_once(partition, _SUSPEND[keys.stored], keys.declared, args, name=name)) == b"1"
-
-
 BATCH = 250  # members in one step, so that none keeps Redis for longer than a few milliseconds
 
 _MEMBERS = Script("members", "member")

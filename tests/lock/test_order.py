@@ -295,3 +295,22 @@ def test_a_waiter_survives_the_loss_of_its_place(
         me(lock, "release")
     assert waiting.result(GENEROUS) is True
     assert how in ("cut off", "dropped") or not client.exists(WAITERS)
+
+
+@pytest.mark.usefixtures("no_look_by_the_clock")
+@pytest.mark.complete
+def test_the_lock_of_a_killed_process_goes_to_the_next_one(
+    crowd: Crowd, start: Callable[..., Any], client: redis.Redis
+) -> None:
+    worker = start("lock = Lock(name, ttl=3)\nlock.acquire()\nsay('held')\nhear()", name=NAME)
+    worker.expect("held")
+    you, lock = crowd(), Lock(NAME)
+    waiting = you.start(lock, "acquire")
+    until(lambda: queued(client))
+    first = holder(client)
+    until(lambda: client.pttl(LOCK) < 2200)
+    until(lambda: client.pttl(LOCK) > 2400)  # renewed
+    assert holder(client) == first
+    worker.kill()
+    assert waiting.result(GENEROUS) is True  # it looks at the end of the lease
+    assert you(lock, "owned")

@@ -39,7 +39,7 @@ from django_redislock import (
     locked_view,
 )
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, until
+from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, server_time, until
 from tests.helpers.cancelling import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued, value
@@ -141,16 +141,11 @@ def test_r8_a_leader_whose_acquire_may_still_arrive_keeps_its_lock_to_the_end_of
     late = impatient.hold_request(ACQUIRE)
     with leader(NAME, using="other", ttl=3, max_hold=1) as term:
         assert term.lead()
-        ends = server_ms(client) + client.pttl(LOCK) - 10  # the two are not asked at one moment
+        ends = server_time(client) + (client.pttl(LOCK) - 10) * 1000  # the two are not asked at one moment
         until(lambda: not term.lead())
         until(lambda: not client.exists(LOCK))
-        assert server_ms(client) >= ends
+        assert server_time(client) >= ends
     late.let_go()
-
-
-def server_ms(client: redis.Redis) -> float:
-    seconds, us = client.time()
-    return seconds * 1000 + us / 1000
 
 
 class Unwanted(Retry):

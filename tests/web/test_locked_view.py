@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from functools import wraps
@@ -35,11 +36,11 @@ from django_redislock import Lock, LockInfo, LockUnavailable, list_locks, locked
 from django_redislock.testing import hold
 from redisserver import RedisServer
 from tests.helpers import site
-from tests.helpers.actors import Crowd, Other, never
+from tests.helpers.actors import GENEROUS, Crowd, Other, never, until
 from tests.helpers.databases import Account
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import LEFT_OPEN, Page, Pages, Twins, Web, arespond, lock_names
-from tests.helpers.state import value
+from tests.helpers.state import queued, value
 from tests.inside import INFO
 
 pytestmark = LEFT_OPEN
@@ -52,6 +53,17 @@ def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
 
 def plain(method: str = "GET") -> HttpRequest:
     return RequestFactory().generic(method, "/")
+
+
+def test_a_view_runs_under_the_lock_of_its_url_however_long(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
+    pages.add("order/<str:pk>/", "order:{pk}", lambda request, pk: lock_names(client))
+    me = crowd()
+    assert me(pages, "get", "/order/4:2/").content == b"order:4%3A2"
+    one, other = (me(pages, "get", f"/order/{'x' * 600}{end}/").content.decode() for end in "ab")
+    assert one.startswith("order:xxx")
+    assert one != other
+    assert len(one) <= 512
+    assert lock_names(client) == []
 
 
 def test_a_route_that_lacks_an_argument_of_the_name_is_named(settings: Any) -> None:
@@ -161,11 +173,30 @@ def test_all_methods_but_options_lock_unless_some_are_named(crowd: Crowd, pages:
         you(lock, "release")
 
 
-@pytest.mark.parametrize("options", [{"blocking": True}, {"blocking_timeout": 60}, {"poll": True, "attempts": 1000}])
-def test_a_second_request_waits_if_told(options: dict[str, Any], crowd: Crowd, pages: Pages) -> None:
-    pages.add("slow/", "slow", lambda request: "", **options)
-    with hold("slow", ttl=0.3):
-        assert crowd()(pages, "get", "/slow/").status_code == 200
+def test_a_second_request_waits_if_told(crowd: Crowd, pages: Pages, client: Any) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def body(request: HttpRequest) -> Generator[None, None, Any]:
+        inside.set()
+        while not go_on.is_set():
+            yield
+        return lock_names(client)
+
+    pages.add("slow/", "slow", body, blocking_timeout=GENEROUS)
+    responses = [crowd().start(pages, "get", "/slow/")]
+    assert inside.wait(GENEROUS)
+    responses.append(crowd().start(pages, "get", "/slow/"))
+    until(lambda: queued(client, "slow"))
+    go_on.set()
+    for response in (each.result(GENEROUS) for each in responses):
+        assert (response.status_code, response.content) == (200, b"slow")
+    assert lock_names(client) == []
+
+
+@pytest.mark.parametrize("options", [{"blocking": True}, {"poll": True, "attempts": 1000}])
+def test_an_option_that_says_how_to_wait_waits(options: dict[str, Any]) -> None:
+    with hold("order", ttl=0.3):
+        assert locked_view("order", **options)(respond)(plain()).content == b"order"
 
 
 Private: Any = new_class("Private", (LoginRequiredMixin, Page), {})
