@@ -38,11 +38,12 @@ class Computation:
 
     It carries no value: each reads its own from the cache, since no two should share a mutable object. When PATIENCE is
     over, the next caller asks for the lock as well, and the others wait for whichever ends first: the one that computes
-    may be slow, or was interrupted, or its event loop was closed.
+    may be slow, or was interrupted, or its event loop was closed. One more asks each time the wait has doubled.
     """
 
     def __init__(self) -> None:
-        self.until: float = monotonic() + PATIENCE
+        self.begun: float = monotonic()
+        self.until: float = self.begun + PATIENCE
         self.ended: bool = False
         self.trouble: LockUnavailable | None = None  # by which it ended
         self.waiters: set[Waiter] = set()  # in no Future: an interruption in there may leave it locked for good
@@ -200,8 +201,8 @@ def _lookup(
         while True:
             mine = Computation()  # anew: its time begins now
             known = computations.get().setdefault(place, mine)
-            if monotonic() >= known.until:
-                known.until, mine = mine.until, known  # the next one asks as well
+            if mine.begun >= known.until:
+                known.until, mine = 2 * mine.begun - known.begun, known  # the next one asks as well
             if mine is known or deadline.passed:  # if it has passed, the lock is asked for once
                 break
             yield from known.wait(deadline)

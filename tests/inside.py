@@ -914,6 +914,7 @@ def waiting_for_values() -> int:
 def lose_patience() -> None:
     """The time is over for which callers wait for one that computes the same value."""
     for computation in list(computations.get().values()):
+        computation.begun -= computation.until - monotonic()
         computation.until = 0.0
         for waiter in list(computation.waiters):
             waiter.wake()

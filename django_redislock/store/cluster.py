@@ -134,6 +134,7 @@ class Cluster(LockStore):
         return self._node_by_tag[tag]
 
     async def anode_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
+        """See node_of()."""
         if self._read_at <= max(since, self._stale_since):
             await self._ask(since).aanswer(by)
         return self._node_by_tag[tag]

@@ -91,10 +91,6 @@ class LockStore:
         """
         return self._node_by_tag[tag]
 
-    async def anode_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
-        """See node_of()."""
-        return self._node_by_tag[tag]
-
     def suspect(self, node: Node | None) -> None:
         """Make the next command connect anew (and ask another sentinel): the node was unreachable, or is no master."""
         if node is not None:

@@ -392,6 +392,19 @@ def test_when_a_computation_takes_long_one_of_those_who_wait_for_it_asks_redis_l
     assert late.calls == 0
 
 
+def test_the_longer_a_computation_takes_the_fewer_others_join_those_who_ask_redis(
+    crowd: Crowd, computing: Computing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, value_patience=0.1)
+    begun = monotonic()
+    with computing() as value:
+        turns = [crowd().start(Value("never"), "get") for _ in range(5)]
+        until(lambda: list_locks()[0].waiters == 4)
+        assert monotonic() - begun >= 0.1 * 2**3
+        value.go.set()
+        assert [turn.result(GENEROUS) for turn in turns] == ["theirs"] * 5
+
+
 @pytest.mark.complete
 def test_an_outage_costs_nobody_a_value_that_is_there_and_a_missing_one_is_not_computed(
     crowd: Crowd, own: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
