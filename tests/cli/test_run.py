@@ -167,11 +167,26 @@ def test_a_signal_to_the_command_reaches_the_program_and_its_handler_is_restored
     assert [signal.getsignal(getattr(signal, f"SIG{each}")) for each in SIGNALS] == before
 
 
-def test_a_stop_stops_the_program_and_then_the_command_and_both_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_stop_stops_the_program_if_it_runs_and_the_command_and_both_go_on(
+    busy: bool, tmp_path: Path, other: Callable[[], Other]
+) -> None:
     """What a terminal sends at Ctrl-Z. Where no shell could wake this process, the system stops it not."""
+
+    def stop_while_it_waits() -> None:
+        with Lock(NAME):
+            held.set()
+            until(lambda: get_lock(NAME).waiters)  # type: ignore[union-attr]
+            os.kill(os.getpid(), signal.SIGTSTP)
+
+    held = threading.Event()
     wakes = subprocess.Popen(["sh", "-c", f"while kill -CONT {os.getpid()}; do sleep 0.05; done"])
     try:
-        assert sh(f"kill -TSTP $PPID; echo on > {tmp_path}/out") == 0
+        if busy:
+            other().start(stop_while_it_waits)
+            assert held.wait(GENEROUS)
+        stop = "" if busy else "kill -TSTP $PPID; "
+        assert sh(f"{stop}echo on > {tmp_path}/out", "--blocking-timeout=60") == 0
     finally:
         wakes.kill()
         wakes.wait()

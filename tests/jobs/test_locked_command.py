@@ -14,7 +14,17 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand, OutputWrapper
 
-from django_redislock import Lock, LockedCommand, LockLost, LockNotAcquired, LockNotOwned, force_release, get_lock
+from django_redislock import (
+    Lock,
+    LockedCommand,
+    LockLost,
+    LockNotAcquired,
+    LockNotOwned,
+    LockUnavailable,
+    force_release,
+    get_lock,
+)
+from django_redislock.testing import redis_away
 from tests.helpers.actors import GENEROUS, Other, never, until
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import hold
@@ -233,12 +243,18 @@ def lose_another() -> None:
         force_release("another")
 
 
+def fail_to_reach_redis() -> None:
+    with redis_away():
+        Lock("other").acquire()
+
+
 @pytest.mark.parametrize(
     ("act", "error"),
     [
         (Lock("other").release, LockNotOwned),
         (Lock("other", blocking=False).__enter__, LockNotAcquired),
         (lose_another, LockLost),
+        (fail_to_reach_redis, LockUnavailable),
     ],
 )
 def test_the_errors_of_another_lock_are_the_commands_own_business(act: Any, error: type[Exception]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import redis
 from django.conf import settings
 
-from django_redislock import Lock
+from django_redislock import Lock, pytest_plugin
 from django_redislock.pytest_plugin import redislock_own_locks as redislock_own_locks
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import NAME
@@ -20,6 +20,30 @@ from tests.project.programs import environment
 def test_each_test_has_locks_of_its_own_without_asking_for_them(number: int) -> None:
     assert known_settings()["KEY_PREFIX"].startswith("redislock-test-")
     assert Lock(NAME).acquire(blocking_timeout=0)
+
+
+def test_only_fixtures_of_wider_scope_come_before_its_own(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]")
+    pytester.makepyfile("""
+import pytest
+from django_redislock.testing import assert_locked, assert_not_locked, hold
+
+@pytest.fixture(autouse=True)
+def first():
+    with hold("of the test"):
+        yield
+
+@pytest.fixture(scope="module")
+def shared():
+    with hold("of the module"):
+        yield
+
+def test_it(first, shared):
+    assert_locked("of the test")
+    assert_not_locked("of the module")
+""")
+    done = pytester.runpytest_inprocess("-p", "no:django", "-p", "no:asyncio", plugins=[pytest_plugin])
+    done.assert_outcomes(passed=1)
 
 
 PROJECT = {
