@@ -16,6 +16,7 @@ from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
+from ..base.display import shown
 from ..base.steps import run
 from ..engine.extension import tell_fence
 from ..engine.lease import Lease
@@ -197,19 +198,27 @@ def open_together(
     """
     try:
         for alias in aliases:
-            atomic, connection = transaction.atomic(using=alias, durable=durable), connections[alias]
+            connection = connections[alias]
             leases = [lease for lease, where in claims if where == alias]
             if leases and connection.vendor == "sqlite":  # its BEGIN waits too, in transaction_mode IMMEDIATE
                 with _explaining(leases[0], alias), bounded(connection, leases[0].terms.fence_timeout):
-                    opened.enter_context(atomic)
+                    opened.enter_context(_transaction(alias, durable))
             else:
-                opened.enter_context(atomic)
+                opened.enter_context(_transaction(alias, durable))
             for lease in leases:
                 claim(lease, alias, first=True)
         opened.callback(_leave_callbacks_to_the_last, [connections[alias] for alias in aliases])
     except BaseException as error:
         opened.__exit__(type(error), error, error.__traceback__)  # empty again, for another try
         raise
+
+
+@contextmanager
+def _transaction(alias: str, durable: bool) -> Iterator[None]:
+    # a generator ends with its block when it dies: where an ExitStack was interrupted, which enters it first and then
+    # keeps it
+    with transaction.atomic(using=alias, durable=durable):
+        yield
 
 
 def _leave_callbacks_to_the_last(opened: list[BaseDatabaseWrapper]) -> None:
@@ -237,6 +246,8 @@ def prune(older_than: timedelta, *, using: str = "default", dry_run: bool = Fals
     A holder that was stopped for longer than that between acquiring its lock and claiming it can then write, though
     another one has claimed the lock meanwhile. So ValueError for less than a day.
     """
+    if not isinstance(older_than, timedelta):
+        raise TypeError(f"older_than must be a timedelta, not {shown(older_than)}.")
     if older_than < YOUNGEST:
         raise ValueError(f"older_than must be at least one day, not {older_than!r}.")
     rows = fences().using(using)

@@ -425,6 +425,8 @@ def test_prune_deletes_old_rows_in_one_statement_and_none_that_is_younger_than_a
         ValueError, match=r"^older_than must be at least one day, not datetime\.timedelta\(seconds=86399\)"
     ):
         prune(timedelta(days=1, seconds=-1))
+    with pytest.raises(TypeError, match=r"^older_than must be a timedelta, not 30\.$"):
+        prune(30)  # type: ignore[arg-type]
 
 
 @everywhere
