@@ -102,7 +102,7 @@ class CallOut:
     """One of the site's functions (no coroutine function), called once, under asyncio in a thread.
 
     It may return an awaitable. ``twice``: it may be called twice, and only the second time in a thread, if it needs one
-    (a lazily loaded user, a template).
+    (a lazily loaded user). Not for pages: in ``{% if a and b %}``, Django swallows the error that says so.
     """
 
     function: Callable[[], Any]

@@ -150,7 +150,7 @@ def conflict(
     text %= {"wait": wait}
     if refusal.outcome == "own":
         text = gettext("This request holds the lock itself. It could acquire it again with reentrant=True.")
-    return (yield CallOut(partial(refuse, request, status, text, wait), twice=True))  # type: ignore[no-any-return]
+    return (yield CallOut(partial(refuse, request, status, text, wait)))  # type: ignore[no-any-return]
 
 
 def unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnavailable) -> Steps[HttpResponse]:
@@ -160,7 +160,7 @@ def unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnavai
         raise error
     log_event(ERROR, "unavailable", name=name, request=purpose, error=error)
     text = gettext("This is not available at the moment. Please try again.")
-    return (yield CallOut(partial(refuse, request, status, text, 1), twice=True))  # type: ignore[no-any-return]
+    return (yield CallOut(partial(refuse, request, status, text, 1)))  # type: ignore[no-any-return]
 
 
 def refuse(request: HttpRequest, status: int, text: str, retry_after: int) -> HttpResponse:

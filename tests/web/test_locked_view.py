@@ -384,7 +384,9 @@ def user_who_asks_the_database(request: HttpRequest) -> dict[str, Any]:
     ],
 )
 def test_the_423_comes_in_the_form_that_clients_prefer(accept: str, kind: str, busy: Busy, tmp_path: Path) -> None:
-    (tmp_path / "423.html").write_text("<h1>Locked for {{ user }}, {{ retry_after }} s</h1>")
+    # an operator in {% if %} takes any error for False, also that something asks the database in an event loop
+    text = "<h1>Locked for {% if user == 7 %}{{ user }}{% endif %}, {{ retry_after }} s</h1>"
+    (tmp_path / "423.html").write_text(text)
     options = {"context_processors": [f"{__name__}.user_who_asks_the_database"]}
     backend = "django.template.backends.django.DjangoTemplates"
     with override_settings(TEMPLATES=[{"BACKEND": backend, "DIRS": [tmp_path], "OPTIONS": options}]):
