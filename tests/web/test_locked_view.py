@@ -38,6 +38,7 @@ from redisserver import RedisServer
 from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Crowd, Other, never, until
 from tests.helpers.databases import Account
+from tests.helpers.docs import blocks, page
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import LEFT_OPEN, Page, Pages, Twins, Web, arespond, lock_names
 from tests.helpers.state import queued, value
@@ -161,15 +162,15 @@ def test_all_methods_but_options_lock_unless_some_are_named(crowd: Crowd, pages:
     for route, methods in [("all", None), ("post", ["post"]), ("options", ["options"])]:
         pages.add(f"{route}/", "order", lambda request: lock_names(client), methods=methods)
     me, you, lock = crowd(), crowd(), Lock("order")
-    for page, method, locks in [
+    for url, method, locks in [
         *[("/all/", method, True) for method in ("GET", "HEAD", "POST", "PURGE", "get")],
         *[("/all/", "OPTIONS", False), ("/post/", "POST", True), ("/post/", "GET", False)],
         *[("/options/", "OPTIONS", True), ("/options/", "GET", False)],
     ]:
-        response = me(pages, "get", page, method)
-        assert (page, method, response.content) == (page, method, b"order" if locks and method != "HEAD" else b"")
+        response = me(pages, "get", url, method)
+        assert (url, method, response.content) == (url, method, b"order" if locks and method != "HEAD" else b"")
         you(lock, "acquire")
-        assert me(pages, "get", page, method).status_code == (423 if locks else 200)
+        assert me(pages, "get", url, method).status_code == (423 if locks else 200)
         you(lock, "release")
 
 
@@ -191,6 +192,35 @@ def test_a_second_request_waits_if_told(crowd: Crowd, pages: Pages, client: Any)
     for response in (each.result(GENEROUS) for each in responses):
         assert (response.status_code, response.content) == (200, b"slow")
     assert lock_names(client) == []
+
+
+documented: dict[str, Any] = {}
+exec(blocks(page("views"))[1], documented)
+middleware = documented["one_request_per_session"]
+
+
+def test_the_documented_middleware_guards_the_session(other: Any, gate: site.Gate, client: Any, settings: Any) -> None:
+    settings.SESSION_ENGINE, settings.SESSION_CACHE_ALIAS = "django.contrib.sessions.backends.cache", "memory"
+    settings.MIDDLEWARE = [f"{__name__}.middleware", "django.contrib.sessions.middleware.SessionMiddleware"]
+
+    def count(request: Any) -> HttpResponse:
+        number = request.session.get("number", 0)
+        site.wait_at("gate", request)
+        request.session["number"] = number + 1
+        return HttpResponse(str(number + 1))
+
+    def visit(query: str) -> Any:
+        return Client(headers={"cookie": f"sessionid={browser.cookies['sessionid'].value}"}).get(query).content
+
+    settings.ROOT_URLCONF = (path("", count),)
+    browser = Client()
+    assert browser.get("/").content == b"1"
+    visits = [other().start(lambda: visit("/?gate=here"))]
+    assert gate.reached.wait(GENEROUS)
+    visits.append(other().start(lambda: visit("/")))
+    until(lambda: queued(client, *lock_names(client)))
+    gate.go_on.set()
+    assert [each.result(GENEROUS) for each in visits] == [b"2", b"3"]
 
 
 @pytest.mark.parametrize("options", [{"blocking": True}, {"poll": True, "attempts": 1000}])
