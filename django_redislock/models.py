@@ -27,7 +27,7 @@ class NoRows(models.Manager["HeldLock"]):
 
 
 class HeldLock(models.Model):
-    """A lock that is held now, as :func:`django_redislock.get_lock` returns it; ``info`` is None if nobody holds it."""
+    """A lock that is held now, as ``get_lock()`` returns it; ``info`` is None if nobody holds it."""
 
     key: models.TextField[str, str] = models.TextField(_("name"), primary_key=True)
     owner: models.TextField[str, str] = models.TextField(_("owner"))
