@@ -61,9 +61,10 @@ def _held_since(lock: HeldLock) -> str:
 
 
 def _expires(lock: HeldLock) -> str:
-    if _info(lock).status is LockStatus.ERROR or _info(lock).handed_over or _info(lock).detached:
+    info = _info(lock)
+    if info.status is LockStatus.ERROR or info.handed_over or info.detached or not info.held:
         return _lease_left(lock)
-    facts = {"duration": duration(lock.lease_left, gettext), "time": _time(_info(lock).expires)}
+    facts = {"duration": duration(lock.lease_left, gettext), "time": _time(info.expires)}
     return gettext("%(duration)s, until %(time)s unless it is renewed") % facts
 
 

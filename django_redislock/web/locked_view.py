@@ -22,8 +22,8 @@ from ..call_names import (
     Name,
     Names,
     are_several,
+    check_function,
     given_name,
-    refuse_generators,
     signature_of,
     template_of,
     wraps,
@@ -157,7 +157,6 @@ def _decorator(
     check_on_conflict(on_conflict)
 
     def decorate(view: Callable[P, R]) -> Callable[P, R]:
-        refuse_generators(view, what)
         if isinstance(view, type):
             raise TypeError(
                 f"{what} cannot decorate the class {view.__qualname__}: use "
@@ -165,7 +164,7 @@ def _decorator(
             )
         if iscoroutinefunction(view):  # else only a call shows whether it is sync code: see below
             check_kind(view, checked, what, is_async=True)
-        signature, apparent = signature_of(view), signature_of(view, follow_wrapped=False)
+        signature, apparent = check_function(view, what), signature_of(view, follow_wrapped=False)
         # the method that method_decorator hands over, anew for each request; else the innermost function
         inner: Any = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
         instance = _instance_of(inner)

@@ -128,6 +128,7 @@ def test_the_page_says_who_has_suspended_a_lock_and_why_though_somebody_still_ho
     page = content(admin, "a")
     assert "nobody acquires it until then" in page
     assert page.count("rate limited") == 1
+    assert "unless it is renewed" not in page
     admin.post(url("delete", "a"), YES)
     assert not Lock("a").locked()
     lock = Lock("b", note="of the holder")
@@ -137,6 +138,7 @@ def test_the_page_says_who_has_suspended_a_lock_and_why_though_somebody_still_ho
         page = content(admin, "b")
         assert "As soon as nobody holds it: suspended by " in page
         assert "of the holder" in page
+        assert "unless it is renewed" in page
         assert ("rate limited" in page) == bool(note)
 
 

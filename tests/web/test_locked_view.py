@@ -295,6 +295,8 @@ def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
     locked_view("x", on_conflict=max)  # type: ignore[arg-type]  # it has no signature
     with pytest.raises(TypeError, match=r"locked_view cannot decorate the class .*: .*method_decorator\(.*dispatch"):
         locked_view("x")(Methods)
+    with pytest.raises(TypeError, match=r"locked_view cannot decorate .*: no signature found.* Decorate a function"):
+        locked_view("x")(async_to_sync(arespond))
     hiding: Any = locked_view("x")(lambda request: arespond(request))
     with pytest.raises(TypeError, match=r"lambda.* returned a coroutine, .*markcoroutinefunction"):
         hiding(plain())
