@@ -1,11 +1,13 @@
 """Renewal and loss, where calls overtake them or something fails; and calls and the log while Redis is away."""
 
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from unittest.mock import Mock
@@ -13,10 +15,12 @@ from unittest.mock import Mock
 import pytest
 import redis
 
+import django_redislock
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, locked, locked_view
 from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other, until
+from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.servers import Twins
 from tests.helpers.state import LOCK, NAME, QUEUE, holder
@@ -419,3 +423,25 @@ def test_the_log_tells_how_long_redis_has_been_away_and_when_it_is_back(
 
 def test_an_outage_is_logged_when_it_has_doubled_and_at_least_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inside.logs_of_outage(monkeypatch, 200) == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184]
+
+
+def test_a_process_goes_on_when_the_files_of_the_package_are_gone_or_those_of_another_version(
+    start: Callable[..., Worker], tmp_path: Path
+) -> None:
+    """As after an upgrade: it has to finish what it does."""
+    copy = tmp_path / "django_redislock"
+    shutil.copytree(Path(django_redislock.__file__).parent, copy)
+    code = """
+import shutil
+lock, permit, pool = Lock("seat"), Semaphore("rooms", limit=2), LockPool("accounts")
+lock.acquire()
+shutil.rmtree(copy)
+lock.reacquire()
+assert permit.acquire() and permit.info().waiters == 0
+pool.extend(["alice"])
+assert pool.acquire().key == "alice"
+assert Counter("visits").incr() == 1
+lock.release()
+say("works")
+"""
+    start(code, first=f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n", copy=str(copy)).expect("works")
