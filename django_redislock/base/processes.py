@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from threading import Thread  # tests of a site replace threading.Thread by what never runs, or runs at once
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -80,7 +81,7 @@ os.register_at_fork(after_in_child=leave_parent)
 
 def make_thread(run: Callable[[threading.Thread], object], name: str) -> threading.Thread:
     """A background thread that calls ``run`` with itself, as current_thread() differs where gevent patched late."""
-    thread = threading.Thread(target=lambda: run(thread), name=name, daemon=True)
+    thread = Thread(target=lambda: run(thread), name=name, daemon=True)
     return thread
 
 

@@ -18,7 +18,7 @@ from django.dispatch import Signal
 
 from ..base.log import log_event
 from ..base.names import named
-from ..base.processes import try_start
+from ..base.processes import make_thread, try_start
 from ..base.steps import Steps
 from ..base.times import monotonic
 from ..exceptions import LockNotAcquired
@@ -55,7 +55,7 @@ class Notifier:
             self._threads = {thread for thread in self._threads if thread.is_alive()}
             if len(self._threads) >= THREADS:
                 return
-            thread = threading.Thread(target=self._live, name="redislock-notifier", daemon=True)
+            thread = make_thread(lambda me: self._live(), "redislock-notifier")
             self._threads.add(thread)
             if try_start(thread):
                 return

@@ -21,7 +21,7 @@ from redis.exceptions import ClusterDownError, ResponseError
 
 from ..base.log import log_event
 from ..base.pace import LAST_RETRY, Outage
-from ..base.processes import try_start
+from ..base.processes import make_thread, try_start
 from ..base.steps import run
 from ..base.times import monotonic
 from ..store.calls import HELD
@@ -109,7 +109,7 @@ class Dispatch:
                     return
             sender = _Sender(timeout, batch)
             self._senders[node].append(sender)
-        thread = threading.Thread(target=self._run, args=(node, sender), name="redislock-sender", daemon=True)
+        thread = make_thread(lambda me: self._run(node, sender), "redislock-sender")
         if not try_start(thread):
             self._run(node, sender)  # none is left, or the process is about to end: better late than not at all
 

@@ -16,6 +16,7 @@ from typing import Any
 from redis.connection import Connection
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
+from ..base.processes import make_thread
 from ..base.steps import run
 from ..base.times import monotonic
 from ..store.calls import probe_command, probed
@@ -58,7 +59,7 @@ class Receiver:
         self._own.registered = True
         self._reader: Waiter | None = None
         self.rests_until: float = 0.0  # monotonic; 0: it does not rest
-        self.thread: threading.Thread = threading.Thread(target=self._run, name="redislock-listener", daemon=True)
+        self.thread: threading.Thread = make_thread(lambda me: self._run(), "redislock-listener")
 
     def subscribe(self, new: Sequence[Listener]) -> dict[Listener, int | ResponseError]:
         """Connect and subscribe. Return for each new listener how many subscribers the node counts, or its error.

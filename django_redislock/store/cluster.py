@@ -30,7 +30,7 @@ from redis.exceptions import (
 )
 
 from ..base.names import slot_text
-from ..base.processes import try_start
+from ..base.processes import make_thread, try_start
 from ..base.times import monotonic
 from .aliases import Address, RedisConfig
 from .lock_store import LockStore, Partition
@@ -59,7 +59,7 @@ class Question(concurrent.futures.Future["BaseException | None"]):
     def __init__(self, ask: Callable[[Question], object]) -> None:
         super().__init__()
         self.begun: float = math.inf  # not yet
-        if not try_start(threading.Thread(target=self._run, args=(ask,), name="redislock-question", daemon=True)):
+        if not try_start(make_thread(lambda me: self._run(ask), "redislock-question")):
             self._run(ask)
 
     def _run(self, ask: Callable[[Question], object]) -> None:

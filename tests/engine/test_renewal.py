@@ -445,3 +445,36 @@ lock.release()
 say("works")
 """
     start(code, first=f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n", copy=str(copy)).expect("works")
+
+
+@pytest.mark.parametrize("stand_in", ["Mock", "AtOnce"])
+def test_locks_are_renewed_and_losses_told_also_where_a_test_of_the_site_replaces_the_class_of_threads(
+    start: Callable[..., Worker], stand_in: str
+) -> None:
+    code = """
+from contextlib import nullcontext
+from unittest.mock import Mock, patch
+from django_redislock.testing import lose
+
+class AtOnce(threading.Thread):
+    def start(self):
+        self.run()
+
+for within in (patch("threading.Thread", vars()[stand_in]), nullcontext()):  # and later, too
+    with within:
+        lock, told = Lock("seat", ttl=6), []
+        lock.acquire()
+        ends = get_lock("seat").expires
+        while get_lock("seat").expires == ends:
+            time.sleep(0.05)
+        lock.release()
+        lost = Lock("lost", on_lost=told.append)
+        lost.acquire()
+        lose(lost)
+        while not told:
+            time.sleep(0.05)
+    say("works")
+"""
+    worker = start(code, fresh=True, stand_in=stand_in)
+    for _ in range(2):
+        worker.expect("works")
