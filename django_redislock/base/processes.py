@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from threading import Thread  # tests of a site replace threading.Thread by what never runs, or runs at once
+from threading import Thread
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -81,7 +81,9 @@ os.register_at_fork(after_in_child=leave_parent)
 
 def make_thread(run: Callable[[threading.Thread], object], name: str) -> threading.Thread:
     """A background thread that calls ``run`` with itself, as current_thread() differs where gevent patched late."""
-    thread = Thread(target=lambda: run(thread), name=name, daemon=True)
+    # tests of a site replace the class by one that never runs, or runs at once; gevent, maybe late, by the right one
+    kind = threading.Thread if threading.Thread.__module__ == "gevent.threading" else Thread
+    thread = kind(target=lambda: run(thread), name=name, daemon=True)
     return thread
 
 
