@@ -248,7 +248,7 @@ def redis_away(using: str | None = None) -> Iterator[None]:
     """Let the Redis of the locks be out of reach of this process: whoever asks gets LockUnavailable, at once.
 
     (``RETRY_FOR`` is 0.) Leases that are held are not renewed, and end by the local clock. The cache goes on. Where
-    ``CACHES`` changes inside the block, Redis can be reached again.
+    ``CACHES`` changes inside the block, or :func:`own_locks` begins, Redis can be reached again.
     """
     store = get_store(using)
     with ExitStack() as stack:
