@@ -78,6 +78,12 @@ class Listener:
         for waiter in self.waiters.discard_loop(loop):
             self._withdraw(waiter.id, waiter.name)
 
+    def leave_queues(self) -> None:
+        """Before the process ends: waiters whose event loop has stopped must get nothing that is given back now."""
+        for waiter in self.waiters.of():
+            if waiter.loop is not None and not waiter.loop.is_running():
+                self._withdraw(waiter.id, waiter.name)  # they stay known: if the loop runs once more, they queue anew
+
     def schedule(self, waiter: Waiter, left: float, delay: float) -> None:
         """A look found the lock busy for ``left`` more seconds, or free but reserved for somebody else.
 

@@ -79,5 +79,7 @@ def runtime() -> Runtime:
 def _send_pending(**facts: Any) -> None:
     known = _runtime.peek()
     if known is not None:
+        for listener in list(known._listeners.values()):
+            listener.leave_queues()
         known.watchdog.send_pending()
         known.finish()
