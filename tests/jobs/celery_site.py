@@ -38,8 +38,7 @@ def queued(**options: Any) -> Any:
 @queued(lock="report:{year}")
 def report(year: int, wait: str = "") -> int:
     note("begins", report.request.id)
-    if wait:
-        gate(wait)
+    gate(wait)
     note("ends", report.request.id)
     return year
 
@@ -53,15 +52,6 @@ def strict(year: int) -> None:
 def patient(year: int) -> str:
     note("patient", patient.request.retries)
     return "patient"
-
-
-@queued(lock="sync", busy="merge")
-def sync(wait: str = "", fails: bool = False) -> None:
-    note("sync")
-    if wait:
-        gate(wait)
-    if fails:
-        raise ZeroDivisionError
 
 
 @queued(lock="mail:{pk}", bind=True, max_retries=20)
@@ -97,8 +87,7 @@ def short(wait: str) -> None:
 @app.task(base=LockedTask, lock="page:{pk}", ttl=5)
 def page(pk: int, wait: str = "") -> str:
     note("page", pk)
-    if wait:
-        gate(wait)
+    gate(wait)
     return "rendered"
 
 

@@ -76,27 +76,6 @@ def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(site: Any, w
     assert len([line for line in runs() if line.startswith("begins")]) == 3
 
 
-def test_a_lock_that_no_job_has_is_told_as_none(site: Any) -> None:
-    with Lock("report:2024"):
-        assert site.report.delay(2024) is None
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("fails", [False, True])
-def test_busy_may_be_merged_so_that_no_change_is_lost(fails: bool, site: Any, worker: Start) -> None:
-    site.sync.delay(wait="here", fails=fails)
-    site.sync.delay()  # the first one has not begun: it will see whatever changed
-    worker()
-    until(lambda: runs() == ["sync"], within=60)
-    assert held() == ["sync"]
-    site.sync.delay()
-    site.sync.delay()
-    let_pass("here")
-    until(lambda: runs() == ["sync"] * 2 and held() == [], within=60)
-    site.sync.delay()
-    until(lambda: runs() == ["sync"] * 3 and held() == [], within=60)
-
-
 @pytest.mark.complete
 def test_retries_keep_the_lock_for_their_countdowns_and_after_the_last_one_it_is_free(site: Any, worker: Start) -> None:
     job, late, failing = site.mail.delay(7, 10), site.mail.delay(8, 1, countdown=3000), site.auto.delay()
@@ -299,13 +278,6 @@ def test_other_pools_than_processes(pool: str, site: Any, worker: Start) -> None
     until(lambda: held() == [])
 
 
-def test_a_task_that_is_called_like_a_function_has_the_lock(site: Any) -> None:
-    assert site.report(2024) == 2024
-    with Lock("report:2024"), pytest.raises(LockNotAcquired):
-        site.report(2024)
-    assert held() == []
-
-
 class Order(NamedTuple):
     pk: int
 
@@ -315,6 +287,10 @@ def ship(order: Any) -> list[str]:
 
 
 def test_such_a_call_and_an_equal_job_have_one_lock(site: Any) -> None:
+    with Lock("report:2024"):
+        assert site.report.delay(2024) is None  # no job has it
+        with pytest.raises(LockNotAcquired):
+            site.report(2024)
     site.report.delay((1, 2))  # of which JSON makes a list
     assert held() == ["report:[1,%202]"]
     with pytest.raises(LockNotAcquired):

@@ -13,8 +13,7 @@ import redis
 from celery.utils.dispatch import Signal as CelerySignal  # type: ignore[import-untyped]
 from django.dispatch import Signal, receiver
 
-from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockUnavailable, locked, locked_atomic
-from redisserver import RedisServer
+from django_redislock import Lock, LockError, LockLost, LockNotAcquired, locked, locked_atomic
 from tests.helpers.actors import GENEROUS, Crowd, never
 from tests.helpers.servers import Twins, lock_names
 from tests.helpers.state import LOCK, NAME, TOKEN, value
@@ -84,18 +83,10 @@ def test_a_call_adopts_what_its_token_has_detached(crowd: Crowd, client: redis.R
 
 
 def test_a_method_runs_under_the_lock_of_its_object_as_its_options_say(crowd: Crowd, client: redis.Redis) -> None:
-    class Report:
-        pk = 42
-
-        @locked("order:{self.pk}", ttl=500, note="the books", purpose="nightly run")
-        def build(self) -> tuple[Any, Any]:
-            return client.pttl(LOCK), client.get(LOCK)
-
-        @locked("order:{self.pk}", ttl=500, note="the books", purpose="nightly run")
-        async def abuild(self) -> tuple[Any, Any]:
-            return client.pttl(LOCK), client.get(LOCK)
-
-    left, text = crowd()(Report(), "build")
+    lock = locked("order:{self.pk}", ttl=500, note="the books", purpose="nightly run")
+    methods = Twins(lock, lambda self: (client.pttl(LOCK), client.get(LOCK)))
+    kind = type("Report", (), {"pk": 42, "call": methods.call, "acall": methods.acall})
+    left, text = crowd()(kind(), "call")
     assert 300_000 < left <= 500_000
     assert text.endswith(b" nightly run\nthe books")
 
@@ -160,20 +151,6 @@ def test_a_function_may_call_itself_if_it_is_reentrant_and_is_told_so_if_not(cro
         me(Recursive(blocking=False), "call", 1)
     assert caught.value.outcome == "own"
     assert lock_names(client) == []
-
-
-@pytest.mark.parametrize("at_least", [0, 500])
-def test_a_call_whose_release_fails_returns_and_the_lock_is_released_later(
-    at_least: int, crowd: Crowd, own: RedisServer, retry_for: Any
-) -> None:
-    retry_for(0.1)
-    me = crowd()
-    assert me(Twins(locked(NAME, at_least=at_least), own.stop, lambda _: "done"), "call") == "done"
-    with pytest.raises(LockUnavailable) as caught:
-        me(Twins(locked("another"), never), "call")
-    assert caught.value.name == "another"
-    own.start()
-    assert me(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
 
 
 def test_the_lock_stays_for_what_is_left_whatever_its_ttl(crowd: Crowd) -> None:
