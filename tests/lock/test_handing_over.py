@@ -13,7 +13,6 @@ from django_redislock import (
     LockNotAcquired,
     LockNotOwned,
     LockUnavailable,
-    force_release,
     get_lock,
     locked,
 )
@@ -52,14 +51,6 @@ def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here_and_busy_for_e
             me(lock, method)
     until(lambda: not me(lock, "locked"))
     assert losses == []
-
-
-def test_a_block_releases_what_was_acquired_again_after_detach() -> None:
-    with Lock(NAME) as lock:
-        lock.detach()
-        force_release(NAME)
-        assert lock.acquire()
-    assert not lock.locked()
 
 
 @pytest.mark.parametrize("how", ["held", "detached", "adopted"])

@@ -160,29 +160,6 @@ async def test_a_child_is_not_under_a_lock_that_its_parent_no_longer_holds(kin: 
     assert await kin.info() is None
 
 
-@pytest.mark.parametrize(("stranger", "reentrant"), [(False, False), (True, False), (True, True)])
-@both
-async def test_release_after_an_acquire_of_ones_own_that_failed_leaves_the_holder_its_lock(
-    kin: Kin, stranger: bool, reentrant: bool
-) -> None:
-    """``try: lock.acquire(blocking=False) finally: lock.release()``, as many write it."""
-    shared = Lock(NAME, reentrant=reentrant)
-
-    async def careless() -> None:
-        assert not await kin(shared, "acquire", blocking=False)
-        for method, arguments in (("release", ()), ("extend", (1,)), ("reacquire", ()), ("detach", ())):
-            with pytest.raises(LockNotOwned):
-                await kin(shared, method, *arguments)
-
-    await kin(shared, "acquire")
-    here = shared.fence, shared.token
-    await kin.end(kin.child(careless, stranger=stranger))
-    assert await kin(shared, "owned")
-    assert (shared.fence, shared.token) == here
-    await kin(shared, "release")
-    assert await kin.info() is None
-
-
 @both
 async def test_what_was_acquired_in_another_context_of_the_same_thread_or_task_is_its_own(kin: Kin) -> None:
     """The coroutine is made in one, and awaited outside."""

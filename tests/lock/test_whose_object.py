@@ -99,13 +99,20 @@ async def test_whoever_has_not_acquired_a_lock_holds_nothing(kin: Kin, who: str,
     assert await asked_by(who, kin, Lock(NAME), ask) == answer
 
 
-@pytest.mark.parametrize("who", OTHERS)
+@pytest.mark.parametrize(("who", "reentrant"), [*((who, False) for who in OTHERS), ("stranger", True)])
 @pytest.mark.parametrize("what", REFUSED)
 @both
-async def test_whoever_has_not_acquired_a_lock_is_refused(kin: Kin, who: str, what: str) -> None:
+async def test_whoever_has_not_acquired_a_lock_is_refused(kin: Kin, who: str, what: str, reentrant: bool) -> None:
+    """Also after an ``acquire`` of its own that failed: many release whatever came of that."""
+
+    async def careless(kin: Kin, lock: Lock) -> None:
+        assert not await kin(lock, "acquire", blocking=False)
+        await REFUSED[what][0](kin, lock)
+
     words = r"(?i)another\b.*\bobject" if who == "another object" else None
-    with pytest.raises(LockNotOwned, match=words):
-        await asked_by(who, kin, Lock(NAME), REFUSED[what][0])
+    for ask in (REFUSED[what][0], careless):
+        with pytest.raises(LockNotOwned, match=words):
+            await asked_by(who, kin, Lock(NAME, reentrant=reentrant), ask)
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -513,18 +513,6 @@ def test_more_dead_waiters_than_one_release_drops_are_dropped_by_the_next(
     assert (releases.seen, queued(client, B)) == (2, 0)
 
 
-def test_one_that_is_used_elsewhere_too_is_kept_and_the_others_are_released(
-    me: Any, releases: Trouble, client: redis.Redis
-) -> None:
-    outer, inner = Lock(B, reentrant=True, using="far"), LockSet(A, B, C, D, reentrant=True, using="far")
-    me(outer, "acquire")
-    me(inner, "acquire")
-    me(inner, "release")
-    assert (free(client, A, C, D), free(client, B)) == (True, False)
-    me(outer, "release")
-    assert (releases.seen, free(client, B)) == (2, True)
-
-
 def test_a_release_that_is_interrupted_is_completed_in_the_background() -> None:
     """R18, for a plain call; blocks are watched."""
 
