@@ -38,20 +38,20 @@ LEVELS: dict[str, dict[str, Any]] = {
 class Account:
     """One row with a number, read and written over the connection of the calling thread."""
 
-    def __init__(self, alias: str, number: int = 1) -> None:
-        self.alias, self.number = alias, number
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
         self.options: dict[str, Any] = connections.settings[alias]
 
     @property
     def balance(self) -> int:
         with connections[self.alias].cursor() as cursor:
-            cursor.execute("SELECT balance FROM account WHERE id = %s", [self.number])
+            cursor.execute("SELECT balance FROM account")
             return int(cursor.fetchone()[0])
 
     @balance.setter
     def balance(self, value: int) -> None:
         with connections[self.alias].cursor() as cursor:
-            cursor.execute("UPDATE account SET balance = %s WHERE id = %s", [value, self.number])
+            cursor.execute("UPDATE account SET balance = %s", [value])
 
     def book(self) -> int:
         """Read, add one, write. When two do so at once, one update is lost."""
@@ -74,7 +74,7 @@ def configure(alias: str, options: dict[str, Any]) -> None:
 
 
 @contextmanager
-def one_database(alias: str, options: dict[str, Any], accounts: int = 1) -> Iterator[Account]:
+def one_database(alias: str, options: dict[str, Any]) -> Iterator[Account]:
     """Put a database with a new table under an alias; the previous database comes back at the end."""
     before = connections[alias] if alias in connections.settings else None
     with patch.dict(connections.settings):
@@ -84,7 +84,7 @@ def one_database(alias: str, options: dict[str, Any], accounts: int = 1) -> Iter
             with connections[alias].cursor() as cursor:
                 cursor.execute("DROP TABLE IF EXISTS account")
                 cursor.execute("CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL)")
-                cursor.executemany("INSERT INTO account VALUES (%s, 0)", [[1 + number] for number in range(accounts)])
+                cursor.execute("INSERT INTO account VALUES (1, 0)")
             yield Account(alias)
         finally:
             connections[alias].close()

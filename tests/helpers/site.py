@@ -117,13 +117,6 @@ class MarkLost(OnDispatch):
         return super().dispatch(request, *args, **kwargs)
 
 
-def book(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return HttpResponse(str(Account("default").book()))
-
-
-patient = locked_view("account:{pk}", blocking_timeout=20 * GENEROUS)
-
-
 told = threading.Event()
 told_lock = locked_view("account:{pk}", on_lost=lambda loss: told.set())
 
@@ -256,8 +249,6 @@ OTHERS = {
     "short-stream": short_stream,
     "two-locks": outer(lock(respond)),
     "cached": cache_page(60)(one_method),
-    "twice": patient(book),
-    "twice-late": atomic(patient(book)),
     "file": file,
     "list": plainly(lambda request, pk: StreamingHttpResponse([b"a", b"b"])),
     "lost": told_lock(lose),

@@ -5,7 +5,6 @@ import asyncio
 import gc
 import pickle
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -106,32 +105,6 @@ def test_a_view_is_excluded_for_one_database_below_the_lock(both: Both, commits:
     for above in (site.function, site.OnDispatch.as_view()):
         with pytest.raises(RuntimeError, match=r"^Put non_atomic_requests below locked_view"):
             transaction.non_atomic_requests(above)
-
-
-async def ask_all(port: int, path: str, requests: int) -> Counter[int]:
-    """Send all requests at once; return how many got which status."""
-
-    async def ask() -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-        response = await reader.read()
-        writer.close()
-        return int(response.split()[1])
-
-    return Counter(await asyncio.gather(*(ask() for _ in range(requests))))
-
-
-@pytest.mark.parametrize(
-    ("account", "name", "requests"),
-    [
-        ("sqlite", "twice", 50),
-        *[pytest.param("postgres", name, 200, marks=pytest.mark.complete) for name in ("twice", "twice-late")],
-    ],
-    indirect=["account"],
-)
-def test_many_requests_at_once_lose_no_update(name: str, requests: int, webs: dict[str, Web], atomic: Account) -> None:
-    assert asyncio.run(ask_all(webs["wsgi"].port, f"/{name}/1/", requests)) == {200: requests}
-    assert atomic.balance == requests
 
 
 @pytest.mark.parametrize("rolled_back", [False, True], ids=["", "one is rolled back"])
