@@ -2,10 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +10,7 @@ import pytest
 from django_redislock import list_locks
 from tests.helpers.actors import until
 from tests.helpers.processes import Worker
-from tests.helpers.state import holder, leftovers, value
-from tests.project.programs import complaints, environment
+from tests.helpers.state import holder, value
 
 pytestmark = pytest.mark.complete
 
@@ -178,52 +174,3 @@ def test_a_child_that_leaves_the_section_it_was_forked_in_does_not_release_the_l
     parent.tell()
     parent.expect("released")
     until(lambda: not list_locks())
-
-
-POOL = """
-import multiprocessing, os, sys, time
-from pathlib import Path
-import django
-django.setup()
-from django_redislock import Lock, LockNotOwned
-
-counter, inside = Path("counter"), Path("inside")
-held = Lock("held", ttl=600)
-
-def section(number):
-    try:
-        held.release()
-        return "released its parent's lock"
-    except LockNotOwned:
-        pass
-    with Lock("count", blocking_timeout=30):
-        os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
-        count = int(counter.read_text()) + 1
-        time.sleep(0.001)
-        counter.write_text(str(count))
-        inside.unlink()
-    return count
-
-if __name__ == "__main__":
-    counter.write_text("0")
-    with held:
-        time.sleep(0.2)
-        with multiprocessing.get_context(sys.argv[1]).Pool(3) as pool:
-            counts = pool.map(section, range(30), chunksize=1)
-            pool.close()
-            pool.join()
-        assert held.owned()
-    print(sorted(counts) == list(range(1, 31)) or counts)
-"""
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_pool_of_processes_shares_a_lock_and_not_what_its_parent_holds(
-    tmp_path: Path, client: Any, method: str
-) -> None:
-    (tmp_path / "work.py").write_text(POOL)
-    command = [sys.executable, "-X", "dev", "-W", "always", "-W", "ignore:This process", "work.py", method]
-    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=150)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
-    assert complaints(done.stderr) == []
-    assert leftovers(client) == []
