@@ -1,17 +1,14 @@
 """The admin as people see it: a real browser, a live server, a real Redis."""
 
 import re
-from functools import partial
 from typing import Any
 
 import pytest
 import redis
 from playwright.sync_api import expect
 
-from django_redislock import Lock, force_release, get_lock
 from django_redislock.admin import LockAdmin
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, until
 from tests.helpers.browser import LIST, Picture, Visit, names, row, run_action
 from tests.helpers.state import holder, put
 
@@ -49,28 +46,6 @@ def test_the_index_leads_to_the_list_which_sorts_and_searches(visit: Visit, clie
         page.locator("thead a", has_text=column).click()
         page.wait_for_url(f"**o={order}**")
         assert names(page) == shown
-
-
-def test_a_page_shows_the_queue_in_order(visit: Visit, client: Any, other: Any, picture: Any) -> None:
-    put(client, "order:42", owner="the-holder", ttl=600)
-
-    def wait(purpose: str) -> None:
-        with Lock("order:42", blocking_timeout=GENEROUS, purpose=purpose):
-            pass
-
-    waiting = []
-    for number in range(3):
-        waiting.append(other().start(partial(wait, f"waiter-{number}")))
-        until(lambda number=number: (info := get_lock("order:42")) and info.waiters == number + 1)
-    page = visit()
-    page.get_by_role("link", name="order:42").click()
-    expect(page.locator(".field-shown_owner .readonly")).to_contain_text("the-holder")
-    waiters = [re.compile(f"waiter-{number}") for number in range(3)]
-    expect(page.locator(".redislock-queue tbody td:nth-child(2)")).to_have_text(waiters)
-    picture(page, "detail")
-    force_release("order:42")
-    for one in waiting:
-        one.result(GENEROUS)
 
 
 def test_a_lock_is_force_released_and_its_history_says_so(visit: Visit, client: Any, picture: Picture) -> None:
