@@ -57,23 +57,28 @@ from tests.inside import (
 from .conftest import ACQUIRE, LONG, POOL, RELEASE, SEMAPHORE, Join, Waiting, listed, renew_all, subscribed
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["released", "left"])
-@pytest.mark.complete
+@pytest.mark.parametrize("end", ["released", pytest.param("left", marks=pytest.mark.complete), "detached", "forced"])
 def test_r8_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_does_nothing(
-    busy: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
+    end: str, impatient: Proxy, me: Any, client: redis.Redis, retry_for: Callable[[float], None]
 ) -> None:
     """What releases an attempt of which a request may still arrive leaves a mark, which that one honours."""
     retry_for(GENEROUS)
-    if busy:
+    if end == "left":
         Lock(NAME, ttl=LONG).acquire()
         subscribed("other")
-    patience = 3 if busy else GENEROUS  # its answers are late, and may be again
-    me, lock, before = crowd(), Lock(NAME, using="other", blocking_timeout=patience), holder(client)
-    late = impatient.hold_request(LOCK)
-    assert me(lock, "acquire") is not busy
+    patience = 3 if end == "left" else GENEROUS  # its answers are late, and may be again
+    lock, before = Lock(NAME, using="other", ttl=LONG, blocking_timeout=patience), holder(client)
+    late = impatient.hold_request(ACQUIRE)
+    assert me(lock, "acquire") is (end != "left")
     assert late.caught.is_set()
-    if not busy:
+    if end == "released":
         me(lock, "release")
+    elif end == "detached":
+        with Lock(NAME, token=me(lock, "detach"), adopt=True):
+            pass
+    elif end == "forced":
+        assert force_release(NAME)
+    until(lambda: client.keys("*gone:*"))
     late.let_go()
     assert late.over.wait(GENEROUS)
     assert (holder(client), queued(client)) == (before, 0)
@@ -90,25 +95,6 @@ def test_r8_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
     for trouble in late:
         trouble.let_go()
     assert all(trouble.over.wait(GENEROUS) for trouble in met)
-    assert holder(client) == ""
-
-
-@pytest.mark.parametrize("end", ["detached", "forced"])
-def test_r8_an_acquire_that_arrives_when_its_lock_has_gone_on_to_others_does_nothing(
-    end: str, impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
-) -> None:
-    retry_for(GENEROUS)
-    me, lock = crowd(), Lock(NAME, using="other", ttl=LONG)
-    late = impatient.hold_request(ACQUIRE)
-    assert me(lock, "acquire")
-    if end == "detached":
-        with Lock(NAME, token=me(lock, "detach"), adopt=True):
-            pass
-    else:
-        assert force_release(NAME)
-    until(lambda: client.keys("*gone:*"))
-    late.let_go()
-    assert late.over.wait(GENEROUS)
     assert holder(client) == ""
 
 
