@@ -219,16 +219,7 @@ class Own(redis.Connection):
 
 
 @BOTH
-def test_a_class_of_a_sites_own_names_its_counterpart(
-    backend: str, server: RedisServer, exercise: Exercise, crowd: Crowd
-) -> None:
-    with caches(alias(backend, server.url, connection_class=Own)):
-        exercise()
-        assert issubclass(connection_class(asynchronous=crowd.awaits), AsyncOwn if crowd.awaits else Own)
-
-
-@BOTH
-def test_what_redis_py_says_as_it_connects_is_sent_as_text(
+def test_a_class_of_a_sites_own_names_its_counterpart_and_what_both_say_as_they_connect_is_sent_as_text(
     backend: str, server: RedisServer, exercise: Exercise, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R18: hiredis crashes the interpreter if a signal handler raises while it packs a number."""
@@ -243,6 +234,7 @@ def test_what_redis_py_says_as_it_connects_is_sent_as_text(
     monkeypatch.setattr(kind, "send_command", note)
     with caches(alias(backend, f"redis://127.0.0.1:{server.port}/1", connection_class=Own)):
         exercise()
+        assert issubclass(connection_class(asynchronous=crowd.awaits), kind)
     assert ("SELECT", "1") in sent
     assert [words for words in sent if not all(isinstance(word, (str, bytes)) for word in words)] == []
 
