@@ -167,21 +167,6 @@ def test_what_cannot_be_sent_leaves_no_lock(stub: Stub) -> None:
         assert held() == ["report:7"]
 
 
-def test_the_name_is_made_of_what_the_worker_will_find(stub: Stub) -> None:
-    from enum import Enum
-
-    class Kind(str, Enum):
-        A = "a"
-
-    def run(kind: str) -> str:
-        return ",".join(held())
-
-    actor = stub.declare(run, lock="x:{kind}")
-    assert stub.result(actor.send(Kind.A)) == "x:a"
-    stub.wait()
-    assert held() == []
-
-
 def test_busy_may_come_again_later(stub: Stub) -> None:
     from dramatiq.results import ResultMissing
 
