@@ -26,6 +26,7 @@ from django_redislock import (
 from django_redislock.testing import lose, redis_away
 from redisserver import RedisServer
 from tests import inside
+from tests.helpers import cancelling
 from tests.helpers.actors import GENEROUS, Crowd, auntil, never, until
 from tests.helpers.cancelling import TTL, Closed, Interrupt, auntil_done_or, interrupted, moments, nothing_left
 from tests.helpers.proxy import Proxy, Trouble
@@ -116,18 +117,13 @@ async def acquire(locks: LockSet) -> None:
     await locks.arelease()
 
 
-async def section(locks: LockSet) -> None:
-    async with locks:
-        await asyncio.sleep(0)
-
-
 @pytest.mark.complete
 @pytest.mark.usefixtures("no_look_by_the_clock", "listening", "gates")
 @moments
-@pytest.mark.parametrize("operation", [acquire, section])
+@pytest.mark.parametrize("operation", [acquire, cancelling.section])
 @pytest.mark.parametrize("busy", [False, True])
 async def test_cancelled_at_any_await_it_leaves_nothing(
-    operation: Callable[[LockSet], Coroutine[Any, Any, None]], moment: str, busy: bool, client: redis.Redis, other: Any
+    operation: Callable[[Any], Coroutine[Any, Any, None]], moment: str, busy: bool, client: redis.Redis, other: Any
 ) -> None:
     somebody, at, over = other(), 0, False
     while not over:
