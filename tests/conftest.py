@@ -205,6 +205,11 @@ def me(crowd: Crowd) -> Any:
 
 
 @pytest.fixture
+def you(crowd: Crowd) -> Any:
+    return crowd()
+
+
+@pytest.fixture
 def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters look at the end of a lease, and otherwise only when they are told."""
     limit(monkeypatch, look_every=1000.0)

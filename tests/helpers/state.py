@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from django_redislock import Lock, LockNotOwned, get_lock, list_locks
+from django_redislock import Lock, LockInfo, LockNotOwned, get_lock, list_locks
 from redisserver import RedisServer
 from tests.inside import PREFIX, keys_of, note_round_trips
 
@@ -27,9 +27,7 @@ def fence_of(lock: Lock) -> int | None:
         return None
 
 
-def put(
-    client: redis.Redis, name: str, owner: str = "host:1:Main", *, since: int = 0, ttl: int = 60, waiters: int = 0
-) -> None:
+def put(client: Any, name: str, owner: str = "host:1:Main", *, since: int = 0, ttl: int = 60, waiters: int = 0) -> None:
     """A held lock, as the scripts write it; ``since``: seconds ago, which orders the fences too."""
     now = server_time(client)
     began = now - since * 1_000_000
@@ -46,6 +44,13 @@ def hold(*names: str, **options: Any) -> str:
         assert lock.acquire(blocking=False)
         token = lock.detach()
     return token
+
+
+def known(name: str = NAME, using: str | None = None) -> LockInfo:
+    """What everybody is told of a lock that is held."""
+    info = get_lock(name, using=using)
+    assert info is not None
+    return info
 
 
 def waiters(name: str = NAME, using: str | None = None) -> int:

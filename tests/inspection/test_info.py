@@ -30,7 +30,7 @@ from django_redislock import (
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time, until
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import INDEX, hold, put
+from tests.helpers.state import INDEX, hold, known, put
 from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias, caches
 from tests.inside import FORCE, PREFIX, limit, names_everywhere, page
 
@@ -57,12 +57,6 @@ def queue_up(there: Ghost, count: int) -> list[str]:
     for number, owner in enumerate(owners):
         there.acquire(there.request(f"a-{number:022}", name="a", owner=owner))
     return owners
-
-
-def known(name: str) -> LockInfo:
-    info = get_lock(name)
-    assert info is not None
-    return info
 
 
 def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(ghost: Any, crowd: Crowd, client: Any) -> None:
@@ -211,8 +205,7 @@ def test_bad_input_is_refused_before_anything_is_sent_and_then_redis_is_missed(
             call()
 
 
-def test_it_returns_what_was_released_and_tells_by_whom(crowd: Crowd, ghost: Any, heard: Any, caplog: Any) -> None:
-    me = crowd()
+def test_it_returns_what_was_released_and_tells_by_whom(me: Any, ghost: Any, heard: Any, caplog: Any) -> None:
     assert me(django_redislock, "force_release", "a") is None
     assert (heard, caplog.messages) == ([], [])
     token = hold("a", note="for people")
@@ -229,10 +222,9 @@ def test_it_returns_what_was_released_and_tells_by_whom(crowd: Crowd, ghost: Any
 
 
 def test_the_next_waiter_gets_the_lock_at_once_past_any_number_of_dead_ones(
-    crowd: Crowd, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    me: Any, you: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_every=1000.0)  # it is told
-    me, you = crowd(), crowd()
     hold("a", ttl=600)
     waiting = me.start(Lock("a"), "acquire")
     until(lambda: (info := get_lock("a")) and info.waiters)
@@ -244,8 +236,7 @@ def test_the_next_waiter_gets_the_lock_at_once_past_any_number_of_dead_ones(
     assert client.zcard(f"{PREFIX}queue:a") == 0
 
 
-def test_a_fence_spares_whoever_came_later(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
-    me, you = crowd(), crowd()
+def test_a_fence_spares_whoever_came_later(me: Any, you: Any, caplog: pytest.LogCaptureFixture) -> None:
     lock = Lock("a")
     me(lock, "acquire")
     seen = me.read(lambda: lock.fence)
@@ -541,8 +532,7 @@ def summary(name: str, members: int, held: int = 0, waiters: int = 0) -> PoolSum
     return PoolSummary(name, "default", members, held, waiters)
 
 
-def test_every_pool_is_listed_by_name_as_long_as_it_has_members(crowd: Crowd, client: redis.Redis) -> None:
-    me, you = crowd(), crowd()
+def test_every_pool_is_listed_by_name_as_long_as_it_has_members(me: Any, you: Any, client: redis.Redis) -> None:
     assert you(django_redislock, "list_pools") == []
     for name, members in (("b", "xyz"), ("a:ä", "x"), ("c", "x")):
         me(LockPool(name), "assign", list(members))
