@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import django
-from huey import CancelExecution, PriorityRedisHuey, crontab
+from huey import CancelExecution, PriorityRedisHuey, chord, crontab  # noqa: F401
 from huey.exceptions import RateLimitExceeded, RetryTask
 
 django.setup()

@@ -5,7 +5,7 @@ from typing import Any
 
 import django
 import redis
-from rq import Retry, get_current_job
+from rq import Callback, Queue, Repeat, Retry, get_current_job  # noqa: F401
 from rq.decorators import job
 
 django.setup()

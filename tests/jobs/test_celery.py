@@ -20,12 +20,13 @@ from celery.exceptions import Reject, Retry  # type: ignore[import-untyped]
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
-from django_redislock import Lock, LockNotAcquired, Semaphore, get_lock
+from django_redislock import Lock, LockNotAcquired, Semaphore
 from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
 from tests.helpers.actors import until
 from tests.helpers.brokers import rabbitmq
 from tests.helpers.jobs import Program, held, hiding, lease_of, let_pass, note, runs
+from tests.helpers.state import known
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Call to deprecated setex"),  # by Celery
@@ -66,9 +67,7 @@ def test_of_equal_calls_one_is_queued_and_the_others_get_its_result(site: Any, w
     assert other.get(timeout=60) == 2025
     until(lambda: f"begins {first.id}" in runs())
     assert site.report.delay(2024).id == first.id  # it runs
-    info = get_lock("report:2024")
-    assert info is not None
-    assert info.owner.endswith(f"report[{first.id}]")
+    assert known("report:2024").owner.endswith(f"report[{first.id}]")
     let_pass("here")
     assert first.get(timeout=60) == 2024
     until(lambda: held() == [])

@@ -12,11 +12,12 @@ from django.contrib import admin
 from django.db import DatabaseError, connections, transaction
 from django.utils import timezone
 
-from django_redislock import Lock, LockNotAcquired, get_lock
+from django_redislock import Lock, LockNotAcquired
 from tests.helpers.actors import until
 from tests.helpers.databases import one_database, sqlite_file
 from tests.helpers.jobs import held, lease_of, let_pass, require_package, runs
 from tests.helpers.processes import Worker
+from tests.helpers.state import known
 
 LONG = 60
 
@@ -89,9 +90,7 @@ def test_of_equal_tasks_one_is_queued_and_the_others_get_its_result(site: Any, r
     worker()
     until(lambda: runs() == ["report 7"], within=LONG)
     assert site.report.enqueue(7).id == first.id  # it runs
-    info = get_lock("report:7")
-    assert info is not None
-    assert f"tests.jobs.django_tasks_site.report[{first.id}]" in info.owner
+    assert f"tests.jobs.django_tasks_site.report[{first.id}]" in known("report:7").owner
     let_pass("here")
     assert ends(rows, first.id).return_value == "report 7"
     assert ends(rows, other.id).return_value == "report 8"
@@ -287,12 +286,9 @@ def test_a_call_acquires_the_lock_too_inside_of_the_same_task_even(site: Any) ->
 
 
 def test_it_stands_below_the_task_decorator_and_has_parentheses(site: Any) -> None:
-    from django_redislock.jobs.django_tasks import locked_job
-
     def run() -> None: ...
 
-    unchecked: Any = locked_job
     with pytest.raises(TypeError, match="Put @locked_job below the task's decorator"):
-        locked_job("x")(site.plain)
+        site.locked_job("x")(site.plain)
     with pytest.raises(TypeError, match=r'locked_job was given .*: write @locked_job\("order:{pk}"\)'):
-        unchecked(run)
+        site.locked_job(run)

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from django_redislock import Lock, LockNotAcquired, get_lock
+from django_redislock import Lock, LockNotAcquired
 from redisserver import RedisServer
 from tests.helpers.actors import until
 from tests.helpers.jobs import Program, held, hiding, lease_of, let_pass, note, require_package, runs
+from tests.helpers.state import known
 
 Start = Callable[..., Program]
 LONG = 60_000  # ms
@@ -61,18 +62,14 @@ class Stub:
         results: Any = Results(backend=self.results, store_results=True)
         middleware = [*(each() for each in [*kinds, AsyncIO]), GroupCallbacks(Barriers()), results, site.RedisLock()]
         self.broker: Any = StubBroker(middleware, fail_fast_default=False)
-        self.actors = site.declare(self.broker)
+        self.site, self.dramatiq, self.actors = site, site.dramatiq, site.declare(self.broker)
         self._worker = Worker(self.broker, worker_timeout=20, worker_threads=3)
         self.start = self._worker.start
 
     def declare(self, function: Any, **options: Any) -> Any:
         """Make it an actor under the lock ``x``."""
-        from dramatiq import actor
-
-        from django_redislock.jobs.dramatiq import LockedActor
-
-        every = {"actor_class": LockedActor, "lock": "x", "lock_from": "enqueue", **options}
-        return actor(broker=self.broker, **every)(function)
+        every = {"actor_class": self.site.LockedActor, "lock": "x", "lock_from": "enqueue", **options}
+        return self.dramatiq.actor(broker=self.broker, **every)(function)
 
     def wait(self) -> None:
         """Until all is done."""
@@ -105,9 +102,7 @@ def test_of_equal_messages_one_is_queued_and_the_others_get_its_result(actors: A
     until(lambda: "report 7 0" in runs())
     again = actors.report.send(7)  # it runs
     assert again.message_id == first.message_id
-    info = get_lock("report:7")
-    assert info is not None
-    assert f"report[{first.message_id}]" in info.owner
+    assert f"report[{first.message_id}]" in known("report:7").owner
     let_pass("here")
     assert again.get_result(block=True, timeout=LONG) == "report 7"
     until(lambda: held() == [])
@@ -150,30 +145,26 @@ def test_a_message_may_be_late_by_queued_ttl_after_its_delay(delay: Any, actors:
 
 
 def test_what_cannot_be_sent_leaves_no_lock(stub: Stub) -> None:
-    from dramatiq.errors import QueueNotFound
-
     with pytest.raises(TypeError, match="not JSON serializable"):
         stub.actors.report.send(7, wait={1})
     with pytest.raises(TypeError, match="missing a required argument: 'year'"):
         stub.actors.report.send()
     for actor in (stub.actors.report, stub.actors.patient):
         actor.queue_name = "unknown"
-        with pytest.raises(QueueNotFound):
+        with pytest.raises(stub.dramatiq.errors.QueueNotFound):
             actor.send(7)
         assert held() == []
     with Lock("report:7"):
-        with pytest.raises(QueueNotFound):
+        with pytest.raises(stub.dramatiq.errors.QueueNotFound):
             stub.actors.patient.send(7)  # which comes again in the worker, and does not have the lock
         assert held() == ["report:7"]
 
 
 def test_busy_may_come_again_later(stub: Stub) -> None:
-    from dramatiq.results import ResultMissing
-
     stub.actors.report.send(7, wait="here")
     second = stub.actors.patient.send(7)
     until(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
-    with pytest.raises(ResultMissing):
+    with pytest.raises(stub.dramatiq.results.ResultMissing):
         second.get_result(backend=stub.results)
     let_pass("here")
     assert stub.result(second) == "patient 7"
@@ -236,10 +227,8 @@ def test_a_retry_keeps_the_lock(stub: Stub) -> None:
 
 
 def test_the_lock_lasts_until_the_retry(stub: Stub) -> None:
-    from dramatiq import Retry
-
     def fail(year: int, delay: int | None) -> None:
-        raise Retry(delay=delay) if delay else ZeroDivisionError
+        raise stub.dramatiq.Retry(delay=delay) if delay else ZeroDivisionError
 
     actor = stub.declare(fail, lock="report:{year}", queued_ttl=100, min_backoff=1_000_000)
     actor.send(7, delay=5_000_000)
@@ -257,24 +246,20 @@ def test_a_message_that_fails_for_good_releases_its_lock(name: str, stub: Stub) 
 
 
 def test_without_retries_a_failure_releases_the_lock(stub: Stub) -> None:
-    from dramatiq.middleware import Retries
-
-    stub.broker.middleware = [each for each in stub.broker.middleware if not isinstance(each, Retries)]
+    kept = [each for each in stub.broker.middleware if not isinstance(each, stub.dramatiq.middleware.Retries)]
+    stub.broker.middleware = kept
     stub.actors.report.send(7, fails=9)
     stub.wait()
     assert (runs(), held()) == (["report 7 0"], [])
 
 
 def test_a_message_that_is_skipped_even_by_its_function_releases_its_lock(site: Any) -> None:
-    from dramatiq import Middleware
-    from dramatiq.middleware import SkipMessage
-
-    class Refuses(Middleware):
+    class Refuses(site.dramatiq.Middleware):
         def before_process_message(self, broker: Any, message: Any) -> None:
-            raise SkipMessage
+            raise site.dramatiq.middleware.SkipMessage
 
     def skip() -> None:
-        raise SkipMessage
+        raise site.dramatiq.middleware.SkipMessage
 
     stub = Stub(site)
     stub.declare(skip, actor_name="skip").send()
@@ -297,10 +282,9 @@ def test_a_message_of_an_unknown_actor_is_no_matter_of_ours(stub: Stub) -> None:
 
 
 def test_members_of_a_group_acquire_when_they_start(stub: Stub) -> None:
-    from dramatiq import group
-
     done = stub.declare(lambda: stub.actors.report.fn(9), actor_name="done")
-    members = group([stub.actors.report.message(7, wait="here"), stub.actors.report.message(7)], broker=stub.broker)
+    report = stub.actors.report
+    members = stub.dramatiq.group([report.message(7, wait="here"), report.message(7)], broker=stub.broker)
     members.add_completion_callback(done.message())
     members.run()
     until(lambda: stub.broker.queues["default"].unfinished_tasks == 1)
@@ -342,17 +326,13 @@ def test_such_a_call_and_an_equal_message_have_one_lock(stub: Stub) -> None:
     assert ship(Order(7)) == ["order:7"]  # of which JSON makes a list, without a pk
 
 
-def test_coroutine_functions_and_generic_actors_have_locks_too(stub: Stub) -> None:
-    from dramatiq import GenericActor
-
-    from django_redislock.jobs.dramatiq import LockedActor
-
+def test_coroutine_functions_and_generic_actors_have_locks_too(site: Any, stub: Stub) -> None:
     async def awaited(year: int) -> list[str]:
         return await asyncio.to_thread(held)
 
-    class Generic(GenericActor):
+    class Generic(site.dramatiq.GenericActor):
         class Meta:
-            broker, actor_class, lock, lock_from = stub.broker, LockedActor, "generic:{year}", "enqueue"
+            broker, actor_class, lock, lock_from = stub.broker, site.LockedActor, "generic:{year}", "enqueue"
 
         def perform(self, year: int) -> list[str]:
             return held()
@@ -370,28 +350,26 @@ def test_coroutine_functions_and_generic_actors_have_locks_too(stub: Stub) -> No
         ({"lock": None}, TypeError, 'The actor run is a LockedActor and has no lock: give lock="report:{year}", say'),
         ({"lock": "x:{yaer}"}, ValueError, "'yaer'. Available values: year"),
         ({"lock_form": "start"}, ValueError, "lock_form"),  # by Dramatiq
-        ({"actor_class": None}, Exception, "run has lock, lock_from, but is no LockedActor: give actor_class"),
+        (
+            {"actor_class": None},
+            Exception,
+            "run has lock, lock_from, but is no LockedActor: give actor_class",
+        ),
     ],
 )
 def test_wrong_options_are_errors_where_the_actor_is_declared(
     options: dict[str, Any], error: Any, message: str, stub: Stub
 ) -> None:
-    from dramatiq import Actor
-
     def run(year: int) -> None: ...
 
     if "actor_class" in options:
-        options = {"actor_class": Actor}
+        options = {"actor_class": stub.dramatiq.Actor}
     with pytest.raises(error, match=message):
         stub.declare(run, **options)
     assert "run" not in stub.broker.actors
 
 
 def test_what_runs_when_the_lock_is_free_again_is_no_actor(stub: Stub) -> None:
-    from dramatiq import GenericActor
-
-    from django_redislock.jobs.dramatiq import LockedActor
-
     async def coroutine(*args: object) -> None:
         note("coroutine")
 
@@ -400,9 +378,9 @@ def test_what_runs_when_the_lock_is_free_again_is_no_actor(stub: Stub) -> None:
         yield
 
     def declare_generic(perform: Any) -> Any:
-        meta = type("Meta", (), {"broker": stub.broker, "actor_class": LockedActor, "lock": "x"})
-        kind: Any = type(GenericActor)
-        return kind("Generic", (GenericActor,), {"Meta": meta, "perform": perform})
+        meta = type("Meta", (), {"broker": stub.broker, "actor_class": stub.site.LockedActor, "lock": "x"})
+        kind: Any = type(stub.dramatiq.GenericActor)
+        return kind("Generic", (stub.dramatiq.GenericActor,), {"Meta": meta, "perform": perform})
 
     for declare in (partial(stub.declare, generator), partial(declare_generic, generator)):
         with pytest.raises(TypeError, match=r"^The actor .* cannot lock <function .* when the lock is free again"):
@@ -415,9 +393,7 @@ def test_what_runs_when_the_lock_is_free_again_is_no_actor(stub: Stub) -> None:
 
 
 def test_a_plain_actor_needs_no_lock(stub: Stub) -> None:
-    from dramatiq import actor
-
-    assert stub.result(actor(broker=stub.broker, actor_name="plain")(lambda: len(held())).send()) == 0
+    assert stub.result(stub.dramatiq.actor(broker=stub.broker, actor_name="plain")(lambda: len(held())).send()) == 0
 
 
 def test_without_the_middleware_dramatiq_refuses_the_options(site: Any) -> None:

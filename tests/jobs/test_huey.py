@@ -257,11 +257,9 @@ def test_what_cannot_be_sent_leaves_no_lock(site: Any, monkeypatch: pytest.Monke
 
 
 def test_pipelines_and_chords_go_on_past_a_task_that_is_skipped(site: Any, work: Work) -> None:
-    from huey import chord
-
     with Lock("report:1"):
         results = site.huey.enqueue(site.report.s(1).then(site.report, 2).then(site.add, 5))
-        together = site.huey.enqueue(chord([site.report.s(1), site.report.s(3)], site.add.s()))
+        together = site.huey.enqueue(site.chord([site.report.s(1), site.report.s(3)], site.add.s()))
         last = site.huey.enqueue(site.page.s(8).then(site.report_one))
         work()
     came = [result.get() for result in results], together.get(), [result.get() for result in last]

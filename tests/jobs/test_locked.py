@@ -64,9 +64,8 @@ def test_wrong_arguments_are_errors(error: Any, message: str, wrong: Any, client
 
 
 @pytest.mark.parametrize("bears_token", [False, True])
-def test_a_function_whose_lock_is_busy_is_not_called(bears_token: bool, crowd: Crowd) -> None:
+def test_a_function_whose_lock_is_busy_is_not_called(bears_token: bool, me: Any, you: Any) -> None:
     """Nor is one that bears the same token: two such calls run one after the other."""
-    me, you = crowd(), crowd()
     assert you(Lock(NAME, token=TOKEN), "acquire")
     token = "{token}" if bears_token else None
     twins = Twins(locked(NAME, blocking_timeout=0, token=token), lambda token: never())
@@ -142,8 +141,7 @@ class Recursive:
         self.call, self.acall = call, acall
 
 
-def test_a_function_may_call_itself_if_it_is_reentrant_and_is_told_so_if_not(crowd: Crowd, client: redis.Redis) -> None:
-    me = crowd()
+def test_a_function_may_call_itself_if_it_is_reentrant_and_is_told_so_if_not(me: Any, client: redis.Redis) -> None:
     assert me(Recursive(reentrant=True), "call", 3) is True
     with pytest.raises(LockError, match=r"^Cannot wait for the lock 'order:42': .* would wait for itself without end"):
         me(Recursive(), "call", 1)
@@ -153,9 +151,8 @@ def test_a_function_may_call_itself_if_it_is_reentrant_and_is_told_so_if_not(cro
     assert lock_names(client) == []
 
 
-def test_the_lock_stays_for_what_is_left_whatever_its_ttl(crowd: Crowd) -> None:
+def test_the_lock_stays_for_what_is_left_whatever_its_ttl(me: Any, you: Any) -> None:
     twins = Twins(locked(NAME, at_least=500, ttl=5, blocking_timeout=0), lambda: "done")
-    me, you = crowd(), crowd()
     assert me(twins, "call") == "done"
     info: Any = Lock(NAME).info()
     assert 400 < info.lease_left <= 500

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_redislock import Lock, LockNotAcquired, get_lock
+from django_redislock import Lock, LockNotAcquired
 from tests.helpers.actors import Other, until
 from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_package, runs, url
+from tests.helpers.state import known
 
 Work = Callable[..., None]
 
@@ -77,9 +78,7 @@ def test_of_equal_calls_one_is_queued_and_the_others_get_its_job(site: Any, work
     worker()
     until(lambda: runs() == ["begins 2024"], within=60)
     assert site.report.delay(2024).id == first.id  # it runs
-    info = get_lock("report:2024")
-    assert info is not None
-    assert info.owner.endswith(f":tests.jobs.rq_site.report[{first.id}]")
+    assert known("report:2024").owner.endswith(f":tests.jobs.rq_site.report[{first.id}]")
     let_pass("here")
     until(lambda: status(other) == "finished", within=60)
     assert (first.return_value(), held()) == (2024, [])
@@ -90,10 +89,8 @@ def test_of_equal_calls_one_is_queued_and_the_others_get_its_job(site: Any, work
 
 
 def test_busy_may_come_again_later(site: Any, queue: Any, work: Work) -> None:
-    from rq import Retry
-
     with Lock("report:2024"):
-        job = queue.enqueue(site.patient, 2024, retry=Retry(2))
+        job = queue.enqueue(site.patient, 2024, retry=site.Retry(2))
         work()
         assert status(job) == "scheduled"
     work(scheduled=True)
@@ -102,12 +99,10 @@ def test_busy_may_come_again_later(site: Any, queue: Any, work: Work) -> None:
 
 
 def test_one_more_run_has_what_the_one_that_ran_had(site: Any, queue: Any, work: Work, monkeypatch: Any) -> None:
-    from rq import Callback, Retry
-
     # asked for in the middle of the run
     monkeypatch.setattr(site, "gate", lambda wait: queue.enqueue(site.sync) if len(runs()) == 1 else None)
-    options = {"meta": {"a": 1}, "description": "syncs", "on_failure": Callback(site.has_failed, 5)}
-    queue.enqueue(site.sync, "here", retry=Retry(2, [7, 8]), **options)
+    options = {"meta": {"a": 1}, "description": "syncs", "on_failure": site.Callback(site.has_failed, 5)}
+    queue.enqueue(site.sync, "here", retry=site.Retry(2, [7, 8]), **options)
     seen: list[Any] = []
 
     def noted(*facts: Any) -> None:
@@ -125,9 +120,7 @@ def test_one_more_run_has_what_the_one_that_ran_had(site: Any, queue: Any, work:
 
 
 def test_retries_keep_the_lock_and_after_the_last_one_it_is_free(site: Any, queue: Any, work: Work) -> None:
-    from rq import Retry
-
-    job = queue.enqueue(site.report, 2024, fails=4, retry=Retry(2, 600))
+    job = queue.enqueue(site.report, 2024, fails=4, retry=site.Retry(2, 600))
     for left in (["report:2024"], ["report:2024"], []):
         assert site.report.delay(2024).id == job.id
         work(scheduled=True)
@@ -137,9 +130,7 @@ def test_retries_keep_the_lock_and_after_the_last_one_it_is_free(site: Any, queu
 
 
 def test_a_retry_may_be_sent_earlier_in_the_admin(site: Any, queue: Any, work: Work) -> None:
-    from rq import Retry
-
-    job = queue.enqueue(site.report, 2024, fails=1, retry=Retry(3, 600))
+    job = queue.enqueue(site.report, 2024, fails=1, retry=site.Retry(3, 600))
     work()
     for _ in range(2):  # the second time it is in the queue already
         assert queue.enqueue_job(queue.fetch_job(job.id)).id == job.id
@@ -235,15 +226,13 @@ def test_what_cannot_be_sent_leaves_no_lock(site: Any, queue: Any, monkeypatch: 
 
 
 def test_where_the_lock_cannot_be_taken_before_it_is_when_the_job_starts(site: Any, queue: Any, work: Work) -> None:
-    from rq import Queue
-
     parent = queue.enqueue(site.plain)
     pipeline = queue.connection.pipeline()
     jobs = [
         queue.enqueue(site.report, 1, depends_on=parent),
         queue.enqueue(site.report, 2, pipeline=pipeline),
         queue.enqueue(site.Shop().open),
-        Queue(connection=queue.connection).enqueue(site.report, 4),
+        site.Queue(connection=queue.connection).enqueue(site.report, 4),
         *queue.enqueue_many([queue.prepare_data(site.report, (5,))]),
         queue.enqueue(site.page, 6),
     ]
@@ -257,9 +246,7 @@ def test_where_the_lock_cannot_be_taken_before_it_is_when_the_job_starts(site: A
 
 @pytest.mark.complete
 def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(site: Any, queue: Any, worker: Any) -> None:
-    from rq import Retry
-
-    job = queue.enqueue(site.killed, "again", retry=Retry(1))
+    job = queue.enqueue(site.killed, "again", retry=site.Retry(1))
     worker()
     until(lambda: status(job) == "finished", within=60)
     assert (runs(), held()) == (["killed again"] * 2, [])
@@ -271,9 +258,7 @@ def test_a_job_whose_process_is_killed_begins_again_at_once_with_its_lock(site: 
 @pytest.mark.complete
 def test_a_job_is_delivered_again_while_it_runs_and_runs_once(site: Any, queue: Any, worker: Any) -> None:
     """RQ takes it for abandoned, since its worker has shown no sign of life for long."""
-    from rq import Retry
-
-    job = queue.enqueue(site.copied, "here", retry=Retry(2))
+    job = queue.enqueue(site.copied, "here", retry=site.Retry(2))
     worker()
     until(lambda: runs() == ["begins"], within=60)
     registry = queue.started_job_registry
@@ -292,9 +277,7 @@ def test_a_job_is_delivered_again_while_it_runs_and_runs_once(site: Any, queue: 
 def test_a_copy_that_comes_after_the_end_does_not_run_but_what_is_enqueued_again_does(
     site: Any, queue: Any, work: Work
 ) -> None:
-    from rq import Repeat, Retry
-
-    job = queue.enqueue(site.report, 2024, retry=Retry(2), repeat=Repeat(1))
+    job = queue.enqueue(site.report, 2024, retry=site.Retry(2), repeat=site.Repeat(1))
     work()
     assert len(runs()) == 4  # the repetition is a run of its own
     queue.push_job_id(job.id)
@@ -304,7 +287,7 @@ def test_a_copy_that_comes_after_the_end_does_not_run_but_what_is_enqueued_again
     assert held() == ["report:2024"]
     work()
     assert (len(runs()), held()) == (6, [])
-    queue.enqueue(site.report, 2024, job_id=job.id, retry=Retry(2))
+    queue.enqueue(site.report, 2024, job_id=job.id, retry=site.Retry(2))
     work()
     assert (len(runs()), held()) == (8, [])
 
@@ -354,12 +337,10 @@ def test_a_coroutine_that_a_decorator_hides_does_not_run_without_the_lock(site: 
 
 
 def test_a_synchronous_queue_has_the_lock(site: Any, queue: Any) -> None:
-    from rq import Retry
-
     now = type(queue)(connection=queue.connection, is_async=False)
     assert now.enqueue(site.report, 2024).return_value() == 2024
-    assert status(now.enqueue(site.report, 2024, fails=3, retry=Retry(3))) == "failed"
-    assert isinstance(now.enqueue(site.polite, 2).return_value(), Retry)
+    assert status(now.enqueue(site.report, 2024, fails=3, retry=site.Retry(3))) == "failed"
+    assert isinstance(now.enqueue(site.polite, 2).return_value(), site.Retry)
     assert held() == []
     with Lock("report:2024"):
         assert now.enqueue(site.report, 2024) is None
