@@ -210,22 +210,6 @@ def test_a_grant_that_comes_late_is_no_term_but_the_next_one_is(network: Proxy, 
         me(term, "exit", None, None, None)
 
 
-@pytest.mark.complete
-def test_it_is_renewed_and_a_term_may_have_an_end() -> None:
-    def end() -> float:
-        return time.monotonic() + term.remaining()
-
-    with leader(NAME, ttl=6) as term:
-        assert term.lead()
-        first = end()
-        until(lambda: end() > first + 0.5)
-        assert term.lead()
-    with leader(NAME, ttl=3, max_hold=0.5) as term:
-        while term.lead():
-            time.sleep(0.01)
-    until(lambda: get_lock(NAME) is None)
-
-
 def test_a_term_that_is_given_a_near_end_goes_on_as_it_is_renewed(crowd: Crowd) -> None:
     me, term = crowd(), leader(NAME, ttl=9)
     me(term, "enter")
