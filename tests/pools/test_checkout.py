@@ -116,22 +116,6 @@ def test_the_error_says_why_no_member_was_acquired(me: Any, pool: LockPool, memb
     assert not members or caught.value.busy_for > 0
 
 
-@pytest.mark.complete
-def test_all_who_wait_for_a_pool_that_is_cleared_hear_that_it_has_no_members(
-    accounts: LockPool, crowd: Crowd, client: redis.Redis
-) -> None:
-    held = [accounts.acquire() for _ in range(2)]
-    waiting = [crowd() for _ in range(3)]
-    futures = [person.start(accounts, "acquire", blocking_timeout=3) for person in waiting]
-    until(lambda: len(in_line(client)) == 3)
-    accounts.clear()
-    for member in held:
-        member.release()
-    for future in futures:
-        with pytest.raises(LockNotAcquired, match=r"it has no members\.$"):
-            future.result(GENEROUS)
-
-
 def test_where_redis_does_not_say_whether_there_are_members_the_refusal_stands(
     network: Proxy, retry_for: RetryFor
 ) -> None:
@@ -144,9 +128,7 @@ def test_where_redis_does_not_say_whether_there_are_members_the_refusal_stands(
     assert asked.caught.is_set()
 
 
-def test_a_checkout_is_one_round_trip_a_release_too_and_statuses_are_two(
-    accounts: LockPool, client: redis.Redis
-) -> None:
+def test_a_checkout_is_one_round_trip_a_release_too_and_statuses_are_two(accounts: LockPool, client: Any) -> None:
     def asked() -> tuple[int, int]:
         return int(client.info("stats")["total_reads_processed"]), count(client, "evalsha")
 
@@ -173,9 +155,8 @@ def test_options_are_those_of_a_lock(accounts: LockPool, settings: Any) -> None:
 
 
 def test_a_member_that_was_handed_to_another_thread_or_task_does_not_wait_for_itself(
-    crowd: Crowd, accounts: LockPool
+    me: Any, you: Any, accounts: LockPool
 ) -> None:
-    me, you = crowd(), crowd()
     member = me(accounts, "acquire")
     with pytest.raises(LockError, match="it belongs to the task or thread that has acquired it"):
         you(member, "enter")

@@ -41,7 +41,7 @@ from tests.helpers.pools import (
     refuses,
 )
 from tests.helpers.processes import Worker
-from tests.helpers.state import count
+from tests.helpers.state import count, known
 from tests.inside import PREFIX, command, note_round_trips
 
 OLD, NEW = [f"old-{number:05}" for number in range(20_000)], [f"new-{number:05}" for number in range(20_000)]
@@ -184,8 +184,7 @@ def test_info_tells_who_holds_members_and_who_waits(me: Any, crowd: Crowd, pool:
     until(lambda: me(pool, "info").waiters == 1)
     (waiter,) = me(pool, "info").queue
     assert waiter.owner
-    of_member = get_lock(held[0], using=pool.using)
-    assert of_member is not None
+    of_member = known(held[0], using=pool.using)
     assert (of_member.waiters, of_member.pool_waiters, len(of_member.pool_queue)) == (0, 1, 1)
     me(pool, "extend", ["zoe"])
     assert wanted.result(GENEROUS).key == "zoe"
@@ -229,8 +228,7 @@ def test_a_held_member_stays_with_its_holder_however_often_it_is_taken_out_and_p
     assert me(pool, "health_check") == (1, 1)
     assert you(pool, "acquire", blocking_timeout=0).key == "carol"
     refuses(you, pool)
-    before = get_lock(member.name, using=pool.using)
-    assert before is not None
+    before = known(member.name, using=pool.using)
     until(lambda: (now := get_lock(member.name, using=pool.using)) and now.expires > before.expires)  # renewed
     assert force_release(member.name, using=pool.using)
     until(lambda: lost)
