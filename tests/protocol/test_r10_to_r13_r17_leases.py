@@ -57,9 +57,7 @@ def test_r10_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
     until(lambda: 200 < waiting.person.read(waiting.lock.remaining) <= 300)
 
 
-def test_r10_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
-    join: Join, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r10_extend_of_a_handed_over_lock_adds_to_the_full_ttl(join: Join, client: Any, monkeypatch: Any) -> None:
     inside.limit(monkeypatch, confirm_after=10.0 * GENEROUS)  # not by the watchdog
     held = Lock(NAME)
     held.acquire()
@@ -75,10 +73,9 @@ def test_r10_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
 @pytest.mark.parametrize("call", ["release", "extend", "detach", "a withdrawal"])
 @pytest.mark.parametrize("name", [NAME, MEMBER, POOL])
 def test_r11_whoever_finds_the_lease_ended_passes_the_lock_on(
-    name: str, call: str, pool: LockPool, crowd: Crowd, join: Join, client: redis.Redis
+    name: str, call: str, pool: LockPool, me: Any, join: Join, client: redis.Redis
 ) -> None:
     subscribed()
-    me = crowd()
     held, wanted = Lock(MEMBER if name == POOL else name, ttl=LONG), pool if name == POOL else Lock(name)
     me(held, "acquire")
     stays = join(wanted, blocking_timeout=GENEROUS)
@@ -234,9 +231,7 @@ ENDS: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_r17_every_end_of_a_lease_from_outside_is_told_once(
-    how: str, hold: Any, client: redis.Redis, heard: list[Any]
-) -> None:
+def test_r17_every_end_of_a_lease_from_outside_is_told_once(how: str, hold: Any, client: Any, heard: list[Any]) -> None:
     """R17: ``lost`` is False only for a live lease that is ours."""
     end, reason = ENDS[how]
     me, lock, losses = hold()

@@ -213,17 +213,18 @@ def test_r3_waiters_that_get_no_messages_poll_and_keep_their_places(
 
 
 @pytest.mark.usefixtures("look_soon")
-@pytest.mark.parametrize("kind", ["lock", "pool"])
+@pytest.mark.parametrize("name", [NAME, SEMAPHORE, POOL], ids=["lock", "semaphore", "pool"])
 def test_r4_a_stuck_process_with_four_waiters_costs_one_handoff_lease(
-    kind: str, pool: LockPool, ghost: Ghosts, join: Join
+    name: str, pool: LockPool, ghost: Ghosts, join: Join
 ) -> None:
     """A handoff whose lease ended unconfirmed leaves a trace. Who finds it drops every waiter of that process."""
-    stuck, lock, held = ghost(), Lock(NAME), pool.acquire()
-    lock.acquire()
+    make: Any = {NAME: partial(Lock, NAME), SEMAPHORE: partial(Semaphore, "export", limit=1), POOL: lambda: pool}[name]
+    stuck, most, held = ghost(), 1 if name == SEMAPHORE else None, make()
+    member = held.acquire()
     for number in range(4):
-        stuck.queue(f"stuck-stuck-stuck-stuck-{number}", name=POOL if kind == "pool" else NAME, ttl=0.5)
-    waiting = join(pool if kind == "pool" else Lock(NAME), blocking_timeout=GENEROUS)
-    (held if kind == "pool" else lock).release()
+        stuck.acquire(stuck.request(f"stuck-stuck-stuck-stuck-{number}", name=name, ttl=0.5, limit=most))
+    waiting = join(make(), blocking_timeout=GENEROUS)
+    (member if name == POOL else held).release()
     assert waiting.result()
     assert told(stuck) == [["g", "stuck-stuck-stuck-stuck-0"]]
 

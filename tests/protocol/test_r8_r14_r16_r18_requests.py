@@ -237,10 +237,9 @@ def test_r14_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_backgro
 
 @pytest.mark.parametrize("by", ["holder", "bearer"])
 def test_r16_a_release_that_comes_late_leaves_a_new_holder_with_the_same_token_alone(
-    by: str, impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
+    by: str, impatient: Proxy, me: Any, you: Any, client: redis.Redis, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(GENEROUS)
-    me, you = crowd(), crowd()
     first, second = Lock(NAME, token=TOKEN, using="other"), Lock(NAME, token=TOKEN)
     me(first, "acquire")
     if by == "bearer":
@@ -388,9 +387,7 @@ def test_r18_a_section_that_is_interrupted_when_it_has_waited_leaves_no_waiter(
     other.end()
 
 
-def test_r18_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r18_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(client: redis.Redis, monkeypatch: Any) -> None:
     lock = Lock(NAME, ttl=LONG)
     inside.interrupt_ends_of_blocks(monkeypatch, Interrupt())
     with pytest.raises(Interrupt):
@@ -428,9 +425,7 @@ def test_r18_the_end_of_a_coroutine_s_section_that_is_interrupted_gives_the_lock
     asyncio.run(main())
 
 
-def test_r18_what_gives_an_interrupted_section_back_may_be_interrupted_as_well(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r18_what_gives_an_interrupted_section_back_may_be_interrupted_as_well(client: Any, monkeypatch: Any) -> None:
     def section() -> None:
         with Lock(NAME, ttl=LONG):
             inside.interrupt_next_release(monkeypatch, Interrupt(), twice=True)
