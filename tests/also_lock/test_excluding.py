@@ -52,11 +52,8 @@ def test_old_code_keeps_ours_out_and_ours_old_code(crowd: Crowd, old: Old, clien
     assert leftovers(client) == []
 
 
-def test_ours_waits_for_old_code_and_others_wait_behind_it(
-    crowd: Crowd, old: Old, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ours_waits_for_old_code_and_others_wait_behind_it(me: Any, you: Any, old: Old, caplog: Any) -> None:
     """A long wait for old code is logged."""
-    me, you = crowd(), crowd()
     theirs, lock, next_one = old.held(NAME), Lock(NAME, slow_wait=0.01), Lock(NAME)
     first = me.start(lock, "acquire")
     until(lambda: get_lock(NAME))
@@ -107,8 +104,7 @@ def test_everything_that_is_built_on_locks_takes_it(plain: Old, cache_lock: Call
     theirs.release()
 
 
-def test_semaphores_pools_and_own_locks_of_tests_are_unaffected(crowd: Crowd, plain: Old, client: redis.Redis) -> None:
-    me = crowd()
+def test_semaphores_pools_and_own_locks_of_tests_are_unaffected(me: Any, plain: Old, client: redis.Redis) -> None:
     LockPool("accounts").assign(["alice"])
     me(Semaphore("a", limit=1), "acquire")
     assert me(LockPool("accounts"), "acquire")
@@ -187,9 +183,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_and_is_no_loss(
     theirs.release()
 
 
-async def test_a_section_that_is_cancelled_as_it_ends_gives_both_back(
-    plain: Old, client: redis.Redis, network: Proxy
-) -> None:
+async def test_a_section_that_is_cancelled_as_it_ends_gives_both_back(plain: Old, client: Any, network: Proxy) -> None:
     lock = Lock(NAME)
     await lock.aacquire()
     answer = network.hold_answer("\r\nfree\r\n")
@@ -203,10 +197,9 @@ async def test_a_section_that_is_cancelled_as_it_ends_gives_both_back(
 
 
 def test_what_could_not_be_released_is_released_in_the_background(
-    crowd: Crowd, plain: Old, client: redis.Redis, network: Proxy, retry_for: Callable[[float], None]
+    me: Any, plain: Old, client: redis.Redis, network: Proxy, retry_for: Callable[[float], None]
 ) -> None:
     """At the end of a block, and where old code was in the way."""
-    me = crowd()
     retry_for(0.0)
     me(Block(Lock(NAME), network.cut), "run")
     network.mend()
@@ -219,8 +212,7 @@ def test_what_could_not_be_released_is_released_in_the_background(
     theirs.release()
 
 
-def test_polling_and_the_memory_mode_work(crowd: Crowd, plain: Old, settings: Any) -> None:
-    me = crowd()
+def test_polling_and_the_memory_mode_work(me: Any, plain: Old, settings: Any) -> None:
     settings.REDISLOCK = {"ALSO_LOCK": "redis-py", "POLL": True}
     lock, theirs = Lock(NAME), plain.held(NAME)
     with pytest.raises(LockNotAcquired, match=r"\(3 attempts\): held by old code") as caught:

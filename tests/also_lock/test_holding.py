@@ -1,6 +1,5 @@
 """While our lock is held: the key of old code lives, is lost, moves and is given back with it."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import redis
 
 from django_redislock import Lock, LockLost, force_release, get_lock
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, auntil, until
+from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.proxy import proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, leftovers, outlives
 from tests.inside import let_go, renew_all
@@ -58,9 +57,7 @@ def test_a_renewal_makes_it_longer_and_not_shorter(crowd: Crowd, plain: Old, cli
 
 
 @pytest.mark.complete
-def test_a_lock_that_is_not_renewed_has_all_of_its_ttl_after_a_wait(
-    crowd: Crowd, plain: Old, client: redis.Redis
-) -> None:
+def test_a_lock_that_is_not_renewed_has_all_of_its_ttl_after_a_wait(crowd: Crowd, plain: Old, client: Any) -> None:
     """However long that was: our lock is held all the time, longer than its TTL and its max_hold."""
     theirs, losses, me = plain.held(NAME), Losses(), crowd()
     lock = Lock(NAME, ttl=3, auto_renew=False, max_hold=3, on_lost=losses.append)
@@ -95,9 +92,8 @@ def test_without_it_ours_is_lost_at_the_next_renewal(crowd: Crowd, old: Old, cli
 
 
 def test_a_release_and_an_extension_find_out_as_well(
-    crowd: Crowd, plain: Old, client: redis.Redis, cache_lock: Callable[..., Any]
+    me: Any, plain: Old, client: redis.Redis, cache_lock: Callable[..., Any]
 ) -> None:
-    me = crowd()
     for method, *arguments in (("release",), ("extend", 5)):
         lock = Lock(NAME, ttl=600)
         me(lock, "acquire")
@@ -114,17 +110,6 @@ def test_a_release_and_an_extension_find_out_as_well(
     assert leftovers(client) == []
 
 
-async def test_the_task_that_holds_it_is_cancelled(plain: Old, client: redis.Redis) -> None:
-    async def work() -> None:
-        async with Lock(NAME, ttl=6, on_lost="cancel"):
-            client.delete(NAME)
-            await asyncio.sleep(GENEROUS)
-
-    with pytest.raises(LockLost, match=GONE):
-        await work()
-    await auntil(lambda: leftovers(client) == [])
-
-
 def test_a_force_release_gives_it_back(crowd: Crowd, old: Old, client: redis.Redis) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
@@ -139,9 +124,7 @@ def test_a_force_release_gives_it_back(crowd: Crowd, old: Old, client: redis.Red
     theirs.release()
 
 
-def test_one_that_is_force_released_while_it_waits_for_old_code_raises(
-    crowd: Crowd, plain: Old, client: redis.Redis
-) -> None:
+def test_one_that_is_force_released_while_it_waits_for_old_code_raises(crowd: Crowd, plain: Old, client: Any) -> None:
     theirs, me = plain.held(NAME), crowd()
     waiting = me.start(Lock(NAME, ttl=30), "acquire")
     until(lambda: force_release(NAME))

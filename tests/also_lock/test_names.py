@@ -128,9 +128,7 @@ def test_old_locks_of_another_cache_are_where_that_cache_is(settings: Any, clien
                 assert client.exists(":1:a")
 
 
-def test_old_locks_may_be_on_another_alias(
-    crowd: Crowd, settings: Any, client: redis.Redis, server: RedisServer
-) -> None:
+def test_old_locks_may_be_on_another_alias(crowd: Crowd, settings: Any, client: Any, server: RedisServer) -> None:
     add_caches(settings, elsewhere={"LOCATION": f"redis://127.0.0.1:{server.port}/1"})
     settings.REDISLOCK = {"CACHE": "elsewhere", "ALSO_LOCK": {"kind": "redis-py", "using": "default"}}
     assert while_held(crowd, client, Lock("a")) == {"a"}
@@ -191,9 +189,8 @@ def test_the_check_asks_where_the_old_locks_are_if_ours_have_an_alias_of_their_o
     add_caches(settings, locks={})
     settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": {"kind": "django-redis"} | ({"using": using} if using else {})}
     (found,) = [one for one in check() if one.id == "django_redislock.I003"]
-    assert ("If the old locks are on another alias than 'locks', name it: 'using'." in str(found.hint)) is (
-        using is None
-    )
+    hint = "If the old locks are on another alias than 'locks', name it: 'using'."
+    assert (hint in str(found.hint)) is (using is None)
 
 
 def test_a_key_function_asks_for_a_function(settings: Any, crowd: Crowd, client: redis.Redis) -> None:
