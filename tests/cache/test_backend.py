@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from django.core.cache import cache, caches
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
-from django_redislock import Lock, LockStatus, list_locks, locked
+from django_redislock import Lock, LockStatus, list_locks
 from django_redislock.cache import RedisCache
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
@@ -40,7 +39,7 @@ class OfTheSite(RedisCache):
 
 
 def by_tenant(key: str, prefix: str, version: int) -> str:
-    return f"{os.environ.get('TENANT', 'a')}:{prefix}:{version}:{key}"
+    return f"a:{prefix}:{version}:{key}"
 
 
 @pytest.fixture
@@ -125,21 +124,6 @@ def test_the_key_is_the_name_with_another_version_or_as_a_key_function_makes_it(
 ) -> None:
     use({**alias, "BACKEND": backend})
     assert lock_of("default", "x", version=version).name == name
-
-
-def test_tenants_share_no_lock_where_the_name_is_that_of_cache_lock(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As "coming from" says, with a block and with a decorator."""
-    use({"KEY_FUNCTION": f"{__name__}.by_tenant"})
-
-    @locked(name=lambda pk: lock_of("default", f"stock:{pk}").name)
-    def restock(pk: int) -> Any:
-        return lock_of("default", f"stock:{pk}").locked()
-
-    with Lock(lock_of("default", "stock:7").name):
-        assert lock_of("default", "stock:7").locked()
-        monkeypatch.setenv("TENANT", "b")
-        assert not lock_of("default", "stock:7").locked()
-        assert restock(7)
 
 
 @pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", BACKEND])
