@@ -250,7 +250,7 @@ def test_a_permit_that_is_given_back_meanwhile_was_not_force_released(crowd: Cro
     me(semaphore, "release")
     late.let_go()
     assert forced.result(GENEROUS) is None
-    assert "force-released" not in caplog.text
+    assert "event=force-released" not in caplog.text
 
 
 def test_a_force_release_of_all_permits_spares_the_waiters_who_get_them(crowd: Crowd) -> None:
