@@ -23,6 +23,10 @@ class Trouble:
         if how != "held":
             self.let_go()
 
+    def arrive(self) -> None:
+        self.let_go()
+        assert self.over.wait(30)
+
     def end(self) -> None:
         self.times = 0
         self.let_go()

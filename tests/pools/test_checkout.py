@@ -246,8 +246,7 @@ def test_a_checkout_and_a_release_whose_answers_were_lost_or_that_are_repeated_l
     late = network.hold_request(RELEASE_MEMBER)
     me(me(accounts, "acquire"), "release")
     member = me(accounts, "acquire")
-    late.let_go()
-    assert late.over.wait(GENEROUS)
+    late.arrive()
     assert me(member, "owned")  # a release that comes late does not touch the present holder
 
 
@@ -296,8 +295,7 @@ def test_a_change_whose_answer_was_lost_or_that_is_repeated_late_happens_once_an
     late = network.hold_request(word)
     me(accounts, *change)
     me(accounts, *then)
-    late.let_go()
-    assert late.over.wait(GENEROUS)
+    late.arrive()
     assert accounts.keys() == after  # it does not undo what came after it
 
 

@@ -79,8 +79,7 @@ def test_r8_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over
     elif end == "forced":
         assert force_release(NAME)
     until(lambda: client.keys("*gone:*"))
-    late.let_go()
-    assert late.over.wait(GENEROUS)
+    late.arrive()
     assert (holder(client), queued(client)) == (before, 0)
 
 
@@ -91,10 +90,8 @@ def test_r8_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
     with pytest.raises(LockUnavailable):
         crowd()(Lock(NAME, using="other"), "acquire", blocking=False)
     until(lambda: client.keys("*gone:*"))
-    met = until(lambda: [trouble for trouble in late if trouble.caught.is_set()])
-    for trouble in late:
-        trouble.let_go()
-    assert all(trouble.over.wait(GENEROUS) for trouble in met)
+    for request in until(lambda: [trouble for trouble in late if trouble.caught.is_set()]):
+        request.arrive()
     assert holder(client) == ""
 
 
@@ -107,15 +104,13 @@ def test_r8_what_arrives_after_its_repetition_neither_shortens_a_lease_nor_suspe
     late = impatient.hold_request("\r\nset\r\n")
     me(lock, "extend", 20, replace_ttl=True)
     me(lock, "extend", 3600)
-    late.let_go()
-    assert late.over.wait(GENEROUS)
+    late.arrive()
     assert client.pttl(LOCK) > 3_000_000
     me(lock, "release")
     late = impatient.hold_request(f"{PREFIX}queue:{NAME}")
     lock.suspend(3600)
     assert lock.resume()
-    late.let_go()
-    assert late.over.wait(GENEROUS)
+    late.arrive()
     assert lock.status() is LockStatus.FREE
 
 
@@ -186,8 +181,7 @@ def test_r8_a_waiter_who_asks_again_as_its_answer_was_lost_keeps_its_place(
     assert repeated.caught.wait(GENEROUS)
     second = join(thing())
     in_order = listed(client, name)
-    repeated.let_go()
-    assert repeated.over.wait(GENEROUS)
+    repeated.arrive()
     assert listed(client, name) == in_order
     for ahead, waiting in pairwise([me, first, second]):
         ahead.release()
@@ -249,8 +243,7 @@ def test_r16_a_release_that_comes_late_leaves_a_new_holder_with_the_same_token_a
     assert late.caught.is_set()
     assert you(second, "acquire")
     id = holder(client)
-    late.let_go()
-    assert late.over.wait(GENEROUS)
+    late.arrive()
     assert holder(client) == id
     assert not you.read(lambda: second.lost)
     you(second, "release")

@@ -385,8 +385,7 @@ def test_a_call_that_arrives_after_its_repetition_and_later_calls_does_not_count
     late = network.hold_request("counter:hits")
     assert [me(Counter("hits"), "incr") for _ in range(3)] == [1, 2, 3]
     assert me(ConditionalValue("high"), "setgt", 5)
-    late.let_go()
-    assert late.over.wait(GENEROUS)
+    late.arrive()
     assert client.get(COUNTER) == b"3"
 
 
