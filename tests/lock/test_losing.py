@@ -28,10 +28,11 @@ from django_redislock import (
     lock_released,
 )
 from django_redislock.testing import lose
+from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil, until
 from tests.helpers.databases import Account
 from tests.helpers.state import NAME, fence_of, holder, put, queued
-from tests.inside import HAS_VANISHED, WAS_TAKEN, become_another_process, end_process
+from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_TAKEN, become_another_process, end_process
 from tests.project.programs import run_code
 
 from .conftest import Block, Heard, receiving, until_told
@@ -206,6 +207,22 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
     assert [found for which, found in heard if which == "lost"] == [facts]
     assert events().count(("WARNING", "lost")) == 1
     assert holder(client) == theirs
+
+
+@pytest.mark.complete
+def test_the_end_of_a_lease_is_reported_when_redis_refuses_the_renewal(
+    crowd: Crowd, own: RedisServer, settings: Any
+) -> None:
+    database = {**settings.CACHES["default"], "LOCATION": f"redis://127.0.0.1:{own.port}/1"}
+    settings.CACHES = {**settings.CACHES, "default": database}
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, ttl=3, on_lost=losses.append)
+    me(lock, "acquire")
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-select")  # no new connection reaches its database
+        client.client_kill_filter(_type="normal", skipme=True)
+    until(lambda: losses)
+    assert losses[0].reason == HAS_ENDED
 
 
 def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_losses(
