@@ -82,19 +82,11 @@ KEEPALIVE = {
 
 _SECONDS = {"socket_timeout": 0.001, "socket_connect_timeout": 0.001, "health_check_interval": 0.0}  # at least
 
-# Keywords of the alias's own pool or client that our connections must not inherit: retries, decoding, and the plumbing
-# of redis-py's maintenance notifications, which needs RESP3.
-_LEFT_BEHIND = (
-    "retry",
-    "decode_responses",
-    "protocol",
-    "legacy_responses",
-    "maint_",
-    "orig_",
-    "himport_registry",
-    "event_dispatcher",
-    "connection_pool",  # of a Sentinel's: see sentinels.py
-)
+# Keywords of the alias's own pool or client that our connections must not inherit: retries, decoding, RESP3 with its
+# parsers and maintenance notifications, and the pool of a Sentinel's, see sentinels.py.
+_NOTIFICATIONS = ("maint_", "orig_", "himport_registry", "event_dispatcher")
+_OF_RESP3 = ("protocol", "parser_class", "legacy_responses", *_NOTIFICATIONS)
+_LEFT_BEHIND = ("retry", "decode_responses", "connection_pool", *_OF_RESP3)
 
 # What Django, django-redis and redis-py raise for an entry whose library or value is missing, or of the wrong type. Not
 # Exception: a task queue's time limit may be raised here, too, and must propagate.
@@ -334,6 +326,8 @@ def _redis_client(cache: Any, alias: str) -> Any:
     """The write client of a cache backend, recognised by its capabilities; None for the memory mode."""
     try:
         if callable(getattr(getattr(cache, "client", None), "get_client", None)):  # django-redis
+            # django-redis's own pools are kept by URL, with the options of whichever alias has come first
+            getattr(cache.client, "connection_factory", cache)._pools = {}
             client = cache.client.get_client(write=True)
         elif callable(getattr(getattr(cache, "_cache", None), "get_client", None)):  # Django's own RedisCache
             if not getattr(cache, "_servers", True):

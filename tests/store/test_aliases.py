@@ -14,10 +14,12 @@ from urllib.parse import quote
 import pytest
 import redis
 import redis.asyncio
+from django.core.cache import caches as caches_of_django
 from django.core.cache.backends.redis import RedisCache
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.test import override_settings
+from redis._parsers import _RESP3Parser
 
 from django_redislock import Counter, Lock, LockPool, LockUnavailable, list_locks
 from redisserver import RedisServer
@@ -44,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("own_pools")
 @pytest.mark.parametrize(
     "keywords",
     [
-        {"protocol": 3, "decode_responses": True, "encoding": "latin-1"},
+        {"protocol": 3, "decode_responses": True, "encoding": "latin-1", "parser_class": _RESP3Parser},
         {"pool_class": "redis.connection.BlockingConnectionPool", "max_connections": 3, "timeout": 1},
         {"socket_timeout": 0.2, "socket_keepalive": True, "retry_on_timeout": True, "health_check_interval": 1},
     ],
@@ -100,6 +102,21 @@ def test_the_key_prefix_of_the_alias_leads_every_key_and_channel(
         "site:redislock{0}:lock:a",
     ]
     assert all(key.startswith(("redislock{0}:", "site:mine{0}:", "site:redislock{0}:")) for key in keys)
+
+
+def test_each_of_two_aliases_with_the_same_url_has_its_own_options(crowd: Crowd, server: RedisServer) -> None:
+    """django-redis keeps one pool for both, with the options of whichever is used first: as two processes may use them
+    in different orders, two would hold a lock at once."""
+    me, you, url = crowd(), crowd(), f"redis://127.0.0.1:{server.port}"
+    first, second = (alias(DJANGO_REDIS, url, db=number) for number in (1, 2))
+    with caches(first, second=second, plain=alias(DJANGO_REDIS, f"{url}/2")):
+        caches_of_django["default"].set(NAME, 1)
+        lock, other = Lock(NAME), Lock(NAME, using="second")
+        me(lock, "acquire")
+        assert me(other, "acquire", blocking=False)
+        assert not you(Lock(NAME, using="plain"), "acquire", blocking=False)
+        me(other, "release")
+        me(lock, "release")
 
 
 def test_a_short_socket_timeout_does_not_end_a_long_wait(
@@ -263,6 +280,13 @@ def test_a_server_without_a_password_does_not_mind_one(backend: str, crowd: Crow
     with caches(alias(backend, server.url.replace("//", "//:s3cret@"))):
         me(lock, "acquire")
         me(lock, "release")
+
+
+def test_a_database_that_is_no_integer_is_an_error_at_once(me: Any, server: RedisServer) -> None:
+    """ "Not an integer" does not mean that somebody has written our keys, which nobody can look at here."""
+    given = alias(DJANGO_REDIS, f"redis://127.0.0.1:{server.port}", db=1.0)
+    with caches(given), pytest.raises(LockUnavailable, match="refuses to serve the lock 'a'"):
+        me(Lock("a"), "acquire")
 
 
 def test_what_error_reports_show_of_an_alias_has_no_password(settings: Any) -> None:
