@@ -16,8 +16,7 @@ from logging import WARNING
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from redis.connection import Connection
-from redis.exceptions import ClusterDownError, ResponseError
+from redis.exceptions import AuthenticationError, ClusterDownError, ResponseError
 
 from ..base.log import log_event
 from ..base.pace import LAST_RETRY, Outage
@@ -134,7 +133,7 @@ class Dispatch:
             try:
                 if not _is_open(connection):
                     connection = self._connection(node, sender.timeout)
-                answers, sent = send_now(connection, batch)
+                answers, sent = send_now(node, connection, batch, None)
                 _ask_replicas(connection, batch, answers, sender.timeout)
                 if any(map(hints_at_failover, answers)):
                     connection.disconnect()
@@ -173,7 +172,7 @@ class Dispatch:
             by = monotonic() + patience
             connection = node.config.connection(min(node.config.timeout, patience / 2))
             try:
-                send_now(connection, batch, by)
+                send_now(node, connection, batch, by)
             except Exception as error:
                 if any(outgoing.task.matters for outgoing in batch):
                     log_event(WARNING, "releases-not-sent", alias=node.config.alias, error=error)
@@ -247,9 +246,16 @@ def _is_open(connection: Any) -> bool:
     return connection is not None and connection._sock is not None
 
 
-def send_now(connection: Connection, batch: Sequence[Outgoing], by: float | None = None) -> tuple[list[Any], float]:
+def send_now(node: Node, connection: Any, batch: Sequence[Outgoing], by: float | None) -> tuple[list[Any], float]:
     """Send ``batch``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
-    run(connect(connection))
+    try:
+        run(connect(connection))
+    except (Refused, AuthenticationError):  # it is full, say, or wants another password: those that there are go on
+        partition: Partition = batch[0].task.partition
+        if not partition.store.threads.idle:
+            raise
+        commands = [with_source(each.command) if each.command[0] == "EVALSHA" else each.command for each in batch]
+        return partition.store.threads.exchange(node, commands, by or monotonic() + connection.socket_timeout)
     sent = monotonic()
     answers = exchange(connection, [outgoing.command for outgoing in batch], by)
     run(believe(connection, sent))
@@ -261,7 +267,7 @@ def send_now(connection: Connection, batch: Sequence[Outgoing], by: float | None
     return answers, sent
 
 
-def _ask_replicas(connection: Connection, batch: list[Outgoing], answers: list[Any], timeout: float) -> None:
+def _ask_replicas(connection: Any, batch: list[Outgoing], answers: list[Any], timeout: float) -> None:
     """Put errors in place of the renewals that too few replicas have acknowledged (C6)."""
     wanted = max(outgoing.replicas for outgoing in batch)
     if not wanted:
