@@ -33,8 +33,7 @@ def for_loops(config: RedisConfig) -> RedisConfig:
             f"The redis_connect_func of the cache alias {config.alias!r} is for connections of threads: coroutines "
             f"cannot use its locks, since what it does would be left out."
         )
-    # a parser would have to be awaitable here
-    keywords = {key: value for key, value in config.keywords.items() if key in known - {"parser_class"}}
+    keywords = {key: value for key, value in config.keywords.items() if key in known}
     by = config.sentinels
     sentinels = by and LoopSentinels(by.service_name, by.manager, [*map(for_loops, by.ways)], turn=by.turn)
     plain = twin in (Connection, SSLConnection, UnixDomainSocketConnection)
