@@ -982,7 +982,7 @@ def nodes_known() -> set[int]:
 def believe_at(name: str, port: int) -> None:
     partition = get_partition(None, name)
     store: Any = partition.store
-    store._node_by_tag[partition.tag] = store._node_at("127.0.0.1", port)
+    store._node_by_tag[partition.tag] = store._node_at(f"127.0.0.1:{port}")
 
 
 def suspect(name: str | None) -> None:

@@ -100,7 +100,7 @@ class Cluster(LockStore):
         self._nodes: dict[str, Node] = {}  # by address
         self._met: list[Address] = []  # of all nodes, replicas among them
         self._slots = {tag: key_slot(str(tag).encode()) for tag in range(TAGS)}
-        self._owners: dict[int, Address] = {}  # of all slots, as the last answer named them
+        self._owners: dict[int, str] = {}  # of all slots, as the last answer named them
         self._stale_since = 0.0  # when slots may have moved last (monotonic): what was read before does not count
         self._read_at = -math.inf  # what we know is at least as recent as this (monotonic)
         self._question: Question | None = None  # the latest one: where are the slots?
@@ -121,7 +121,7 @@ class Cluster(LockStore):
             if tag not in self._slots:
                 self._slots[tag] = slot
                 if slot in self._owners:
-                    self._node_by_tag[tag] = self._node_at(*self._owners[slot])
+                    self._node_by_tag[tag] = self._node_at(self._owners[slot])
                 else:
                     self._stale_since = monotonic()  # whose slot that is, is not known yet
         return self.partition(tag)
@@ -193,14 +193,12 @@ class Cluster(LockStore):
 
         Locks in other slots are not affected.
         """
-        served = [(slot, nodes[0]) for slot, nodes in manager.slots_cache.items() if nodes]
-        known: dict[Address, Address] = {}  # one for all slots of a node, of which a cluster has thousands
-        named = [(slot, (node.host, int(node.port))) for slot, node in served]
-        self._owners = {slot: known.setdefault(address, address) for slot, address in named}
+        # there are thousands of slots, and this is done after each trouble: the text that a node has anyway
+        self._owners = {slot: nodes[0].name for slot, nodes in manager.slots_cache.items() if nodes}
         some = next((self._owners[slot] for slot in self._slots.values() if slot in self._owners), None)
         if some is None:
             raise RedisClusterException("no node serves the slots of locks")
-        return {tag: self._node_at(*self._owners.get(slot, some)) for tag, slot in self._slots.items()}
+        return {tag: self._node_at(self._owners.get(slot, some)) for tag, slot in self._slots.items()}
 
     def _forget_the_gone(self) -> None:
         """Forget the nodes that serve no tag: as nodes come and go, each would keep a connection or two."""
@@ -211,9 +209,9 @@ class Cluster(LockStore):
             node.close()
             super().suspect(node)  # closes the unused connections to it
 
-    def _node_at(self, host: str, port: int) -> Node:
-        address = f"{host}:{port}"
-        return self._nodes.get(address) or self._nodes.setdefault(address, Node(self.config.at(host, port)))
+    def _node_at(self, address: str) -> Node:
+        host, _, port = address.rpartition(":")
+        return self._nodes.get(address) or self._nodes.setdefault(address, Node(self.config.at(host, int(port))))
 
     def suspect(self, node: Node | None) -> None:
         """As in LockStore; here, the slots may have moved as well."""
@@ -253,7 +251,7 @@ class Cluster(LockStore):
         remap = self.config.remap
         address = (host, int(error.port)) if remap is None else remap((host, int(error.port)))
         with self._known:
-            self._node_by_tag[partition.tag] = self._node_at(*address)
+            self._node_by_tag[partition.tag] = self._node_at("{}:{}".format(*address))
         self._forget_the_gone()
         return True
 
