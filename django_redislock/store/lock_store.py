@@ -52,6 +52,8 @@ class LockStore:
         self.bound: int = min(int(config.pool.max_connections), conf().MAX_CONNECTIONS)
         self._node_by_tag: dict[int, Node] = {} if self.clustered else {0: Node(config)}  # as far as it is known
         self.threads: ThreadConnections = ThreadConnections(self.bound, config)
+        if config.sentinels is not None:
+            config.sentinels.turn.on_change = self._subscribe_anew
         # the loop alone keeps them: one that is dropped without being closed is collected, and they with it (but not
         # where a coroutine of it waits for a lock; see _forget_closed_loops() for one that is closed)
         self._loops: dict[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]] = {}
@@ -102,8 +104,12 @@ class LockStore:
         """``node`` says that it may be no master any more. What leads to its address may end at another server now."""
         self.suspect(node)
         if not self.clustered and is_read_only(error):
-            for partition in list(self.partitions.values()):
-                partition.on_demotion()
+            self._subscribe_anew()
+
+    def _subscribe_anew(self) -> None:
+        """Listen at a former master no more: it may hang, and the new one hands no lock to those who listen there."""
+        for partition in list(self.partitions.values()):
+            partition.on_demotion()
 
     def blame(self, node: Node | None, error: Exception) -> None:
         """Draw the consequences of an error by which a node could not be asked."""

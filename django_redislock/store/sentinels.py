@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,10 +39,15 @@ class _Silent(MasterNotFoundError):
 
 @dataclass(eq=False, repr=False)
 class Turn:
-    """Which sentinel is asked first: the one that was the ``last`` to name a master, unless that is ``doubted``."""
+    """Which sentinel is asked first: the one that was the ``last`` to name a master, unless that is ``doubted``.
+
+    ``on_change`` is called when another ``master`` is named than before.
+    """
 
     last: int = 0
     doubted: bool = False
+    master: tuple[str, int] | None = None
+    on_change: Callable[[], object] = lambda: None
 
 
 @dataclass(eq=False, repr=False)
@@ -97,7 +103,11 @@ class Sentinels:
             if state and address and self.manager.check_master_state(state, self.service_name):
                 self.turn.last, self.turn.doubted = number, False
                 host, port = map(str_if_bytes, address)
-                return getattr(self.manager, "_force_master_ip", None) or host, int(port)
+                master = getattr(self.manager, "_force_master_ip", None) or host, int(port)
+                if master != self.turn.master:
+                    self.turn.on_change()
+                    self.turn.master = master
+                return master
             if state:
                 trouble = f"The sentinels find the master {self.service_name!r} down: {state['flags']}."
         raise kind(" ".join([trouble, *troubles]))

@@ -283,6 +283,28 @@ def test_of_a_master_that_hangs_the_first_call_is_told_and_the_next_reaches_its_
             assert me(Lock("a"), "acquire", blocking=False)
 
 
+@pytest.mark.complete
+def test_wakes_come_from_the_successor_of_a_master_that_hangs(
+    sentinels: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
+) -> None:
+    """What leads to the one that hangs stays open, and the other one hands no lock to a process that it cannot tell."""
+    retry_for(30)
+    sentinels.wait_for_it(300)  # none is taken for dead, where a machine is busy
+    old, new = sentinels.clients
+    me, lock = crowd(), Lock("a", ttl=60)
+    with caches(sentinels.alias()):
+        me(lock, "acquire")
+        waiting = crowd().start(Lock("a", ttl=60), "acquire")
+        until(lambda: old.pubsub_channels("*wake*") and me(lock, "info").waiters == 1)
+        sentinels.replicate()
+        with stopped(sentinels.servers[0]):
+            sentinels.fail_over()
+            assert me(Lock("b"), "acquire")
+            until(lambda: new.pubsub_channels("*wake*"))
+            me(lock, "release")
+            assert waiting.result(60)
+
+
 @pytest.fixture(scope="module")
 def three() -> Iterator[Sentinels]:
     with closing(Sentinels(3)) as running:
