@@ -101,12 +101,12 @@ class Sentinels:
                 continue
             state, kind = parse_sentinel_masters(listed).get(self.service_name), MasterNotFoundError
             if state and address and self.manager.check_master_state(state, self.service_name):
-                self.turn.last, self.turn.doubted = number, False
                 host, port = map(str_if_bytes, address)
                 master = getattr(self.manager, "_force_master_ip", None) or host, int(port)
                 if master != self.turn.master:
                     self.turn.on_change()
                     self.turn.master = master
+                self.turn.last, self.turn.doubted = number, False
                 return master
             if state:
                 trouble = f"The sentinels find the master {self.service_name!r} down: {state['flags']}."
