@@ -47,7 +47,10 @@ class Receiver:
     ) -> None:
         self.node: Node = node
         self.listeners: tuple[Listener, ...] = tuple(listeners)
-        self.connection: Connection = node.config.connection(socket_timeout=MESSAGE_WITHIN, health_check_interval=0)
+        connecting = min(node.config.keywords["socket_connect_timeout"], MESSAGE_WITHIN)  # other nodes wait for it
+        self.connection: Connection = node.config.connection(
+            socket_timeout=MESSAGE_WITHIN, socket_connect_timeout=connecting, health_check_interval=0
+        )
         self.trouble: Exception | None = None  # what has ended it, if anything
         self.since: float = 0.0  # monotonic
         self._channels = {listener.partition.channel.encode(): listener for listener in listeners}

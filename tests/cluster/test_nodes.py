@@ -1,7 +1,9 @@
 """Masters that die, hang or are replaced, slots that move, and replicas that have to acknowledge grants (C2 to C7)."""
 
 import math
-from contextlib import suppress
+import threading
+from contextlib import ExitStack, suppress
+from socket import socket
 from time import monotonic
 from typing import Any
 
@@ -79,6 +81,32 @@ def test_a_node_that_hangs_delays_no_lease_on_another(own_cluster: Cluster) -> N
         end = monotonic() + here.remaining()
         until(lambda end=end: monotonic() + here.remaining() > end + 0.5)
     assert not here.lost
+
+
+def test_a_machine_that_is_gone_keeps_nobody_from_subscribing_at_another_node(
+    cluster: Cluster, settings: Any, other: Any, queue: Queue
+) -> None:
+    """Nothing there answers who connects, for as long as the alias waits for it."""
+    gone, lives = cluster.masters()[:2]
+    (one,), (two,) = names_on(cluster, gone), names_on(cluster, lives)
+    with ExitStack() as sockets:
+        hole, *full = (sockets.enter_context(socket()) for _ in range(4))
+        hole.bind((HOST, 0))
+        hole.listen(0)
+        for each in full:  # more than it has room for
+            each.setblocking(False)
+            each.connect_ex(hole.getsockname())
+        remap = {(HOST, gone.port): hole.getsockname()}
+        keywords = {"socket_connect_timeout": 300, "address_remap": lambda address: remap.get(address, address)}
+        settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, lives.url, **keywords)}
+        other().start(Lock(one, token="t" * 22).acquire)  # who bears a token subscribes first
+        until(lambda: any(thread.name == "redislock-subscriber" for thread in threading.enumerate()))
+        lock = Lock(two, ttl=60)
+        lock.acquire()
+        waiting = queue(Lock(two, ttl=60))
+        until(lambda: lives.ask("PUBSUB", "SHARDCHANNELS"))
+        lock.release()
+        assert waiting.result(60)
 
 
 def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools: None) -> None:
