@@ -135,7 +135,9 @@ class _Delivery:
     def later(self, pause: float, refusal: LockError, *, is_copy: bool) -> Any:
         if self._request.is_eager:
             raise refusal
-        request = self._request
+        # one that waits for longer is delivered again meanwhile, and each of the two would send another one
+        visible = self._task.app.conf.broker_transport_options.get("visibility_timeout") or math.inf
+        request, pause = self._request, min(pause, visible / 2)
         signature = self._task.signature_from_request(
             request, request.args, request.kwargs, countdown=pause, retries=request.retries
         )

@@ -427,6 +427,20 @@ def test_what_others_wait_for_is_sent_and_raises_where_it_runs(site: Any, server
         assert isinstance(site.app.backend.get_result(step.id), LockNotAcquired)
 
 
+def test_it_comes_again_before_a_broker_would_deliver_it_twice(
+    site: Any, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would send another one, which would be delivered twice in its turn, and so on."""
+    monkeypatch.setitem(site.app.conf.broker_transport_options, "visibility_timeout", 1)
+    before = datetime.now(timezone.utc)
+    with Lock("report:7"):
+        assert deliver(site, site.patient, 7, id=ID) == "RETRY"
+    with redis.Redis(port=server.port, db=1) as client:
+        eta = datetime.fromisoformat(json.loads(client.lindex("celery", 0))["headers"]["eta"])
+    assert eta <= datetime.now(timezone.utc) + timedelta(seconds=0.5)
+    assert eta >= before + timedelta(seconds=0.5)
+
+
 def test_a_copy_that_comes_after_the_end_leaves_the_result(site: Any) -> None:
     assert [deliver(site, site.report, 7, id=ID) for _ in range(2)] == ["SUCCESS", "IGNORED"]
     assert site.app.AsyncResult(ID).get(timeout=10) == 7
