@@ -10,7 +10,7 @@ from inspect import getattr_static
 from typing import Any
 
 from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
-from celery import Task, signals  # type: ignore[import-untyped]
+from celery import Task, signals, states  # type: ignore[import-untyped]
 from celery.app.task import Context  # type: ignore[import-untyped]
 from celery.contrib.django.task import DjangoTask  # type: ignore[import-untyped]
 from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded  # type: ignore[import-untyped]
@@ -122,6 +122,7 @@ class LockedTask(DjangoTask):
                 given = delivered
         if is_called:
             return self._job_lock.call(self._job_lock.make(*given), partial(above, *args, **kwargs))
+        request.redislock_began = True
         return self._job_lock.run(_Delivery(self, request), *given, partial(body, *args, **kwargs))
 
 
@@ -191,3 +192,12 @@ def _on_failure(sender: Any, task_id: str, exception: Any, args: Any, kwargs: An
     """The process that ran it is gone, and its message with it."""
     if isinstance(exception, (WorkerLostError, TimeLimitExceeded)):
         _release(sender, Context(id=task_id, args=args, kwargs=kwargs))
+
+
+@signals.task_postrun.connect(weak=False)
+def _on_end(sender: Any, state: Any, **facts: Any) -> None:
+    """If it has not even begun: before_start() has refused it, say, or the result backend was away."""
+    if not isinstance(sender, LockedTask) or sender.request.get("redislock_began") or state == states.RETRY:
+        return
+    if sender._job_lock.from_enqueue:
+        _release(sender, sender.request)

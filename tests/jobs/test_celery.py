@@ -16,7 +16,7 @@ from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
 from celery import signals  # type: ignore[import-untyped]
 from celery.app.task import Context, Task  # type: ignore[import-untyped]
 from celery.app.trace import build_tracer  # type: ignore[import-untyped]
-from celery.exceptions import Reject, Retry  # type: ignore[import-untyped]
+from celery.exceptions import Ignore, Reject, Retry  # type: ignore[import-untyped]
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
@@ -439,6 +439,41 @@ def test_it_comes_again_before_a_broker_would_deliver_it_twice(
         eta = datetime.fromisoformat(json.loads(client.lindex("celery", 0))["headers"]["eta"])
     assert eta <= datetime.now(timezone.utc) + timedelta(seconds=0.5)
     assert eta >= before + timedelta(seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "left"),
+    [
+        (ZeroDivisionError(), "FAILURE", []),
+        (Ignore(), "IGNORED", []),
+        (Reject("no"), "REJECTED", []),
+        (Retry(), "RETRY", ["report:7"]),  # of which a message has been sent
+    ],
+)
+def test_a_task_that_ends_before_its_body_gives_its_lock_back(
+    error: Exception, state: str, left: list[str], site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*facts: Any) -> None:
+        raise error
+
+    job = site.report.delay(7)
+    monkeypatch.setattr(site.report.__class__, "before_start", refuse, raising=False)
+    assert deliver(site, site.report, 7, id=job.id, headers={HEADER: True}) == state
+    assert (runs(), held()) == ([], left)
+
+
+@pytest.mark.filterwarnings("ignore:Exception raised outside body")
+def test_a_task_whose_start_cannot_be_noted_gives_its_lock_back(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``task_track_started``, where the result backend is away."""
+    job, store = site.report.delay(7), site.app.backend.store_result
+
+    def store_result(id: str, result: Any, state: str, **facts: Any) -> Any:
+        return 1 / 0 if state == "STARTED" else store(id, result, state, **facts)
+
+    monkeypatch.setattr(site.app.backend, "store_result", store_result)
+    monkeypatch.setattr(site.report, "track_started", True)
+    assert deliver(site, site.report, 7, id=job.id, headers={HEADER: True}) == "FAILURE"
+    assert (runs(), held()) == ([], [])
 
 
 def test_a_copy_that_comes_after_the_end_leaves_the_result(site: Any) -> None:
