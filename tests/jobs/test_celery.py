@@ -26,6 +26,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import until
 from tests.helpers.brokers import rabbitmq
 from tests.helpers.jobs import Program, held, hiding, lease_of, let_pass, note, runs
+from tests.helpers.proxy import Proxy
 from tests.helpers.state import known
 
 pytestmark = [
@@ -425,6 +426,20 @@ def test_what_others_wait_for_is_sent_and_raises_where_it_runs(site: Any, server
         assert sent(server)[::2] == [member.id, step.id]
         assert deliver(site, site.strict, 7, id=step.id, headers={HEADER: False}) == "FAILURE"
         assert isinstance(site.app.backend.get_result(step.id), LockNotAcquired)
+
+
+def test_what_others_wait_for_is_sent_while_redis_is_away(
+    site: Any, network: Proxy, retry_for: Callable[[float], None], server: RedisServer
+) -> None:
+    """The task before it, which has ended, would fail else, and the chain would end."""
+    retry_for(0.1)
+    step = site.report.si(7)
+    step.freeze(f"{ID}2")
+    network.cut()
+    assert deliver(site, site.add, [1], id=ID, chain=[step]) == "SUCCESS"
+    network.mend()
+    assert (sent(server), held()) == ([step.id], [])
+    assert deliver(site, site.report, 7, id=step.id, headers={HEADER: False}) == "SUCCESS"
 
 
 def test_it_comes_again_before_a_broker_would_deliver_it_twice(
