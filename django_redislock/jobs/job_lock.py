@@ -179,7 +179,9 @@ class JobLock:
         ``publish`` is told whether the job has the lock. It may start in ``wait`` seconds, and is dropped by the queue
         after ``most``.
         """
-        lock = self.make(args, kwargs, id, poll=True, blocking=False, blocking_timeout=0)  # nobody has to be told here
+        # poll: nobody has to be told here. Not reentrant: it would leave the lock of the code around to a job whose
+        # token that lock does not have
+        lock = self.make(args, kwargs, id, poll=True, blocking=False, blocking_timeout=0, reentrant=False)
         ttl = min(wait + self.queued_ttl, most)
         try:
             refusal, token = self._take(lock, ttl)

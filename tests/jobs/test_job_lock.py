@@ -408,6 +408,15 @@ def test_only_what_waits_is_given_back() -> None:
     assert job.asked == []
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_lock_of_the_code_around_is_not_left_to_a_job(reentrant: bool) -> None:
+    """The job would find it busy, as it has another token, until ``queued_ttl`` ends."""
+    with Lock(NAME, reentrant=True) as lock:
+        assert make(reentrant=reentrant).queue((7,), {}, Job().id) is None
+        assert lock.owned()
+    assert held() == []
+
+
 @pytest.mark.django_db
 def test_what_cannot_be_queued_inside_a_transaction_says_why(settings: Any) -> None:
     settings.REDISLOCK = {"RELEASE_IN_TRANSACTION": "error"}
