@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from ..call_names import Name
 from ..engine.owner import running_django_task
-from ..exceptions import LockError
+from ..exceptions import LockError, LockUnavailable
 from ..options import JobOptions
 from .job_function import P, R, lock_function, lock_of
 from .job_lock import JobLock
@@ -76,8 +76,11 @@ class _Run:
         if is_copy or not backend.supports_defer:  # another task would repeat what this one does already
             raise refusal
         start = timezone.now() + timedelta(seconds=pause)
-        enqueue = getattr(backend, "enqueue_without_lock", backend.enqueue)
-        enqueue(self._result.task.using(run_after=start), self._result.args, self._result.kwargs)
+        enqueue = getattr(backend, "enqueue_without_lock", None)
+        lock = lock_of(self._result.task.func)
+        if enqueue and lock and lock.from_enqueue and isinstance(refusal, LockUnavailable):
+            raise refusal  # this one may have the lock, which another task would find busy
+        (enqueue or backend.enqueue)(self._result.task.using(run_after=start), self._result.args, self._result.kwargs)
 
     def again(self) -> None:
         self._result.task.enqueue(*self._result.args, **self._result.kwargs)

@@ -17,6 +17,7 @@ from tests.helpers.actors import until
 from tests.helpers.databases import one_database, sqlite_file
 from tests.helpers.jobs import held, lease_of, let_pass, require_package, runs
 from tests.helpers.processes import Worker
+from tests.helpers.proxy import Proxy
 from tests.helpers.state import known
 
 LONG = 60
@@ -236,12 +237,11 @@ def test_coroutines_queue_too_and_coroutine_functions_are_tasks_too(site: Any, r
     assert async_to_sync(site.awaited.acall)(7) == 7
 
 
-@pytest.mark.parametrize("name", ["at_start", "report"])
-def test_while_redis_is_away_a_task_is_put_off(name: str, site: Any, rows: Any, own: Any, retry_for: Any) -> None:
+def test_while_redis_is_away_a_task_is_put_off(site: Any, rows: Any, own: Any, retry_for: Any) -> None:
     retry_for(0.1)
     site.at_start.enqueue(6)  # so it is known how short such tasks are
     work(1)
-    getattr(site, name).enqueue(7)
+    site.at_start.enqueue(7)
     own.stop()
     before = timezone.now()
     work(1)
@@ -249,6 +249,22 @@ def test_while_redis_is_away_a_task_is_put_off(name: str, site: Any, rows: Any, 
     _, first, second = rows.order_by("enqueued_at")
     assert (first.status, first.return_value, second.status) == ("SUCCESSFUL", None, "READY")
     assert second.run_after >= before + timedelta(seconds=1)
+
+
+def test_while_redis_is_away_a_task_that_has_its_lock_fails_and_may_be_made_ready_again(
+    site: Any, rows: Any, network: Proxy, retry_for: Any
+) -> None:
+    """Put off, it would be another task, which would find the lock of this one busy, and be skipped."""
+    retry_for(0.1)
+    id = site.report.enqueue(7).id
+    network.cut()
+    work(1)
+    network.mend()
+    (row,) = rows.all()
+    assert (row.status, row.exception_class_path.rpartition(".")[2]) == ("FAILED", "LockUnavailable")
+    again(rows, id)
+    work(1)
+    assert (rows.get(pk=id).return_value, runs(), held()) == ("report 7", ["report 7"], [])
 
 
 def test_at_once_the_lock_is_acquired_at_the_start(site: Any) -> None:
