@@ -59,8 +59,8 @@ class LockedHuey(Huey):
         if lock is None or not lock.from_enqueue or self.immediate:
             return super().enqueue(task)
         # Huey enqueues it again for every retry, and when its time has come: then it has the lock, and keeps it
-        send, current = super().enqueue, _current.get()
-        is_again = (current is not None and current.task is task) or (task.eta and not self._seconds_to(task.eta))
+        send = super().enqueue
+        by_huey = _current.get() is not None or (task.eta and not self._seconds_to(task.eta))  # or by another task
         try:
             return lock.enqueue(
                 *_call_of(task),
@@ -71,9 +71,9 @@ class LockedHuey(Huey):
                 awaited=task.on_complete is not None or task.chord_config is not None,
             )
         except LockUnavailable:
-            if not is_again:
+            if not by_huey:
                 raise
-            return send(task)  # it is nowhere else by now; when it starts, it acquires the lock
+            return send(task)  # it may be nowhere else by now; when it starts, it acquires the lock
 
     def execute(self, task: Any, timestamp: Any = None) -> Any:
         now = timestamp or self._get_timestamp()

@@ -222,6 +222,19 @@ def test_a_retry_survives_that_redis_is_away_when_it_is_due(
     assert (runs(), held(), state(site)) == (["mail fails"] * 2, [], (0, 0))
 
 
+def test_the_last_step_of_a_pipeline_is_queued_while_redis_is_away(
+    site: Any, work: Work, network: Proxy, retry_for: Any
+) -> None:
+    """Nobody else would queue it."""
+    retry_for(0.1)
+    site.huey.enqueue(site.add.s(1, 2).then(site.report))
+    network.cut()
+    work()
+    network.mend()
+    work(scheduled=True)
+    assert (runs(), held(), state(site)) == (["begins 3", "ends 3"], [], (0, 0))
+
+
 @pytest.mark.parametrize("by_whom", ["whoever queued it", "an equal call"])
 def test_a_task_may_be_scheduled_for_another_time(by_whom: str, site: Any, work: Work) -> None:
     first = site.report.schedule((2024,), delay=100)
