@@ -10,7 +10,7 @@ from inspect import getattr_static
 from typing import Any
 
 from billiard.exceptions import WorkerLostError  # type: ignore[import-untyped]
-from celery import Task, signals, states  # type: ignore[import-untyped]
+from celery import Task, current_task, signals, states  # type: ignore[import-untyped]
 from celery.app.task import Context  # type: ignore[import-untyped]
 from celery.contrib.django.task import DjangoTask  # type: ignore[import-untyped]
 from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded  # type: ignore[import-untyped]
@@ -20,7 +20,7 @@ from kombu import serialization
 
 from ..base.display import did_you_mean
 from ..call_names import signature_of
-from ..exceptions import LockError
+from ..exceptions import LockError, LockUnavailable
 from .job_lock import OPTIONS, JobLock, running_job
 
 # among the headers of a message: whether the lock was acquired when it was sent
@@ -97,7 +97,12 @@ class LockedTask(DjangoTask):
             self.__header__(*given, **named)  # wrong arguments are an error before anything is locked
         # parent_id: Celery sends it for a task that has ended, whose ``link`` this is
         awaited = task_id is not None or "parent_id" in options
-        return lock.enqueue(given, named, id, publish, self.AsyncResult, wait=wait, most=most, awaited=awaited)
+        try:
+            return lock.enqueue(given, named, id, publish, self.AsyncResult, wait=wait, most=most, awaited=awaited)
+        except LockUnavailable:
+            if not (awaited and current_task):
+                raise
+            return publish(False)  # by the task before it, which would fail although it has ended well
 
     def _as_delivered(self, args: Any, kwargs: Any, options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments as the worker will see them, and name the lock: an Enum is a str there, say."""

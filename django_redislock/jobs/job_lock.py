@@ -191,9 +191,9 @@ class JobLock:
                 if token is None:  # the other has ended before it could see that
                     refusal, token = self._take(lock, ttl)
         except LockUnavailable:
-            if not (awaited or _once_more.get()):
+            if not _once_more.get():
                 raise
-            return publish(False)  # nobody would ask once more; or the job before it would fail
+            return publish(False)  # nobody would ask once more
         if refusal is None:
             return self.publish_with(lock, publish)
         log_event(INFO, "job-busy", name=lock.name, job=id, busy=self.busy, error=refusal)

@@ -20,6 +20,7 @@ from celery.exceptions import Ignore, Reject, Retry  # type: ignore[import-untyp
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
+from django_redislock import Lock, LockNotAcquired, LockUnavailable, Semaphore, get_lock
 from django_redislock import Lock, LockNotAcquired, Semaphore
 from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
@@ -428,15 +429,17 @@ def test_what_others_wait_for_is_sent_and_raises_where_it_runs(site: Any, server
         assert isinstance(site.app.backend.get_result(step.id), LockNotAcquired)
 
 
-def test_what_others_wait_for_is_sent_while_redis_is_away(
+def test_the_next_task_of_a_chain_is_sent_while_redis_is_away(
     site: Any, network: Proxy, retry_for: Callable[[float], None], server: RedisServer
 ) -> None:
-    """The task before it, which has ended, would fail else, and the chain would end."""
+    """The task before it, which has ended, would fail else, and the chain would end. Whoever calls anew is told."""
     retry_for(0.1)
     step = site.report.si(7)
     step.freeze(f"{ID}2")
     network.cut()
     assert deliver(site, site.add, [1], id=ID, chain=[step]) == "SUCCESS"
+    with pytest.raises(LockUnavailable):
+        site.report.apply_async((8,), task_id=f"{ID}3")
     network.mend()
     assert (sent(server), held()) == ([step.id], [])
     assert deliver(site, site.report, 7, id=step.id, headers={HEADER: False}) == "SUCCESS"
