@@ -20,8 +20,7 @@ from celery.exceptions import Ignore, Reject, Retry  # type: ignore[import-untyp
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 
-from django_redislock import Lock, LockNotAcquired, LockUnavailable, Semaphore, get_lock
-from django_redislock import Lock, LockNotAcquired, Semaphore
+from django_redislock import Lock, LockNotAcquired, LockUnavailable, Semaphore
 from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
 from tests.helpers.actors import until
