@@ -184,7 +184,8 @@ class Process:
 
     def renew(self, request: Request, how: str = "keep", left: float = 30, fence: int | None = None) -> calls.Renewed:
         """``how``: keep, confirm, set, detach or raise."""
-        return run(calls.renew(request, how, left, fence))
+        with calls_once.take_slot(self._partition) as late:
+            return run(calls.renew(request, how, left, fence, late=late))
 
     def force(self, name: str, highest: int | None = None, what: str = "") -> bool:
         """Release the lock whoever holds it, unless its fence is higher; whether it was held. ``what``: SUSPENSION, or

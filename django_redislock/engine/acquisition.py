@@ -286,7 +286,7 @@ class Acquisition(Releasable):
         try:
             if reentrant:
                 held.shares.append(self)  # before it is sure, so that whoever leaves meanwhile is not the last
-            answer = yield from calls.renew(held.request, "confirm", held.ttl, held.fence, deadline)
+            answer = yield from calls.renew(held.request, "confirm", held.ttl, held.fence, deadline, late=held.late)
             if answer.state != calls.HELD:
                 self._runtime.watchdog.lose(held, reason_of(answer))
                 return False

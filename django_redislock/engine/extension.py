@@ -9,6 +9,7 @@ from ..base.steps import Steps
 from ..base.times import monotonic
 from ..exceptions import LockUnavailable
 from ..store import calls
+from ..store.calls_once import take_slot
 from ..store.lock_store import Partition
 from .announcements import reason_of
 from .attempt import check_acknowledged
@@ -33,11 +34,20 @@ def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> 
         how, left = "keep", lease.left_with(left)  # which may be sent again if the answer is lost
     if how == "set" and lease.renewing:
         left = max(left, min(lease.ttl, lease.spare + RENEWED_WITHIN))
+    request = lease.request if acknowledged else lease.request._replace(replicas=0)
+    late = lease.late
     if how in ("set", "detach"):
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
-    request = lease.request if acknowledged else lease.request._replace(replicas=0)
-    answer = yield from calls.renew(request, how, left, lease.fence, replicas=request.replicas, unknown=lease.unknown)
+        lease.sets += 1
+        late = (request.gone, str(lease.sets)) if how == "set" or lease.unknown else None
+    try:
+        answer = yield from calls.renew(request, how, left, lease.fence, replicas=request.replicas, late=late)
+    except BaseException:
+        if how == "set":  # it may arrive yet
+            lease.late = late
+            runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
+        raise
     if answer.state != calls.HELD:
         runtime().watchdog.lose(lease, reason_of(answer))
         raise lease.lost_error()
@@ -73,7 +83,8 @@ def renew_by_token(
     if how == "add":
         how, left = "keep", held.left + left  # as in renew()
     request = held.request._replace(replicas=0 if partition.store.memory else replicas)
-    answer = yield from calls.renew(request, how, left, replicas=request.replicas)
+    with take_slot(partition) as late:
+        answer = yield from calls.renew(request, how, left, replicas=request.replicas, late=late)
     if answer.state != calls.HELD:
         return False
     check_acknowledged(request, answer.acknowledged, "extend")

@@ -115,7 +115,9 @@ class Lease:
     canceller: Canceller | None = None
     changing: bool = False  # Redis is being asked to detach it
     detaching: float = 0.0  # detach() was called, for so many seconds; if it was interrupted, nobody knows the token
+    late: tuple[str, str] | None = None  # goes with its renewals, once an extend(replace_ttl=True) was not answered
     lost_reason: str = ""
+    sets: int = 0  # how often its end was set
     tried_release: bool = False
     unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
     urgent: bool = False  # ask Redis now, whatever the clock says

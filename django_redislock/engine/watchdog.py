@@ -111,9 +111,8 @@ class Watchdog:
     def shortened(self, lease: Lease, ends: float) -> None:
         """The lease may end at this time already: the holder is asking Redis for that."""
         with self._mutex:
-            if ends - lease.spare < lease.ends:
-                lease.ends = ends - lease.spare
-                self._plan_next(lease)
+            lease.ends = min(lease.ends, ends - lease.spare)
+            self._plan_next(lease)  # also so that no answer on its way counts
 
     def _plan_next(self, lease: Lease) -> None:
         if lease.watched:
@@ -302,7 +301,7 @@ class Watchdog:
             with self._mutex:
                 self._plan_next(lease)
             return None
-        command = calls.renew_command(lease.request, how, lease.ttl, lease.fence)
+        command = calls.renew_command(lease.request, how, lease.ttl, lease.fence, lease.late)
         with self._mutex:  # until the answer comes, only wake up for the end of the lease
             due = lease.ends
             self._plan(due, lease)

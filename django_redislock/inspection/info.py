@@ -340,7 +340,7 @@ def _force(name: str, using: str | None, by: str, fence: int | None, permit: int
     seen = yield from inspect(partition, name, waiters=0)
     if seen is None or (fence is not None and seen.fence > fence):
         return None
-    # and nobody else: if this has to be sent again, the next one has the lock by then. (A foreign value has no fence.)
+    # and nobody else, who may have got it meanwhile. (A foreign value has no fence.)
     if not (yield from calls.force(partition, name, seen.fence or None)):
         return None
     return (yield from _tell_of_force(name, seen, by))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -11,7 +10,7 @@ from redis.exceptions import ResponseError
 from ..base.display import Secret, SecretBytes
 from ..base.steps import Steps
 from ..base.times import NEVER, Deadline, monotonic
-from .calls_once import call_once, take_slot
+from .calls_once import call_once
 from .lock_store import Partition
 from .loop_connections import ENTERING, LEAVING
 from .node import Node
@@ -309,17 +308,12 @@ def renew(
     deadline: Deadline = NEVER,
     *,
     replicas: int = 0,
-    unknown: bool = False,
+    late: tuple[str, str] | None = None,
 ) -> Steps[Renewed]:
-    """Move the end of this attempt's lease; see renew_command(), and call() for the other arguments.
-
-    ``unknown``: see release(); of a lock that is detached.
-    """
-    gone = (request.gone, "") if unknown and how == "detach" else None
-    with take_slot(request.partition) if how == "set" else nullcontext(gone) as late:
-        command = renew_command(request, how, left, fence, late)
-        calling = call(request.partition, command, request.name, deadline=deadline, replicas=replicas)
-        answer, sent, _, node, acknowledged = yield from calling
+    """Move the end of this attempt's lease; see renew_command(), and call() for the other arguments."""
+    command = renew_command(request, how, left, fence, late)
+    calling = call(request.partition, command, request.name, deadline=deadline, replicas=replicas)
+    answer, sent, _, node, acknowledged = yield from calling
     found, old = renewed(node, answer, sent), request.old
     if old is not None and old.held and found.state == HELD:
         change = "set" if how in ("set", "detach") else "keep"
@@ -340,25 +334,24 @@ def force(
 ) -> Steps[bool]:
     """Release the lock, whoever holds it, unless the fence is above ``highest``; return whether there was one.
 
-    The answer may get lost, and this be sent again: where that finds nothing, the first one has done it.
     ``what``: WHATEVER there is, a planned suspension included, or a SUSPENSION alone. ``id``: of a semaphore, whose
     permit.
     """
     keys = make_keys(partition.prefix, name)
     value: bytes | None = None
-    repeated, more = False, True
-    while more:
+    more = b"1"
+    while more == b"1":
         most = "" if highest is None else str(highest)
         args = (name, id, partition.channel, str(partition.highest_fence), most, what)
-        reply = yield from call(partition, _FORCE[keys.stored].command(keys.declared, args), name)
-        held, more = reply.answer
-        value, repeated = value or held, repeated or reply.repeated
+        answer = yield from call_once(partition, _FORCE[keys.stored], keys.declared, args, name=name)
+        more, ended, held = answer.partition(b" ")
+        value = held if value is None and ended else value
         highest = 0  # it was released: whoever holds it by now came later
     holder = parse_holder(value)
     old = None if holder is None else old_key_of_held(partition, name, holder.id, holder.token)
     if old is not None:
         yield from old.call("free")
-    return value is not None or repeated
+    return value is not None
 
 
 def suspend(partition: Partition, name: str, seconds: float, owner: str) -> Steps[bool]:

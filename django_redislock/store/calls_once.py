@@ -1,4 +1,4 @@
-"""Calls that run once in Redis, however often they are sent: of values, counters, a pool's members, and suspensions.
+"""Calls that run once in Redis, however often they are sent: of values, counters, members, force() and suspend().
 
 A call that is sent again because its answer was lost must not count twice, and must return the first run's answer. So
 each call goes through a *slot*, which carries one call at a time and numbers them, and the script stores number and

@@ -95,7 +95,7 @@ def test_r8_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
     assert holder(client) == ""
 
 
-def test_r8_what_arrives_after_its_repetition_neither_shortens_a_lease_nor_suspends_again(
+def test_r8_what_arrives_after_its_repetition_neither_shortens_a_lease_nor_suspends_nor_resumes(
     impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(GENEROUS)
@@ -108,10 +108,37 @@ def test_r8_what_arrives_after_its_repetition_neither_shortens_a_lease_nor_suspe
     assert client.pttl(LOCK) > 3_000_000
     me(lock, "release")
     late = impatient.hold_request(f"{PREFIX}queue:{NAME}")
-    lock.suspend(3600)
-    assert lock.resume()
+    me(lock, "suspend", 3600)
+    assert me(lock, "resume")
     late.arrive()
-    assert lock.status() is LockStatus.FREE
+    assert me(lock, "status") is LockStatus.FREE
+    me(lock, "suspend", 3600)
+    late = impatient.hold_request("\r\ns\r\n")
+    assert me(lock, "resume")
+    me(lock, "suspend", 3600)
+    late.arrive()
+    assert me(lock, "status") is LockStatus.UNAVAILABLE
+
+
+@pytest.mark.parametrize("renewed", [False, True], ids=["by hand", "renewed"])
+def test_r8_an_extend_that_arrives_after_its_caller_gave_up_shortens_no_later_lease(
+    renewed: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(GENEROUS)
+    me, lock = crowd(), Lock(NAME, using="other", ttl=LONG, auto_renew=renewed)
+    me(lock, "acquire")
+    me(lock, "extend", 1)  # the script is known
+    late = impatient.hold_request("\r\nset\r\n")
+    retry_for(0)
+    with pytest.raises(LockUnavailable):
+        me(lock, "extend", 20, replace_ttl=True)
+    retry_for(GENEROUS)
+    if renewed:
+        until(lambda: me.read(lock.remaining) > 20)
+    else:
+        me(lock, "extend", LONG)
+    late.arrive()
+    assert me.read(lock.remaining) < client.pttl(LOCK) / 1000
 
 
 def test_r8_a_leader_whose_acquire_may_still_arrive_keeps_its_lock_to_the_end_of_its_term(

@@ -1,7 +1,7 @@
 -- renew: moves the end of a lease that this attempt holds; confirms a handoff.
 -- KEYS     @lock queue waiters index fence never late
---            late: for set, a slot (see once), as it may arrive again after what came later; for detach, gone, only while
---            an acquire of this attempt may still arrive
+--            late: gone, or a slot (see once): for set, as it may arrive after what came later; for the others, where such
+--            a set may still arrive; for detach, also where an acquire of this attempt may
 -- ARGV     name id channel known ttl how ms token fence number
 --            how: keep = at least ms from now; confirm = at least ttl from the grant; set = ms from now; detach = the
 --            same, and nobody here holds it any more; note = as confirm, and the next fence is above known
@@ -11,9 +11,8 @@
 --#include fence
 local LOST, HELD, ADOPTED = 0, 1, 2
 local value, answer, how = read_lock(), nil, ARGV.how
-if how == 'set' and (tonumber(string.match(redis.call('GET', KEYS.late) or '', '^%d+')) or 0) >= tonumber(ARGV.number) then
-  how = 'confirm' -- it was carried out before
-end
+local last = KEYS.late and tonumber(string.match(redis.call('GET', KEYS.late) or '', '^%d+')) or 0
+if how == 'set' and last >= tonumber(ARGV.number) then how = 'confirm' end -- it was carried out before, or is over
 if value then
   local id, channel, flag, fence, since, token, owner = parse_holder(value)
   -- the same attempt with another fence: a failover forgot its grant and let others in, before its turn came again (C3)
@@ -36,12 +35,11 @@ if value then
   end
   -- a deletion first: where memory has run out, Redis lets a script go on that has begun with one
   redis.call('HDEL', KEYS.waiters, '-')
-  if how == 'set' then redis.call('SET', KEYS.late, ARGV.number .. ' ', 'PX', 60000) end
+  if KEYS.late then redis.call('SET', KEYS.late, math.max(last, ARGV.number) .. ' ', 'PX', 60000) end
   if how == 'note' then next_fence() end --@fence-noted
   if handed or how == 'detach' then
     left = math.max(1, left) -- at the very end; Redis refuses to write a key for 0 ms
     write_lock(holder_value(id, channel, how == 'detach' and 'd' or 'c', fence, since, token, owner), left)
-    if how == 'detach' and KEYS.late then redis.call('SET', KEYS.late, '1', 'PX', 60000) end
     if handed then clear_handoff(flag) end --@confirm-clears
   else
     move_end(left)
