@@ -288,7 +288,7 @@ class Lock(Enterable):
         lease = self._held("use").its_lease
         if lease.lost:
             raise lease.lost_error()
-        lease.check_not_detached("use")
+        lease.check_not_ending("use")
 
     def claim(self, using: str = DEFAULT_DB_ALIAS) -> None:
         """Write the lock's fence into the database ``using``, as the first statement of a transaction of your own.

@@ -29,7 +29,7 @@ def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> 
     if lease.lost_reason:
         raise lease.lost_error()
     if how != "detach":
-        lease.check_not_detached("extend")
+        lease.check_not_ending("extend")
     if how == "add":
         how, left = "keep", lease.left_with(left)  # which may be sent again if the answer is lost
     if how == "set" and lease.renewing:

@@ -213,12 +213,12 @@ class Lease:
         """Whether it was left, on purpose, to whoever has its token."""
         return self.closed and self.detaching > 0.0
 
-    def check_not_detached(self, verb: str) -> None:
-        """Raise LockNotOwned for whoever tries ``verb`` after a detach() that failed: another may have adopted it."""
-        if self.detaching:
+    def check_not_ending(self, verb: str) -> None:
+        """Raise LockNotOwned for whoever tries ``verb`` after a detach() or release() that failed: it may arrive."""
+        if self.detaching or self.tried_release:
             raise LockNotOwned(
-                f"Cannot {verb} the lock {self.name!r}: detach() has failed, and may have been carried out. Release "
-                f"the lock, or detach it again.",
+                f"Cannot {verb} the lock {self.name!r}: {'detach' if self.detaching else 'release'}() has failed, and "
+                f"may have been carried out. Release the lock, or detach it again.",
                 self.name,
             )
 

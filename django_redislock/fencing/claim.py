@@ -62,7 +62,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
     """
     if lease.lost:
         raise lease.lost_error()
-    lease.check_not_detached("claim")
+    lease.check_not_ending("claim")
     connection, within = connections[check_database(alias, "using")], lease.terms.fence_timeout
     connection.ensure_connection()  # with autocommit off, that begins a transaction
     if not first and not open_transaction(connection):

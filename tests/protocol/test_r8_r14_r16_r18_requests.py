@@ -141,6 +141,28 @@ def test_r8_an_extend_that_arrives_after_its_caller_gave_up_shortens_no_later_le
     assert me.read(lock.remaining) < client.pttl(LOCK) / 1000
 
 
+def test_r8_a_lock_whose_release_may_still_arrive_is_not_used_again(
+    impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
+) -> None:
+    """Its release() has raised LockUnavailable."""
+    retry_for(GENEROUS)
+    me, lock = crowd(), Lock(NAME, using="other", ttl=LONG)
+    me(lock, "acquire")
+    late = impatient.hold_request(RELEASE)
+    retry_for(0)
+    with pytest.raises(LockUnavailable):
+        me(lock, "release")
+    retry_for(GENEROUS)
+    with pytest.raises(LockNotOwned, match="release\\(\\) has failed, and may have been carried out"):
+        me(lock, "extend", LONG)
+    with pytest.raises(LockNotOwned):
+        me.read(lock.check)
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert holder(client) == ""
+    me(lock, "release")
+
+
 def test_r8_a_leader_whose_acquire_may_still_arrive_keeps_its_lock_to_the_end_of_its_term(
     impatient: Proxy, client: redis.Redis, retry_for: Callable[[float], None]
 ) -> None:
