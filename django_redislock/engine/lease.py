@@ -115,7 +115,7 @@ class Lease:
     canceller: Canceller | None = None
     changing: bool = False  # Redis is being asked to detach it
     detaching: float = 0.0  # detach() was called, for so many seconds; if it was interrupted, nobody knows the token
-    late: tuple[str, str] | None = None  # goes with its renewals, once an extend(replace_ttl=True) was not answered
+    late: tuple[str, str] | None = None  # goes with its renewals, where an acquire or a set may still arrive
     lost_reason: str = ""
     sets: int = 0  # how often its end was set
     tried_release: bool = False
@@ -143,6 +143,8 @@ class Lease:
         self.ends: float = ends - terms.spare
         self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
         self.unknown: bool = unknown  # an acquire of this attempt may still arrive
+        if unknown:
+            self.late = request.gone, "0"
         self.since: float = monotonic()
         self.known: float = self.since  # as of when Redis has said last that it is held
         self.pid: int = os.getpid()

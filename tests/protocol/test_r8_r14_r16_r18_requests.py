@@ -90,8 +90,31 @@ def test_r8_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
     with pytest.raises(LockUnavailable):
         crowd()(Lock(NAME, using="other"), "acquire", blocking=False)
     until(lambda: client.keys("*gone:*"))
-    for request in until(lambda: [trouble for trouble in late if trouble.caught.is_set()]):
-        request.arrive()
+    met = until(lambda: [trouble for trouble in late if trouble.caught.is_set()])
+    for trouble in late:
+        trouble.let_go()
+    assert all(trouble.over.wait(GENEROUS) for trouble in met)
+    assert holder(client) == ""
+
+
+@pytest.mark.parametrize("end", ["detached", "forced", "renewed"])
+def test_r8_an_acquire_that_arrives_when_its_lock_has_gone_on_to_others_does_nothing(
+    end: str, impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(GENEROUS)
+    me, lock = crowd(), Lock(NAME, using="other", ttl=LONG)
+    late = impatient.hold_request(ACQUIRE)
+    assert me(lock, "acquire")
+    if end == "detached":
+        with Lock(NAME, token=me(lock, "detach"), adopt=True):
+            pass
+    elif end == "forced":
+        assert force_release(NAME)
+    else:
+        renew_all("other")
+    until(lambda: client.keys("*gone:*"))
+    client.delete(LOCK)  # its lease has ended
+    late.arrive()
     assert holder(client) == ""
 
 
@@ -157,8 +180,7 @@ def test_r8_a_lock_whose_release_may_still_arrive_is_not_used_again(
         me(lock, "extend", LONG)
     with pytest.raises(LockNotOwned):
         me.read(lock.check)
-    late.let_go()
-    assert late.over.wait(GENEROUS)
+    late.arrive()
     assert holder(client) == ""
     me(lock, "release")
 

@@ -1,7 +1,7 @@
 -- renew: moves the end of a lease that this attempt holds; confirms a handoff.
 -- KEYS     @lock queue waiters index fence never late
 --            late: gone, or a slot (see once): for set, as it may arrive after what came later; for the others, where such
---            a set may still arrive; for detach, also where an acquire of this attempt may
+--            a set, or an acquire of this attempt, may still arrive
 -- ARGV     name id channel known ttl how ms token fence number
 --            how: keep = at least ms from now; confirm = at least ttl from the grant; set = ms from now; detach = the
 --            same, and nobody here holds it any more; note = as confirm, and the next fence is above known
