@@ -381,11 +381,8 @@ def suspend(partition: Partition, name: str, period: Seconds, note: str) -> Step
 
 def resume(partition: Partition, name: str) -> Steps[bool]:
     """See Lock.resume()."""
-    if name.startswith(SEMAPHORE):
+    # asked in any case: one that was given up may still arrive, and does nothing after this
+    if name.startswith(SEMAPHORE) or not (yield from calls.force(partition, name, what=calls.SUSPENSION)):
         return False
-    seen = yield from inspect(partition, name, waiters=0)
-    if seen is None or seen.suspension is None:
-        return False
-    yield from calls.force(partition, name, what=calls.SUSPENSION)
     log_event(INFO, "resumed", name=name, by=describe_owner("", caller()))
     return True

@@ -143,6 +143,24 @@ def test_r8_what_arrives_after_its_repetition_neither_shortens_a_lease_nor_suspe
     assert me(lock, "status") is LockStatus.UNAVAILABLE
 
 
+def test_r8_a_suspension_that_was_given_up_does_not_begin_after_a_resume(
+    impatient: Proxy, crowd: Crowd, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(GENEROUS)
+    me, lock = crowd(), Lock(NAME, using="other")
+    me(lock, "suspend", 1)  # the script is known
+    assert me(lock, "resume")
+    late = impatient.hold_request(f"{PREFIX}queue:{NAME}")
+    retry_for(0)
+    with pytest.raises(LockUnavailable):
+        me(lock, "suspend", 3600)
+    retry_for(GENEROUS)
+    assert not me(lock, "resume")
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert me(lock, "status") is LockStatus.FREE
+
+
 @pytest.mark.parametrize("renewed", [False, True], ids=["by hand", "renewed"])
 def test_r8_an_extend_that_arrives_after_its_caller_gave_up_shortens_no_later_lease(
     renewed: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
