@@ -156,8 +156,7 @@ def test_r8_a_suspension_that_was_given_up_does_not_begin_after_a_resume(
         me(lock, "suspend", 3600)
     retry_for(GENEROUS)
     assert not me(lock, "resume")
-    late.let_go()
-    assert late.over.wait(GENEROUS)
+    late.arrive()
     assert me(lock, "status") is LockStatus.FREE
 
 
