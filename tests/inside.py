@@ -106,6 +106,7 @@ def counter_of(name: str) -> int:
 # limits that tests need shorter or longer, by their names here
 _LIMITS = {
     "look_every": "engine.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
+    "after_hanging": "store.loop_connections.AFTER_HANGING",  # seconds more for a loop that has hung
     "grace": "base.times.GRACE",  # seconds past its deadline in which an answer still counts
     "listening_within": "engine.attempt.LISTENING_WITHIN",
     "message_within": "engine.receiver.MESSAGE_WITHIN",  # seconds from the first byte of a message to its last

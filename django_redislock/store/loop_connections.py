@@ -23,6 +23,8 @@ from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Command, NotAsked, clas
 # The order in which waiting coroutines get a connection: a holder must be able to release, newcomers must not overtake
 # those who asked before, and a look by the clock alone has time.
 LEAVING, RETURNING, ENTERING, LOOKING = range(4)
+# seconds more, once time is up: where the loop has hung for all of it, nothing is said against the node
+AFTER_HANGING = 0.2
 
 
 class Loan:
@@ -123,11 +125,13 @@ class LoopConnections:
             else:
                 await self._enter(loan, _left(PATIENCE, by), urgency)
             sent = monotonic()
+            until = sent + node.config.timeout
             slot = self._take(node)
             if slot is None or sent - slot.used > IDLE or _was_reset(slot.connection):
                 slot = await self._connected(slot, node, _left(node.config.timeout, by))
+                until = monotonic() + node.config.timeout
                 by = by and max(by, monotonic() + GRACE)  # as in ThreadConnections
-            until, connection, limit = sent + node.config.timeout, slot.connection, slot.limit
+            connection, limit = slot.connection, slot.limit
             read: list[Any] = []
             try:
                 limit.begin(until if by is None or by > until else by)
@@ -185,6 +189,13 @@ class LoopConnections:
             self.drop_idle(node)  # nor are those in order that were unused for longer
         for oldest in surplus(self.idle, self._bound - len(self._loans)):  # make room for the new one
             oldest.connection.abort()
+        try:
+            return await self._connect(node, seconds)
+        except TimeoutError:
+            return await self._connect(node, AFTER_HANGING)
+
+    @staticmethod
+    async def _connect(node: Node, seconds: float) -> LoopSlot:
         slot = LoopSlot(node, node.for_loops.connection(seconds, socket_timeout=None))
         try:
             slot.limit.begin(monotonic() + seconds)
@@ -200,7 +211,7 @@ class LoopConnections:
         loop = asyncio.get_running_loop()
         granted = loop.create_future()
         self._queues[urgency].append((loan, granted))
-        limit = Alarm(loop, patience, partial(self._give_up, granted))
+        limit = Alarm(loop, patience, partial(Alarm, loop, AFTER_HANGING, partial(self._give_up, granted)))
         try:
             await granted
         finally:

@@ -524,3 +524,21 @@ def test_who_meets_a_former_master_hears_the_one_that_took_over_at_its_address(
         if first == "a newcomer":
             me(Lock(NAME), "acquire")
         until(lambda: new.pubsub_channels("redislock*"))
+
+
+def test_an_event_loop_that_hangs_until_time_is_up_says_nothing_against_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for those who connect nor for those who wait for a connection."""
+    limit(monkeypatch, grace=0.1, after_hanging=GENEROUS)
+
+    async def ask_and_hang() -> bool:
+        locks = [Lock(f"{NAME}:{number}", blocking_timeout=0) for number in range(40)]
+        asking = [asyncio.create_task(lock.aacquire()) for lock in locks]
+        await asyncio.sleep(0)
+        sleep(0.5)
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        for lock, answer in zip(locks, answers, strict=True):
+            if answer is True:
+                await lock.arelease()
+        return answers == [True] * 40
+
+    until(lambda: asyncio.run(ask_and_hang()))  # where the machine is busy, it may take several tries
