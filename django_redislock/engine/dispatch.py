@@ -33,6 +33,7 @@ from ..store.wire import BLAMELESS, Command, Refused, change_timeout, exchange, 
 from .announcements import Notifier
 
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
+BATCH = 250  # commands in one write
 
 _Outages = WeakKeyDictionary[Node, Outage]
 
@@ -93,7 +94,9 @@ class Dispatch:
             self._again(lost, LAST_RETRY)
         # C5: each node for itself, with a time limit of its own
         for node, batch in batches.items():
-            patience = min(getattr(outgoing.task, "ttl", math.inf) / 6 for outgoing in batch)  # of leases
+            # shortest leases first, see _send_all(); releases have none
+            batch.sort(key=lambda outgoing: getattr(outgoing.task, "ttl", math.inf))
+            patience = getattr(batch[0].task, "ttl", math.inf) / 6
             self._send(node, batch, max(0.05, min(node.config.timeout, patience)))
 
     def _send(self, node: Node, batch: list[Outgoing], timeout: float) -> None:
@@ -124,7 +127,8 @@ class Dispatch:
         connection: Any = None
         while True:
             with self._mutex:
-                batch, sender.batch = sender.batch, []
+                # so many at a time: an answer counts once all of its batch are there, and leases go on ending
+                batch, sender.batch = sender.batch[:BATCH], sender.batch[BATCH:]
                 if not batch:
                     self._senders[node].remove(sender)
                     if _is_open(connection) and node not in self._spare and not (node.closed or node.config.memory):
@@ -140,6 +144,8 @@ class Dispatch:
             except Exception as error:  # of any kind: the watchdog must hear of it
                 if connection is not None:
                     connection.disconnect()
+                with self._mutex:
+                    batch, sender.batch = batch + sender.batch, []  # one failure of all, not one after the other
                 self._failed(self._outages, node, batch, error)
             else:
                 self._answered(node, batch, answers, sent)

@@ -84,6 +84,23 @@ def test_leases_are_looked_at_together_and_at_most_20_times_a_second(
         me(lock, "release")  # none is lost: they were renewed
 
 
+def test_the_shortest_leases_are_renewed_first_without_waiting_for_the_answers_to_all_others(
+    crowd: Crowd, network: Proxy
+) -> None:
+    me, short = crowd(), Lock(f"{NAME}:short", ttl=60)
+    locks = [*(Lock(f"{NAME}:{number}", ttl=600) for number in range(260)), short]
+    for lock in locks:
+        me(lock, "acquire")
+    until(inside.all_seen)
+    again, stuck = me.read(lambda: renewed(short)), network.hold_request(f"{NAME}:259", times=1000)
+    renew_all()
+    until(lambda: me.read(again))
+    assert stuck.caught.wait(GENEROUS)
+    stuck.end()
+    for lock in locks:
+        me(lock, "release")
+
+
 def test_a_renewal_that_crosses_detach_or_the_release_is_no_loss(
     network: Proxy, client: redis.Redis, other: Any, caplog: Any
 ) -> None:
