@@ -12,7 +12,7 @@ import django_redislock
 from django_redislock import Lock, LockLost, LockPool, LockStatus, LockUnavailable, force_release, list_locks
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, until
 from tests.helpers.state import NAME, QUEUE, TOKEN, WAITERS, holder, leftovers
 from tests.inside import own_process
 
@@ -164,6 +164,22 @@ def test_r15_a_queue_of_dead_waiters_is_dropped_in_many_short_calls(how: str, ki
             assert force_release(NAME)
     assert scripts[0] >= FEW / 600
     assert not client.exists(QUEUE, WAITERS)
+
+
+def test_r15_the_dead_keep_no_queue_full_though_a_hundred_are_looked_at_each_time(
+    client: redis.Redis, crowd: Crowd
+) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=LONG)
+    me(lock, "acquire")
+    living, dead = Ghost(client), Ghost(client, alive=False)
+    for number in range(120):
+        living.queue(f"living-living-living-{number:03}", name=NAME)
+    for number in range(120):
+        dead.queue(f"dead-dead-dead-dead-{number:03}", name=NAME)
+    last, late = crowd(), Lock(NAME, max_waiters=130)
+    until(lambda: last(late, "acquire", blocking_timeout=0.01) or 120 <= client.zcard(QUEUE) < 130)
+    living.close()
+    dead.close()
 
 
 def test_r15_info_reads_a_hundred_of_many_thousand_waiters_and_a_look_none(client: redis.Redis, crowd: Crowd) -> None:

@@ -105,9 +105,10 @@ if ARGV.wait ~= '0' then
     -- whether as many others wait already as the caller accepts. Those who have died meanwhile do not count: they are
     -- dropped here, as nobody else may do so for as long as the lock is held
     local function is_full()
-      local most = tonumber(ARGV.most)
-      if redis.call('ZCARD', KEYS.queue) < most --[[@most-waits-already]]or redis.call('ZSCORE', KEYS.queue, ARGV.id) --[[@]]then return false end
-      local ids, dead, absent = redis.call('ZRANGE', KEYS.queue, 0, 99), {}, {}
+      local most, waiting = tonumber(ARGV.most), redis.call('ZCARD', KEYS.queue)
+      if waiting < most --[[@most-waits-already]]or redis.call('ZSCORE', KEYS.queue, ARGV.id) --[[@]]then return false end
+      local first = us % math.max(1, waiting - 99) -- a hundred of them, each time others
+      local ids, dead, absent = redis.call('ZRANGE', KEYS.queue, first, first + 99), {}, {}
       if #ids == 0 then return true end
       for i, entry in ipairs(redis.call('HMGET', KEYS.waiters, unpack(ids))) do
         local channel, _, alive_until = parse_waiter(entry)
