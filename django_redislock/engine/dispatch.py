@@ -29,6 +29,7 @@ from ..store.node import Node
 from ..store.retry import ask_replicas
 from ..store.scripts import wants_source, with_source
 from ..store.sentinels import believe, connect
+from ..store.thread_connections import ThreadConnections
 from ..store.wire import BLAMELESS, Command, Refused, change_timeout, exchange, hints_at_failover, is_stale, wording
 from .announcements import Notifier
 
@@ -254,20 +255,27 @@ def _is_open(connection: Any) -> bool:
 
 def send_now(node: Node, connection: Any, batch: Sequence[Outgoing], by: float | None) -> tuple[list[Any], float]:
     """Send ``batch``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
+
+    def send(commands: Sequence[Command]) -> list[Any]:
+        return exchange(connection, commands, by)
+
     try:
         run(connect(connection))
     except (Refused, AuthenticationError):  # it is full, say, or wants another password: those that there are go on
-        partition: Partition = batch[0].task.partition
-        if not partition.store.threads.idle:
+        threads: ThreadConnections = batch[0].task.partition.store.threads
+        waits = any(outgoing.replicas for outgoing in batch)  # for replicas, by the connection that has written
+        if waits or not any(slot.node is node for slot in threads.idle.copy()):
             raise
-        commands = [with_source(each.command) if each.command[0] == "EVALSHA" else each.command for each in batch]
-        return partition.store.threads.exchange(node, commands, by or monotonic() + connection.socket_timeout)
+
+        def send(commands: Sequence[Command]) -> list[Any]:
+            return threads.exchange(node, commands, by or monotonic() + connection.socket_timeout)[0]
+
     sent = monotonic()
-    answers = exchange(connection, [outgoing.command for outgoing in batch], by)
+    answers = send([outgoing.command for outgoing in batch])
     run(believe(connection, sent))
     refused = [i for i, answer in enumerate(answers) if wants_source(batch[i].command, answer)]
     if refused:
-        again = exchange(connection, [with_source(batch[i].command) for i in refused], by)
+        again = send([with_source(batch[i].command) for i in refused])
         for i, answer in zip(refused, again, strict=True):
             answers[i] = answer
     return answers, sent

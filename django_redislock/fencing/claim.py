@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, transaction
@@ -198,13 +199,14 @@ def open_together(
     """
     try:
         for alias in aliases:
-            connection = connections[alias]
+            atomic, connection = transaction.atomic(using=alias, durable=durable), connections[alias]
+            opened.push(partial(_end, atomic, connection))  # first: this may be interrupted right after it has begun
             leases = [lease for lease, where in claims if where == alias]
             if leases and connection.vendor == "sqlite":  # its BEGIN waits too, in transaction_mode IMMEDIATE
                 with _explaining(leases[0], alias), bounded(connection, leases[0].terms.fence_timeout):
-                    opened.enter_context(_transaction(alias, durable))
+                    atomic.__enter__()
             else:
-                opened.enter_context(_transaction(alias, durable))
+                atomic.__enter__()
             for lease in leases:
                 claim(lease, alias, first=True)
         opened.callback(_leave_callbacks_to_the_last, [connections[alias] for alias in aliases])
@@ -213,12 +215,9 @@ def open_together(
         raise
 
 
-@contextmanager
-def _transaction(alias: str, durable: bool) -> Iterator[None]:
-    # a generator ends with its block when it dies: where an ExitStack was interrupted, which enters it first and then
-    # keeps it
-    with transaction.atomic(using=alias, durable=durable):
-        yield
+def _end(atomic: transaction.Atomic, connection: BaseDatabaseWrapper, /, *error: Any) -> None:
+    if atomic in connection.atomic_blocks:  # it has begun
+        atomic.__exit__(*error)
 
 
 def _leave_callbacks_to_the_last(opened: list[BaseDatabaseWrapper]) -> None:

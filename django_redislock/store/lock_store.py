@@ -53,7 +53,7 @@ class LockStore:
         self._node_by_tag: dict[int, Node] = {} if self.clustered else {0: Node(config)}  # as far as it is known
         self.threads: ThreadConnections = ThreadConnections(self.bound, config)
         if config.sentinels is not None:
-            config.sentinels.turn.on_change = lambda: self.demoted(self._node_by_tag[0])
+            config.sentinels.turn.on_change = self._replace_master
         # the loop alone keeps them: one that is dropped without being closed is collected, and they with it (but not
         # where a coroutine of it waits for a lock; see _forget_closed_loops() for one that is closed)
         self._loops: dict[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]] = {}
@@ -100,16 +100,25 @@ class LockStore:
             self.threads.drop_idle(node)
             self._in_loops(lambda connections: connections.drop_idle(node))
 
-    def demoted(self, node: Node | None, error: Exception | None = None) -> None:
-        """``node`` says by ``error`` that it may be no master any more, or sentinels name another one (None).
-
-        What leads to its address may end at another server now. Or it hangs, and what is open stays open: its successor
-        hands no lock to those who listen there.
-        """
+    def demoted(self, node: Node | None, error: Exception) -> None:
+        """``node`` says that it may be no master any more. What leads to its address may end at another server now."""
         self.suspect(node)
-        if not self.clustered and (error is None or is_read_only(error)):
-            for partition in list(self.partitions.values()):
-                partition.on_demotion()
+        if not self.clustered and is_read_only(error):
+            self._subscribe_anew()
+
+    def _replace_master(self) -> None:
+        """Sentinels name another master: nothing leads to the former one any more, which may hang, or not know it.
+
+        Its successor hands no lock to those who listen there.
+        """
+        former, self._node_by_tag[0] = self._node_by_tag[0], Node(self.config)
+        former.close()
+        self.suspect(former)
+        self._subscribe_anew()
+
+    def _subscribe_anew(self) -> None:
+        for partition in list(self.partitions.values()):
+            partition.on_demotion()
 
     def blame(self, node: Node | None, error: Exception) -> None:
         """Draw the consequences of an error by which a node could not be asked."""

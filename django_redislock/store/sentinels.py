@@ -103,9 +103,9 @@ class Sentinels:
             if state and address and self.manager.check_master_state(state, self.service_name):
                 host, port = map(str_if_bytes, address)
                 master = getattr(self.manager, "_force_master_ip", None) or host, int(port)
-                if master != self.turn.master:
+                former, self.turn.master = self.turn.master, master
+                if former not in (None, master):
                     self.turn.on_change()
-                    self.turn.master = master
                 self.turn.last, self.turn.doubted = number, False
                 return master
             if state:

@@ -1,7 +1,6 @@
 """Interrupts coroutines at each of their awaits, and threads anywhere; and checks that nothing is left behind."""
 
 import asyncio
-import contextlib
 import dis
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -184,7 +183,7 @@ class Interrupter:
     """Runs a function and raises Interrupt at the ``place``-th (None: nowhere, only counts) of the places where CPython
     runs signal handlers, and where an exception of another thread (a time limit of a task queue) arrives: when a
     function begins, after a call has returned, and when a loop jumps back. Only places in files that ``where`` accepts
-    count, and in what contextlib does for these, except those in finalizers, whose exceptions Python swallows."""
+    count, except those in finalizers, whose exceptions Python swallows."""
 
     def __init__(self, where: Callable[[str], bool], place: int | None = None) -> None:
         self.places = 0
@@ -203,10 +202,7 @@ class Interrupter:
             sys.settrace(before)
 
     def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
-        caller: FrameType | None = frame
-        while caller and caller.f_code.co_filename == contextlib.__file__:
-            caller = caller.f_back
-        if not caller or not self._where(caller.f_code.co_filename) or _in_finalizer(frame):
+        if not self._where(frame.f_code.co_filename) or _in_finalizer(frame):
             return None
         self._before.pop(id(frame), None)
         frame.f_trace_opcodes = True
