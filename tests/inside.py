@@ -683,7 +683,8 @@ def wait_for_connections() -> int:
 
 
 def drop_idle_here() -> None:
-    _connections().drop_idle()
+    connections = get_partition().store.threads if asyncio._get_running_loop() is None else _connections()
+    connections.drop_idle()
 
 
 # what awaits something, by its owner and its name: wherever a coroutine of the package may be cancelled

@@ -40,8 +40,11 @@ from tests.inside import (
     all_seen,
     change_caches_while_a_store_is_made,
     distrust,
+    drop_idle_here,
+    ends,
     hang_up_idle,
     loops_with_connections,
+    renew_all,
     unused_here,
     watch_connections,
 )
@@ -303,6 +306,26 @@ def test_wakes_come_from_the_successor_of_a_master_that_hangs(
             until(lambda: new.pubsub_channels("*wake*"))
             me(lock, "release")
             assert waiting.result(60)
+
+
+@pytest.mark.complete
+def test_once_sentinels_name_another_master_nothing_leads_to_the_former_one_though_it_lives_on(crowd: Crowd) -> None:
+    """It may be cut off from them, and renew what its successor grants to others."""
+    with closing(Sentinels()) as own, caches(own.alias()):
+        new, (sentinel,) = own.clients[1], own.sentinel_clients
+        me, lock = crowd(), Lock("a", ttl=60)
+        me(lock, "acquire")
+        end = ends(lock)
+        renew_all()
+        until(lambda: ends(lock) > end)  # there is a connection to renew by
+        new.replicaof("NO", "ONE")
+        new.flushall()
+        sentinel.execute_command("SENTINEL", "REMOVE", MASTER)
+        sentinel.execute_command("SENTINEL", "MONITOR", MASTER, HOST, str(own.servers[1].port), "1")
+        me.read(drop_idle_here)
+        assert me(Lock("b"), "acquire")
+        renew_all()
+        until(lambda: me.read(lambda: lock.lost))
 
 
 @pytest.fixture(scope="module")
