@@ -21,7 +21,7 @@ S = TypeVar("S", bound="Slot")
 
 PATIENCE = 20.0  # seconds to wait for a connection
 IDLE = 0.005  # seconds unused after which a connection is checked before it is used again
-CHECK_EVERY = 0.05  # seconds, while waiting for a connection
+CHECK_EVERY = 0.05  # seconds, while threads wait for a connection: for all of them together
 IDLE_FOR = 30.0  # seconds after which an unused connection is closed
 
 
@@ -106,7 +106,7 @@ class ThreadConnections:
                     raise NotAsked("no connection became free in time")
                 self._waiting += 1
                 try:
-                    self._changed.wait(min(CHECK_EVERY, give_up - now))
+                    self._changed.wait(min(CHECK_EVERY * self._waiting, give_up - now))
                 finally:
                     self._waiting -= 1
             self._slots.add(weakref.ref(slot, self._slots.discard))
