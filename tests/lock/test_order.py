@@ -246,6 +246,7 @@ def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
     assert you(second, "owned")
 
 
+@pytest.mark.complete
 def test_when_redis_hangs_the_waiters_of_a_process_give_up_together(
     crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

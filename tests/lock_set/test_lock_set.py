@@ -276,6 +276,7 @@ def test_what_could_not_be_released_is_in_the_background_and_logged_but_for_the_
     assert me(outer, "owned")
 
 
+@pytest.mark.complete
 def test_a_set_that_waits_in_vain_gives_up_in_time_where_redis_hangs(crowd: Crowd, own: RedisServer) -> None:
     me, you, locks = crowd(), crowd(), LockSet(A, B, ttl=60)
     with caches(alias(DJANGO_REDIS, own.url, socket_timeout=300)), own.client() as raw:

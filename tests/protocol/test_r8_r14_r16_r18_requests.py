@@ -160,7 +160,7 @@ def test_r8_a_suspension_that_was_given_up_does_not_begin_after_a_resume(
     assert me(lock, "status") is LockStatus.FREE
 
 
-@pytest.mark.parametrize("renewed", [False, True], ids=["by hand", "renewed"])
+@pytest.mark.parametrize("renewed", [False, pytest.param(True, marks=pytest.mark.complete)], ids=["by hand", "renewed"])
 def test_r8_an_extend_that_arrives_after_its_caller_gave_up_shortens_no_later_lease(
     renewed: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
 ) -> None:

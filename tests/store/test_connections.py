@@ -526,6 +526,7 @@ def test_who_meets_a_former_master_hears_the_one_that_took_over_at_its_address(
         until(lambda: new.pubsub_channels("redislock*"))
 
 
+@pytest.mark.complete
 def test_an_event_loop_that_hangs_until_time_is_up_says_nothing_against_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for those who connect nor for those who wait for a connection."""
     limit(monkeypatch, grace=0.1, after_hanging=GENEROUS)
