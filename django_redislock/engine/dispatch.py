@@ -255,20 +255,19 @@ def _is_open(connection: Any) -> bool:
 
 def send_now(node: Node, connection: Any, batch: Sequence[Outgoing], by: float | None) -> tuple[list[Any], float]:
     """Send ``batch``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
-
-    def send(commands: Sequence[Command]) -> list[Any]:
-        return exchange(connection, commands, by)
-
+    threads: ThreadConnections | None = None
     try:
         run(connect(connection))
     except (Refused, AuthenticationError):  # it is full, say, or wants another password: those that there are go on
-        threads: ThreadConnections = batch[0].task.partition.store.threads
+        threads = batch[0].task.partition.store.threads
         waits = any(outgoing.replicas for outgoing in batch)  # for replicas, by the connection that has written
         if waits or not any(slot.node is node for slot in threads.idle.copy()):
             raise
 
-        def send(commands: Sequence[Command]) -> list[Any]:
-            return threads.exchange(node, commands, by or monotonic() + connection.socket_timeout)[0]
+    def send(commands: Sequence[Command]) -> list[Any]:
+        if threads is None:
+            return exchange(connection, commands, by)
+        return threads.exchange(node, commands, by or monotonic() + connection.socket_timeout)[0]
 
     sent = monotonic()
     answers = send([outgoing.command for outgoing in batch])

@@ -218,9 +218,10 @@ class Lease:
     def check_not_ending(self, verb: str) -> None:
         """Raise LockNotOwned for whoever tries ``verb`` after a detach() or release() that failed: it may arrive."""
         if self.detaching or self.tried_release:
+            failed = "detach" if self.detaching else "release"
             raise LockNotOwned(
-                f"Cannot {verb} the lock {self.name!r}: {'detach' if self.detaching else 'release'}() has failed, and "
-                f"may have been carried out. Release the lock, or detach it again.",
+                f"Cannot {verb} the lock {self.name!r}: {failed}() has failed, and may have been carried out. Release "
+                f"the lock{', or detach it' if self.detaching else ''} again.",
                 self.name,
             )
 

@@ -201,7 +201,7 @@ def _on_failure(sender: Any, task_id: str, exception: Any, args: Any, kwargs: An
 
 @signals.task_postrun.connect(weak=False)
 def _on_end(sender: Any, state: Any, **facts: Any) -> None:
-    """If it has not even begun: before_start() has refused it, say, or the result backend was away."""
+    """Release the lock of a task whose body has not run: before_start() has refused it, say."""
     if not isinstance(sender, LockedTask) or sender.request.get("redislock_began") or state == states.RETRY:
         return
     if sender._job_lock.from_enqueue:

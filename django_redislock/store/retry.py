@@ -172,7 +172,8 @@ def _send_until_answered(
                 partition.store.redirect(partition, error, node)
             replaced = hints_at_failover(error)
             if not replaced and not (partition.store.clustered and isinstance(error, PASSING)):
-                raise (yield from refusal(partition, request.commands if node else (), name, error, noun)) from error
+                refused = request.commands if node else ()  # without a node, the error came as we connected
+                raise (yield from refusal(partition, refused, name, error, noun)) from error
             if replaced:
                 partition.store.demoted(node, error)
             trouble = error
