@@ -25,7 +25,7 @@ from tests.helpers.jobs import Program
 from tests.helpers.processes import Worker, left_out
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import endless, trips, two_aliases  # noqa: F401 (fixtures)
-from tests.helpers.ways import certificate, guarded, own_pools, sentinels, tls_port  # noqa: F401 (fixtures)
+from tests.helpers.ways import certificate, guarded, sentinels, tls_port  # noqa: F401 (fixtures)
 from tests.inside import hears, let_go, limit, listen, note_loops
 
 T = TypeVar("T")

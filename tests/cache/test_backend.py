@@ -162,7 +162,6 @@ def on_fakeredis(backend: str, kind: type = fakeredis.FakeRedisConnection) -> Al
     return {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:1/0", "OPTIONS": options}
 
 
-@pytest.mark.usefixtures("own_pools")
 @pytest.mark.parametrize(
     "default", [{"BACKEND": "django_redislock.cache.LocMemCache"}, on_fakeredis(BACKEND)], ids=["LocMem", "fakeredis"]
 )
@@ -177,7 +176,6 @@ async def test_it_is_a_cache_with_our_locks(default: Alias, settings: Any) -> No
     assert await ours.alocked_get_or_set("later", AsyncMock(return_value=8)) == 8
 
 
-@pytest.mark.usefixtures("own_pools")
 @pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"])
 @pytest.mark.parametrize("kind", [fakeredis.FakeRedisConnection, Own])
 def test_locks_work_on_any_cache_with_fakeredis(backend: str, kind: type, crowd: Crowd, settings: Any) -> None:

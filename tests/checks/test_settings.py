@@ -127,7 +127,6 @@ UNUSABLE: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.usefixtures("own_pools")
 @pytest.mark.parametrize(("entry", "problem"), UNUSABLE, ids=[problem for _, problem in UNUSABLE])
 def test_an_alias_that_cannot_hold_locks_is_found_and_an_error_in_use(
     entry: Any, problem: str, settings: Any, me: Any
@@ -161,7 +160,6 @@ class Heir(Own):
     """What it does more, such as a check of certificates, the counterpart of its base does not do."""
 
 
-@pytest.mark.usefixtures("own_pools")
 @pytest.mark.parametrize(
     ("scheme", "options", "problem"),
     [
@@ -179,7 +177,6 @@ async def test_options_that_coroutines_cannot_use_are_found_and_never_ignored(
         await Lock("a").aacquire()
 
 
-@pytest.mark.usefixtures("own_pools")
 def test_options_of_sentinels_are_for_coroutines_as_well(caching: Set) -> None:
     sentinels = {**ASKING_SENTINELS, "SENTINEL_KWARGS": {"ssl": True}}
     caching(locks=of(BACKEND=DJANGO_REDIS, LOCATION="redis://shop/0", OPTIONS=sentinels))
@@ -208,7 +205,6 @@ def test_which_locks_exclude_each_other_and_whose_clear_flushes_them_is_said(cac
     assert "I002" not in ids()
 
 
-@pytest.mark.usefixtures("own_pools")
 def test_the_same_service_of_other_sentinels_is_another_database(caching: Set) -> None:
     def asking(user: str, *sentinels: tuple[str, int], backend: str = OURS) -> dict[str, Any]:
         location = f"redis://{user}@shop/0"  # django-redis has one pool for each URL

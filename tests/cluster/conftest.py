@@ -72,7 +72,7 @@ def use(cluster: Cluster, **settings: object) -> override_settings:
 
 
 @pytest.fixture
-def cluster(shared: Cluster, own_pools: None) -> Iterator[Cluster]:
+def cluster(shared: Cluster) -> Iterator[Cluster]:
     for node in shared.masters():
         node.client().flushall()
     with use(shared):
@@ -80,7 +80,7 @@ def cluster(shared: Cluster, own_pools: None) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def own_cluster(own_pools: None) -> Iterator[Cluster]:
+def own_cluster() -> Iterator[Cluster]:
     """A cluster that a test may break."""
     with redis_cluster() as cluster, use(cluster, TTL=6, RETRY_FOR=10):
         yield cluster

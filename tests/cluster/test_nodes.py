@@ -45,9 +45,7 @@ def test_a_dead_master_costs_the_failover_and_no_lock(own_cluster: Cluster, queu
         list_locks()
 
 
-def test_a_replaced_master_whose_address_still_takes_connections_is_left(
-    own_cluster: Cluster, own_pools: None, settings: Any
-) -> None:
+def test_a_replaced_master_whose_address_still_takes_connections_is_left(own_cluster: Cluster, settings: Any) -> None:
     """And hangs up: a proxy before it, say."""
 
     def acquired() -> bool:
@@ -109,7 +107,7 @@ def test_a_machine_that_is_gone_keeps_nobody_from_subscribing_at_another_node(
         assert waiting.result(60)
 
 
-def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools: None) -> None:
+def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off() -> None:
     """It says CLUSTERDOWN, for as long as it is asked; nothing else in this process asks where the slots are."""
     with redis_cluster(partitionable=True) as cluster, use(cluster, TTL=24):
         first = cluster.masters()[0]
@@ -181,7 +179,7 @@ def serve_no_more(cluster: Cluster, *names: str) -> None:
         node.ask("CLUSTER", "DELSLOTS", *{slot_of(name) for name in names})
 
 
-def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(own_pools: None, crowd: Any, queue: Queue) -> None:
+def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(crowd: Any, queue: Queue) -> None:
     options: dict[str, Any] = {"masters": 2, "replicas": 0, "cluster_require_full_coverage": "no"}
     with redis_cluster(**options) as cluster, use(cluster, TTL=60, RETRY_FOR=0.2):
         first, second = cluster.masters()
@@ -218,7 +216,7 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(own_pools: None, cr
 
 @pytest.mark.parametrize("how", ["answers late", "has not answered before", "is connected to late"])
 def test_requests_that_a_replaced_master_had_not_read_are_sent_to_the_new_one(
-    how: str, own_pools: None, settings: Any, crowd: Any, monkeypatch: pytest.MonkeyPatch
+    how: str, settings: Any, crowd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connections have much patience, and the nodes can be cut off from each other."""
     with redis_cluster(partitionable=True) as cluster:

@@ -13,7 +13,6 @@ import redis
 import trustme
 from django.test import override_settings
 from django_redis.client import DefaultClient
-from django_redis.pool import ConnectionFactory
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
@@ -78,12 +77,6 @@ def stopped(server: RedisServer) -> Iterator[None]:
         yield
     finally:
         server.process.send_signal(signal.SIGCONT)
-
-
-@pytest.fixture
-def own_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools of this test's own: django-redis keeps one pool per URL for ever, whatever the OPTIONS."""
-    monkeypatch.setattr(ConnectionFactory, "_pools", {})
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +233,14 @@ class Sentinels:
         busy machine, a sentinel that finds its servers slow gives up; then it is asked again."""
         old, first = self.master(), self._asked()[0]
         until(asked_for(lambda: self.master() != old, lambda: first.sentinel_failover(MASTER), every=3))
+
+    @contextmanager
+    def another_master(self) -> Iterator[None]:
+        """The first master hangs, and has been replaced."""
+        self.replicate()
+        with stopped(self.servers[0]):
+            self.fail_over()
+            yield
 
     def wait_for_it(self, seconds: float) -> None:
         """Set after how long the first sentinel considers a silent server dead; the next ones do so later."""

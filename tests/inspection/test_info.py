@@ -254,7 +254,7 @@ def test_a_fence_spares_whoever_came_later(me: Any, you: Any, caplog: pytest.Log
 
 
 @pytest.fixture
-def road(server: RedisServer, own_pools: None) -> Iterator[Proxy]:
+def road(server: RedisServer) -> Iterator[Proxy]:
     """That to Redis; "straight" is an alias with another one. Redis knows the script."""
     with proxy(server.port) as network, caches(alias(DJANGO, network.url), straight=alias(DJANGO, server.url)):
         hold("another")

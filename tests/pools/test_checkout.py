@@ -36,7 +36,7 @@ RetryFor = Callable[[float], None]
 
 
 @pytest.fixture
-def network(server: RedisServer, own_pools: None, accounts: LockPool, retry_for: RetryFor) -> Iterator[Proxy]:
+def network(server: RedisServer, accounts: LockPool, retry_for: RetryFor) -> Iterator[Proxy]:
     """The default alias leads through a network that loses and delays; the server already has the scripts."""
     retry_for(GENEROUS)  # on a busy machine, more than one answer may come too late
     with proxy(server.port) as running, caches(alias(DJANGO, running.url, socket_timeout=0.3)):

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 import redis
-from django_redis.pool import ConnectionFactory
 
 from django_redislock import Lock, LockPool
 from redisserver import RedisServer
@@ -95,7 +94,6 @@ def add_alias(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., s
     """Add an alias to CACHES; returns its name."""
 
     def add_alias(url: str, **options: Any) -> str:
-        monkeypatch.setattr(ConnectionFactory, "_pools", {})  # one per URL for ever, whatever the options
         cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}
         settings.CACHES = {**settings.CACHES, "other": cache}
         return "other"

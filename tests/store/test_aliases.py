@@ -39,8 +39,6 @@ from tests.inside import (
 
 from .conftest import Exercise
 
-pytestmark = pytest.mark.usefixtures("own_pools")
-
 
 @BOTH
 @pytest.mark.parametrize(

@@ -41,8 +41,6 @@ from tests.inside import (
 
 from .conftest import use_by_many
 
-pytestmark = pytest.mark.usefixtures("own_pools")
-
 WIRE = Wire()
 
 

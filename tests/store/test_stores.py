@@ -51,8 +51,6 @@ from tests.inside import (
 
 from .conftest import Exercise, ause
 
-pytestmark = pytest.mark.usefixtures("own_pools")
-
 
 @BOTH
 def test_changed_caches_lead_elsewhere_and_leave_no_connection_and_no_thread_behind(
@@ -278,9 +276,7 @@ def test_of_a_master_that_hangs_the_first_call_is_told_and_the_next_reaches_its_
         for waited in waiting:
             waited.result(60)
         assert me.read(unused_here) == 3
-        sentinels.replicate()
-        with stopped(sentinels.servers[0]):
-            sentinels.fail_over()
+        with sentinels.another_master():
             with pytest.raises(LockUnavailable, match="cannot be reached"):
                 me(Lock("a"), "acquire")
             assert me(Lock("a"), "acquire", blocking=False)
@@ -299,9 +295,7 @@ def test_wakes_come_from_the_successor_of_a_master_that_hangs(
         me(lock, "acquire")
         waiting = crowd().start(Lock("a", ttl=60), "acquire")
         until(lambda: old.pubsub_channels("*wake*") and me(lock, "info").waiters == 1)
-        sentinels.replicate()
-        with stopped(sentinels.servers[0]):
-            sentinels.fail_over()
+        with sentinels.another_master():
             assert me(Lock("b"), "acquire")
             until(lambda: new.pubsub_channels("*wake*"))
             me(lock, "release")

@@ -329,7 +329,7 @@ def slots(client: redis.Redis) -> list[Any]:
 
 
 @pytest.fixture
-def network(server: RedisServer, own_pools: None, retry_for: Callable[[float], None]) -> Iterator[Proxy]:
+def network(server: RedisServer, retry_for: Callable[[float], None]) -> Iterator[Proxy]:
     """The default alias leads through this proxy to a server that knows the scripts; answers are waited for briefly."""
     retry_for(GENEROUS)
     with proxy(server.port) as running, caches(alias(DJANGO, running.url, socket_timeout=0.3)):
