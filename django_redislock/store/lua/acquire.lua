@@ -13,95 +13,97 @@
 --            false, 1 = a handoff to this process ran out unheard, the limit before, if it was another}; the last three may
 --            be missing. States: calls.py
 local there -- how many keys exist of a lock that is not idle, KEYS.gone among them
+local value -- that of the lock
+local drawn -- the next fence or ticket, if it has been drawn
+local plain = false -- whether a newcomer has met a lock that is held, and has no more to do than to queue
 --#include @acquire_fast
---#include grant
+--#include @lock
+--#include unheard
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
 if not ARGV.ticket then ARGV.ticket, ARGV.token, ARGV.own, ARGV.most, ARGV.limit = '', '-', '', '', '' end
+local ticket, limit_before = drawn or ARGV.ticket, nil
 
-local value, idle = nil, there == 0 -- whether nobody has it and nobody waits, and no handoff of it has run out
+-- for all others, the functions in here would be made for nothing, and take a third of the time
+if not plain or ticket == '' and ARGV.wait ~= '0' then
+--#include grant
+  local idle = there == 0 -- whether nobody has it and nobody waits, and no handoff of it has run out
 --#include @idle
-if idle --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
-  local fence = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
-  if fence % 8 == 0 then
-    -- leases that ended by themselves, of processes that died: every change of a lease moves its entry
-    local past = redis.call('ZRANGEBYSCORE', KEYS.index, '-inf', us - 1000000, 'LIMIT', 0, 16)
-    if #past > 0 then redis.call('ZREM', KEYS.index, unpack(past)) end
+  if idle --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
+    local fence = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
+    if fence % 8 == 0 then
+      -- leases that ended by themselves, of processes that died: every change of a lease moves its entry
+      local past = redis.call('ZRANGEBYSCORE', KEYS.index, '-inf', us - 1000000, 'LIMIT', 0, 16)
+      if #past > 0 then redis.call('ZREM', KEYS.index, unpack(past)) end
+    end
+    return {GRANTED, us, fence, tonumber(ARGV.ttl)}
   end
-  return {GRANTED, us, fence, tonumber(ARGV.ttl)}
-end
 
---#include enqueue
+--#include queue
 --#include suspension
-value = value or read_lock()
-local ticket = tonumber(ARGV.ticket) or 0
-local id, channel, flag, fence, since, token, owner = parse_holder(value)
-
-if flag == 's' then
-  local anew, left = begin_anew(value, lease_left())
-  if anew ~= value then
-    value = anew
-    write_lock(value, left)
-    list_until(left)
+  value = value or read_lock()
+  local id, channel, flag, fence, since, token, owner = parse_holder(value)
+  if flag == 's' then
+    local anew, left = begin_anew(value, lease_left())
+    if anew ~= value then
+      value = anew
+      write_lock(value, left)
+      list_until(left)
+    end
   end
-end
-if id --[[@already-mine]]== ARGV.id--[[@]] then return {ALREADY, us, tonumber(fence), lease_left()} end
-if there > 0 and redis.call('EXISTS', KEYS.gone) == 1 then return {GIVEN_UP, us, 0, 0} end --@given-up
-local limit_before
+  if id --[[@already-mine]]== ARGV.id--[[@]] then return {ALREADY, us, tonumber(fence), lease_left()} end
+  if there > 0 and redis.call('EXISTS', KEYS.gone) == 1 then return {GIVEN_UP, us, 0, 0} end --@given-up
 --#include @impose_limit
 
--- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
--- at work with it. (Of channel '-', nobody can find out whether it is gone)
-local bears = id and ARGV.token ~= '-' and (token == '-' and id or token) == ARGV.token
-local adopts = flag == 'd'
-if bears and not adopts and channel ~= '-' --[[@adopts-own]]and channel ~= ARGV.own --[[@]]then
-  adopts = --[[@adopts-the-dead]]nobody_listens(channel)--[[@or]]true--[[@]]
-end
-
-if bears and adopts then
-  local left = tonumber(ARGV.ttl)
-  if flag ~= 'd' then
-    -- its holder seems dead: should it live, its fence is an old one from now on
-    left = math.max(left, lease_left()) --@adoption-lease
-    fence, since = next_fence() --@adoption-fence
+  -- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
+  -- at work with it. (Of channel '-', nobody can find out whether it is gone)
+  local bears = id and ARGV.token ~= '-' and (token == '-' and id or token) == ARGV.token
+  local adopts = flag == 'd'
+  if bears and not adopts and channel ~= '-' --[[@adopts-own]]and channel ~= ARGV.own --[[@]]then
+    adopts = --[[@adopts-the-dead]]nobody_listens(channel)--[[@or]]true--[[@]]
   end
-  clear_handoff(flag)
-  -- who has no note to leave keeps the one that is there
-  local note = string.find(ARGV.owner, '\n', 1, true) and '' --[[@adoption-note]]or string.match(owner, '\n.*$') --[[@]]or ''
-  write_lock(holder_value(ARGV.id, ARGV.channel, 'a', fence, since, ARGV.token, ARGV.owner .. note), left)
-  redis.call('ZREM', KEYS.queue, ARGV.id)
-  redis.call('HDEL', KEYS.waiters, ARGV.id)
-  list_until(left)
-  tell(channel, 'a ' .. id .. ' ' .. ARGV.name) --@adoption-told
-  return {ALREADY, us, tonumber(fence), left}
-end
 
-if ARGV.wait == 'a' and value then return {bears and BUSY or GIVEN_UP, us, 0, lease_left(), value} end
-
-if not value then
-  -- not at the top: whoever finds the lock held would make these functions for nothing, a sixth of its time
---#include @grant_next
-  if ARGV.wait == 'a' then --@adopt-only-waits
-    if grant_next() == 1 then return {MORE, us, 0, 0} end
-    return {GIVEN_UP, us, 0, 0, false, unheard}
-  end
-  value = begin_suspension() --@asker-suspends
-  if not value then
-    local verdict = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, count_free(), ARGV.id, grant_to)
-    if verdict == 'take' then
-      redis.call('ZREM', KEYS.queue, ARGV.id)
-      redis.call('HDEL', KEYS.waiters, ARGV.id)
-      local taken = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
---#include @grant_rest
-      return {GRANTED, us, taken, tonumber(ARGV.ttl), false, unheard, limit_before}
+  if bears and adopts then
+    local left = tonumber(ARGV.ttl)
+    if flag ~= 'd' then
+      -- its holder seems dead: should it live, its fence is an old one from now on
+      left = math.max(left, lease_left()) --@adoption-lease
+      fence, since = next_fence() --@adoption-fence
     end
-    if verdict == 'more' then return {MORE, us, ticket, 0} end
+    clear_handoff(flag)
+    -- who has no note to leave keeps the one that is there
+    local note = string.find(ARGV.owner, '\n', 1, true) and '' --[[@adoption-note]]or string.match(owner, '\n.*$') --[[@]]or ''
+    write_lock(holder_value(ARGV.id, ARGV.channel, 'a', fence, since, ARGV.token, ARGV.owner .. note), left)
+    redis.call('ZREM', KEYS.queue, ARGV.id)
+    redis.call('HDEL', KEYS.waiters, ARGV.id)
+    list_until(left)
+    tell(channel, 'a ' .. id .. ' ' .. ARGV.name) --@adoption-told
+    return {ALREADY, us, tonumber(fence), left}
   end
-end
 
-local state = BUSY
-if ARGV.wait ~= '0' then
+  if ARGV.wait == 'a' and value then return {bears and BUSY or GIVEN_UP, us, 0, lease_left(), value} end
+
+  if not value then
+--#include @grant_next
+    if ARGV.wait == 'a' then --@adopt-only-waits
+      if grant_next() == 1 then return {MORE, us, 0, 0} end
+      return {GIVEN_UP, us, 0, 0, false, unheard}
+    end
+    value = begin_suspension() --@asker-suspends
+    if not value then
+      local verdict = grant_in_order(KEYS.queue, KEYS.waiters, ARGV.name, count_free(), ARGV.id, grant_to)
+      if verdict == 'take' then
+        redis.call('ZREM', KEYS.queue, ARGV.id)
+        redis.call('HDEL', KEYS.waiters, ARGV.id)
+        local taken = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
+--#include @grant_rest
+        return {GRANTED, us, taken, tonumber(ARGV.ttl), false, unheard, limit_before}
+      end
+      if verdict == 'more' then return {MORE, us, tonumber(ARGV.ticket) or 0, 0} end
+    end
+  end
+
   -- who comes back with a ticket has been let in before
-  if ARGV.most ~= '' and ARGV.ticket == '' then --@most
+  if ARGV.wait ~= '0' and ARGV.most ~= '' and ARGV.ticket == '' then --@most
     -- whether as many others wait already as the caller accepts. Those who have died meanwhile do not count: they are
     -- dropped here, as nobody else may do so for as long as the lock is held
     local function is_full()
@@ -121,10 +123,16 @@ if ARGV.wait ~= '0' then
     end
     if is_full() then return {FULL, us, 0, lease_left(), value or false, unheard, limit_before} end
   end
-  state, ticket = enqueue(KEYS.queue, KEYS.waiters)
+  if ticket == '' and ARGV.wait ~= '0' then ticket = next_fence() end
+end
+
+local state = BUSY
+if ARGV.wait ~= '0' then
+  local queue, waiters = KEYS.queue, KEYS.waiters
+--#include enqueue
 --#include @note_queue
 end
 local left = lease_left()
 -- somebody else has written it, and it never ends: whoever looks for what is stuck must find it
 if left == -1 then redis.call('ZADD', KEYS.index, 'inf', ARGV.name) end
-return {state, us, ticket, left, value or false, unheard, limit_before}
+return {state, us, tonumber(ticket) or 0, left, value or false, unheard, limit_before}

@@ -6,7 +6,6 @@
 -- returns  {state, server us, fence or ticket, ms of lease (or until one may end), the member granted,
 --            1 = a handoff to this process ran out unheard}; the last may be missing. States: calls.py
 --#include line
---#include enqueue
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY = 0, 1, 2, 3, 4
 
 local function take(member)
@@ -40,12 +39,13 @@ if verdict == 'take' then
   if redis.call('EXISTS', KEYS.line) == 1 then grant_members() end
   return answer
 end
-local ticket = tonumber(ARGV.ticket) or 0
-if verdict == 'more' then return {MORE, us, ticket, 0, ''} end
+if verdict == 'more' then return {MORE, us, tonumber(ARGV.ticket) or 0, 0, ''} end
 
-local state = BUSY
+local state, ticket = BUSY, ARGV.ticket
 if ARGV.wait ~= '0' then
-  state, ticket = enqueue(KEYS.line, KEYS.line_waiters)
+  local queue, waiters = KEYS.line, KEYS.line_waiters
+  if ticket == '' then ticket = next_fence() end
+--#include enqueue
   clear_handoffs(KEYS.line_waiters, KEYS.busy)
 end
 local left = -2 -- one is free, and left for somebody who polls
@@ -62,4 +62,4 @@ if #find_free(1) == 0 then
   local due = redis.call('ZRANGE', KEYS.busy, 0, 0, 'WITHSCORES')[2]
   left = due and math.max(0, math.ceil((due - us) / 1000)) or 5000
 end
-return {state, us, ticket, left, '', unheard}
+return {state, us, tonumber(ticket) or 0, left, '', unheard}

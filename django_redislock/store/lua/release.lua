@@ -9,6 +9,7 @@
 --            holds it: false, the value of the lock, lease left in ms}
 local value
 --#include @release_fast
+--#include @hand_over_fast
 --#include @lock
 value = value or read_lock()
 local mine = ARGV.id .. ' '

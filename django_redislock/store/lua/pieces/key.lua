@@ -2,14 +2,19 @@
 -- (Marks such as @name and @or are for the tests, which leave rules out: see scripts.py.)
 
 --#piece acquire_fast_key
--- Acquire where nobody has the lock and nobody waits.
+-- Acquire where nobody has the lock and nobody waits, or somebody has it and the caller is a newcomer.
 --#include clock
 there = redis.call('EXISTS', --[[@idle-lock]]KEYS.lock, --[[@]]--[[@idle-queue]]KEYS.queue, --[[@]]--[[@idle-waiters]]KEYS.waiters, --[[@]]KEYS.gone)
+if there > 0 and ARGV.wait ~= 'a' and not ARGV.ticket then
+  value = redis.call('GET', KEYS.lock)
+  local id, flag = string.match(value or '', '^(%S+) %S+ (%S) ')
+  plain = id and id ~= --[[@already-mine]]ARGV.id--[[@or]]id--[[@]] and flag ~= 's' and redis.call('EXISTS', KEYS.gone) == 0
+end
 --#include acquire_fast
 
 --#piece first_lease_key
 -- The lock, written as write_lock() does
-    redis.call('SET', KEYS.lock, value, 'PX', ARGV.ttl)
+  redis.call('SET', KEYS.lock, value, 'PX', ARGV.ttl)
 
 --#piece release_fast_key
 -- Release where this process holds the lock and nobody waits, written out as acquire_fast is.
@@ -19,6 +24,33 @@ if value and string.sub(value, 1, #head) == head and not KEYS.gone and redis.cal
   redis.call('DEL', KEYS.lock)
   redis.call('ZREM', KEYS.index, ARGV.name) --@release-index
   return {1, 0}
+end
+
+--#piece hand_over_fast_key
+-- Release where this process holds the lock and the first in its queue lives: what hand_off does, written out as well.
+--#include clock
+head = string.sub(head, 1, -3)
+local flag = value and not KEYS.gone and not ARGV.how and string.sub(value, 1, #head) == head and string.sub(value, #head + 1, #head + 1)
+local first = flag and flag ~= 'd' and redis.call('ZRANGE', KEYS.queue, 0, 0--[[@order]]--[[@or]], 'REV'--[[@]])[1]
+if first then --@release-grants
+  local suspects, plan, entry = unpack(redis.call('HMGET', KEYS.waiters, '?', '~', first))
+  local channel, ttl, token, owner = string.match(entry or '', '^(%S+) ([1-9]%d*) 0 (%S+) (.*)$')
+  local usual = channel and #ttl < 6 --[[@suspects-skipped]]and not suspects --[[@]]--[[@release-suspends]]and not plan --[[@]]and string.byte(channel, -17) ~= 33
+  local drawn
+  if usual and --[[@the-dead]]redis.pcall('PUBSUB', 'NUMSUB', channel)[2] ~= 0--[[@or]]true--[[@]] then
+--#include draw
+  end
+  if drawn then
+    local ms = math.min(ttl--[[@grant-short]], math.max(3000, math.floor(ttl / 3))--[[@]])
+    local granted = first .. ' ' .. channel .. ' h ' .. drawn .. ' ' .. drawn .. ' ' .. token .. ' ' .. owner
+    redis.call('SET', KEYS.lock, granted, 'PX', ms) --@grant-written
+    redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name)
+    redis.call('ZREM', KEYS.queue, first)
+    redis.call('HSET', KEYS.waiters, '!', channel) --@grant-marked
+    redis.call('HDEL', KEYS.waiters, first)
+    redis.pcall('PUBLISH', channel, 'g ' .. first .. ' ' .. drawn .. ' ' .. drawn .. ' ' .. ms .. ' ' .. ARGV.name) --@grant-told
+    return {1, 0}
+  end
 end
 
 --#piece release_unwanted_key

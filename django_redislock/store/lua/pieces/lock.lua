@@ -10,7 +10,7 @@ local us = clock[1] * 1000000 + clock[2]
 --#piece fence
 -- Draws the next fence or ticket: max(last, highest the caller knows, server time - 1) + 1. So both grow across
 -- FLUSHALL, restarts, and a failover to a replica that lags or whose clock is behind. Returns it and the time, as text.
--- acquire_fast has the same rule, written out.
+-- draw has the same rule, written out.
 --#include holder
 local function next_fence()
   local fence = math.max(tonumber(ARGV.known), --[[@fence-time]]--[[@fence-us]]us--[[@or]]math.floor(us / 1000000)--[[@]] - 1--[[@or]]0--[[@]]) + 1
@@ -71,21 +71,33 @@ local function grant(id, channel, flag, ms, token, owner)
   return fence, since
 end
 
---#piece acquire_fast
--- The grant of a lock that nobody has and nobody waits for. It is written out, since each function that a script
--- makes or calls costs time, and so does each number of this size that becomes text, or the other way round: for the
--- others, next_fence() and grant() do the same. One in eight goes their way, and sweeps the index.
-local fence = clock[1] .. string.sub('00000', #clock[2]) .. clock[2]
--- as texts of one length, numbers compare as they do themselves
-if there == 0 and us % 8 ~= 0 and --[[@fence-time]]--[[@fence-us]]#ARGV.known == #fence and ARGV.known < fence--[[@or]]false--[[@]]--[[@or]]false--[[@]] --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
-  local before = redis.call('SET', KEYS.fence, fence, 'GET')
-  if --[[@fence-grows]]not before or #before == #fence and before < fence--[[@or]]tonumber(before or 0)--[[@]] then
-    local value = ARGV.id .. ' ' .. ARGV.channel .. ' c ' .. fence .. ' ' .. fence .. ' ' .. (ARGV.token or '-') .. ' ' .. ARGV.owner
---#include @first_lease
-    redis.call('ZADD', KEYS.index, us + ARGV.ttl * 1000, ARGV.name)
-    return {1, us, us, tonumber(ARGV.ttl)}
+--#piece draw
+-- Sets `drawn` to the next fence or ticket, unless the clock is behind, or Redis holds no fence of ours: next_fence()
+-- knows what to do then. Written out, since each function that a script makes or calls costs time, and so does each number
+-- of this size that becomes text, or the other way round.
+  local now = clock[1] .. string.sub('00000', #clock[2]) .. clock[2]
+  -- as texts of one length, numbers compare as they do themselves
+  if --[[@fence-time]]--[[@fence-us]]#ARGV.known == #now and ARGV.known < now--[[@or]]false--[[@]]--[[@or]]false--[[@]] then
+    local before = redis.call('SET', KEYS.fence, now, 'GET')
+    if --[[@fence-grows]]not before or #before == #now and before < now--[[@or]]tonumber(before or 0)--[[@]] then
+      drawn = now
+    else
+      redis.call('SET', KEYS.fence, before)
+    end
   end
-  redis.call('SET', KEYS.fence, before) -- the clock is behind, or this is no fence: next_fence() knows what to do
+
+--#piece acquire_fast
+-- The grant of a lock that nobody has and nobody waits for: seven in eight, as the others sweep the index as well. A plain
+-- newcomer where somebody has it only draws a ticket.
+local grants = there == 0 and us % 8 ~= 0 --[[@adopt-only-free]]and ARGV.wait ~= 'a'--[[@]]
+if grants or plain and ARGV.wait ~= '0' then
+--#include draw
+end
+if grants and drawn then
+  value = ARGV.id .. ' ' .. ARGV.channel .. ' c ' .. drawn .. ' ' .. drawn .. ' ' .. (ARGV.token or '-') .. ' ' .. ARGV.owner
+--#include @first_lease
+  redis.call('ZADD', KEYS.index, us + ARGV.ttl * 1000, ARGV.name)
+  return {1, us, us, tonumber(ARGV.ttl)}
 end
 
 --#piece once

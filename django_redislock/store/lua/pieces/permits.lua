@@ -15,10 +15,10 @@ there = redis.call('EXISTS', KEYS.ends, KEYS.queue, KEYS.waiters, KEYS.gone)
 
 --#piece first_lease_permits
 -- The first permit, written as write_lock() does
-    redis.call('HSET', KEYS.permits, ':', ARGV.limit, ARGV.id, value)
-    redis.call('ZADD', KEYS.ends, us + ARGV.ttl * 1000, ARGV.id)
-    redis.call('PEXPIRE', KEYS.permits, ARGV.ttl + SPARE)
-    redis.call('PEXPIRE', KEYS.ends, ARGV.ttl + SPARE)
+  redis.call('HSET', KEYS.permits, ':', ARGV.limit, ARGV.id, value)
+  redis.call('ZADD', KEYS.ends, us + ARGV.ttl * 1000, ARGV.id)
+  redis.call('PEXPIRE', KEYS.permits, ARGV.ttl + SPARE)
+  redis.call('PEXPIRE', KEYS.ends, ARGV.ttl + SPARE)
 
 --#piece release_fast_permits
 -- Release where this process holds the only permit and nobody waits, written out as acquire_fast is.

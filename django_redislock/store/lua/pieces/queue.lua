@@ -55,8 +55,8 @@ end
 
 -- R4: field '!' of a waiters hash names the channel of the last handoff until that is confirmed or given back. Found
 -- where the lock is free, it means that the lease ran out without a sign of life: the channel joins the suspects in '?'.
+--#include unheard
 local MOST_SUSPECTS = 16
-local unheard = 0 -- 1: a handoff to the process that asks ran out, though it lives
 
 -- whoever asks lives; nothing is handed to one who polls
 local function is_suspect(suspects, channel)
@@ -76,48 +76,40 @@ local function add_suspect(waiters, suspects, channel)
   return listed
 end
 
--- this process asks, so it is alive, whatever its handoffs say
-local function clear_suspect(waiters)
-  if ARGV.channel == '-' then return end
-  local mark, suspects = unpack(redis.call('HMGET', waiters, '!', '?'))
-  if mark == ARGV.channel then redis.call('HDEL', waiters, '!') end --@look-confirms
-  if not suspects then return end
-  local from, to = string.find(suspects, ARGV.channel, 1, true)
-  if not from then return end
-  unheard = 1
-  local others = --[[@suspects-clear]]string.sub(suspects, 1, from - 1) .. string.sub(suspects, to + 1)--[[@or]]suspects--[[@]]
-  if string.find(others, '%S') then
-    redis.call('HSET', waiters, '?', others)
-  else
-    redis.call('HDEL', waiters, '?')
-  end
-end
+--#piece unheard
+local unheard = 0 -- 1: a handoff to the process that asks ran out, though it lives
 
 --#piece enqueue
--- Puts the caller into a queue, or renews what is known of it there. Returns BUSY or REQUEUED, and its ticket: a fence,
--- drawn once.
---#include fence
---#include queue
-local function enqueue(queue, waiters)
-  local BUSY, REQUEUED = 0, 5
-  local state, channel, alive_until = BUSY, ARGV.channel, '0'
-  local ticket = ARGV.ticket == '' and next_fence() or ARGV.ticket
-  local added = redis.call('ZADD', queue, --[[@ticket-kept]]'NX'--[[@or]]'CH'--[[@]], --[[@tickets]]ticket--[[@or]]0--[[@]], ARGV.id) == 1
-  if added and ARGV.ticket ~= '' then
+-- Puts the caller into `queue`, or renews what is known of it there, in the hash `waiters`. `ticket` is a fence, drawn
+-- once; afterwards, the one that counts. Sets `state`.
+--#include unheard
+  if redis.call('ZADD', queue, --[[@ticket-kept]]'NX'--[[@or]]'CH'--[[@]], --[[@tickets]]ticket--[[@or]]0--[[@]], ARGV.id) == 0 then
+    if ARGV.ticket == '' then ticket = redis.call('ZSCORE', queue, ARGV.id) end -- it asks again, as the answer was lost (R8)
+  elseif ARGV.ticket ~= '' then
     -- it was dropped, and lives: the others of its process may have been dropped as well
-    state = REQUEUED --@requeued
-  elseif not added and ARGV.ticket == '' then
-    ticket = redis.call('ZSCORE', queue, ARGV.id) -- it asks again, as the answer was lost (R8)
+    state = 5 --@requeued
   end
-  clear_suspect(waiters)
+
+  -- this process asks, so it is alive, whatever its handoffs say
+  local mark, suspects = unpack(redis.call('HMGET', waiters, '!', '?'))
+  if mark == ARGV.channel then redis.call('HDEL', waiters, '!') end --@look-confirms
+  local from, to = string.find(suspects or '', ARGV.channel, 1, true)
+  if from and ARGV.channel ~= '-' then
+    unheard = 1
+    local others = --[[@suspects-clear]]string.sub(suspects, 1, from - 1) .. string.sub(suspects, to + 1)--[[@or]]suspects--[[@]]
+    if string.find(others, '%S') then
+      redis.call('HSET', waiters, '?', others)
+    else
+      redis.call('HDEL', waiters, '?')
+    end
+  end
+
   local patience = string.match(ARGV.wait, '^p(%d+)$')
-  if patience then channel, alive_until = '-', string.format('%.0f', us + patience * 1000) end
-  local entry = channel .. ' ' .. ARGV.ttl .. ' ' .. alive_until .. ' ' .. ARGV.token .. ' ' .. ARGV.owner
-  redis.call('HSET', waiters, ARGV.id, entry)
+  local alive_until = patience and string.format('%.0f', us + patience * 1000) or '0'
+  local entry = alive_until .. ' ' .. ARGV.token .. ' ' .. ARGV.owner
+  redis.call('HSET', waiters, ARGV.id, (patience and '-' or ARGV.channel) .. ' ' .. ARGV.ttl .. ' ' .. entry)
   redis.call('PEXPIRE', queue, 60000) --@queue-expires
-  keep(waiters, 60000)
-  return state, tonumber(ticket)
-end
+  if redis.call('PTTL', waiters) < 60000 then redis.call('PEXPIRE', waiters, 60000) end -- as keep() does
 
 --#piece several_handoffs
 -- Where several handoffs may be under way: of a semaphore, or to the line of a pool. Field '!' and the id, or the member,
