@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -212,8 +211,7 @@ class Listener:
             if kind in LOST:
                 self._watchdog.lose(lease, LOST[kind])
         elif kind in "gw":
-            with suppress(RuntimeError):  # no thread can be started now, and whoever reads wants something else
-                self._withdraw(id, name)
+            self._withdraw(id, name)
 
     def _withdraw(self, id: str, name: str) -> None:
         """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""

@@ -13,6 +13,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from logging import ERROR, WARNING
 from typing import Any
@@ -138,7 +139,8 @@ class Watchdog:
             tasks.append(Pending(request.partition, command, until, how != calls.WITHDRAWAL, now, request))
             for task in tasks:
                 self._pending[task] = None
-                self._plan(now, task)
+                with suppress(RuntimeError):  # no thread can be started now: the next one sends it, or the end
+                    self._plan(now, task)
 
     def wake_up(self) -> None:
         """Be there to abandon what is interrupted from now on."""

@@ -229,6 +229,29 @@ def test_where_an_event_loop_was_stopped_in_the_middle_the_end_of_the_process_gi
         loop.close()
 
 
+def test_where_no_thread_can_be_started_the_end_of_the_process_still_leaves_the_queues(
+    other: Any, client: redis.Redis, no_threads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def until_it_is_queued() -> None:
+        while not queued(client):
+            await asyncio.sleep(0.001)
+
+    other()(Lock(NAME).acquire)
+    inside.become_another_process(monkeypatch)
+    no_threads(True)
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(Lock(NAME).aacquire())
+    try:
+        loop.run_until_complete(asyncio.wait_for(until_it_is_queued(), GENEROUS))
+        inside.end_process()
+        assert not queued(client)
+    finally:
+        waiting.cancel()
+        loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
 def test_nobody_waits_for_a_thread_that_was_stopped_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
     inside.become_another_process(monkeypatch, finalizing=True)
     told: list[LockLost] = []
