@@ -156,12 +156,16 @@ def _use_lock(partition: Partition, name: str) -> Steps[None]:
     yield from calls.acquire(waiter, calls.QUEUED, None, deadline)
     yield from calls.renew(holder, "keep", PATIENCE, None, deadline)
     yield from calls.info(partition, keys, name, 1, deadline)
+    yield from calls.release(holder, deadline, unknown=True)  # nobody listens for the waiter: it is dropped
     yield from calls.release(waiter, deadline, unknown=True, how=calls.WITHDRAWAL)
-    yield from calls.release(holder, deadline, unknown=True)
 
 
 def _server(alias: str, the: str = "The") -> str:
     return f"{the} Redis server used for locks (cache alias {alias!r})"
+
+
+def _is_unauthenticated(trouble: BaseException | None) -> bool:
+    return isinstance(trouble, AuthenticationError) or (trouble is not None and _is_unauthenticated(trouble.__cause__))
 
 
 def _unseen(alias: str, trouble: Exception) -> CheckMessage:
@@ -171,7 +175,7 @@ def _unseen(alias: str, trouble: Exception) -> CheckMessage:
             hint="Leave this alias out of REDISLOCK['CLUSTER'], or grant the user +cluster|slots.",
             id="django_redislock.E009",
         )
-    if isinstance(trouble, AuthenticationError) or isinstance(trouble.__cause__, AuthenticationError):
+    if _is_unauthenticated(trouble):
         return Error(
             f"{_server(alias)} lets nobody in with the user and the password of the alias: {trouble}",
             hint="Set both in LOCATION or in OPTIONS of the alias.",

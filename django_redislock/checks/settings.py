@@ -133,7 +133,7 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
             continue
         if alias in ours:
             stores.setdefault(store.identity, []).append(alias)
-            if also is not None and also.name is None and alias != known.CACHE:
+            if also is not None and also.name is None and alias not in (known.CACHE, also.using):
                 try:
                     old_keys(also, alias, "x")
                 except ImproperlyConfigured as error:

@@ -165,6 +165,7 @@ def test_what_is_no_such_setting_is_refused_with_the_choices(value: Any, said: s
         ({"using": "old"}, {"BACKEND": f"{CACHE}locmem.LocMemCache"}, "W001", "The cache alias 'old' is not Redis"),
         ({"using": "old"}, {"BACKEND": f"{CACHE}db.DatabaseCache", "LOCATION": "x"}, "E003", "The cache alias 'old'"),
         ("django-redis", {"BACKEND": OURS, **TENANTS}, "E005", "The cache alias 'old' has a KEY_FUNCTION"),
+        ({"kind": "django-redis", "using": "old"}, {"BACKEND": OURS, **TENANTS}, "E005", "The cache alias 'old' has a"),
     ],
 )
 def test_a_check_says_that_it_is_on_and_what_is_wrong_with_it(

@@ -110,6 +110,7 @@ def test_a_server_too_old_or_silent_is_found(version: Any, expected: Any, cachin
         (["&*", "-eval"], ["E008"]),
         (["&*", "-evalsha"], []),  # locks do without
         (["&*", "-zadd"], ["E008"]),
+        (["&*", "-unlink"], ["E008"]),
         (["&*", "-publish"], ["W006"]),
     ],
 )
@@ -128,8 +129,12 @@ def test_a_database_that_the_server_does_not_have_is_found(own: RedisServer, cac
     assert "DB index is out of range" in told
 
 
+@pytest.mark.parametrize("clustered", [False, True])
 @pytest.mark.parametrize("user", ["", ":wrong@", "nobody:right@"])
-def test_a_server_that_lets_nobody_in_with_that_password_is_found(user: str, own: RedisServer, caching: Set) -> None:
+def test_a_server_that_lets_nobody_in_with_that_password_is_found(
+    user: str, clustered: bool, own: RedisServer, caching: Set, settings: Any
+) -> None:
+    settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": clustered, "RETRY_FOR": 0}
     with own.client() as client:
         client.config_set("requirepass", "right")
         caching(locks={"LOCATION": f"redis://{user}127.0.0.1:{own.port}/0"})
