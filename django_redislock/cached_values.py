@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
+from typing import Any, NoReturn, TypedDict, TypeVar, overload
 
 from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
+from .base.compat import Unpack
 from .base.display import refuse_arguments, shown, takes_by_name
 from .base.names import fit_name, quote
 from .base.processes import PerProcess
@@ -28,9 +29,6 @@ from .exceptions import LockError, LockUnavailable
 from .options import ANY_NUMBER, Options, check_timeout
 from .store.aliases import check_alias
 from .store.stores import get_partition
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 
 class Computation:

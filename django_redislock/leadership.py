@@ -5,9 +5,10 @@ from __future__ import annotations
 from asyncio import _get_running_loop
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from weakref import ref
 
+from .base.compat import Self, Unpack
 from .base.display import takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.steps import Steps, refuse_event_loop
@@ -17,9 +18,6 @@ from .engine.with_block import WithBlock, block_of
 from .exceptions import LockError
 from .lock import Lock
 from .options import LeaderOptions, read_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
 
 
 class leader(Lock):  # noqa: N801 (reads as ``locked`` does)

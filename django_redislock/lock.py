@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from asyncio import CancelledError, _get_running_loop
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS
 
+from .base.compat import Unpack
 from .base.display import refuse_arguments, takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.names import SEMAPHORE, check_name, check_token, refuse_semaphore
@@ -31,10 +32,6 @@ from .options import LockOptions, check_timeout, read_options
 from .store.calls import read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
-
 
 _ACQUIRE = ("blocking", "blocking_timeout", "token")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from asyncio import CancelledError, _get_running_loop
 from collections.abc import Coroutine, Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS
 
+from .base.compat import Unpack
 from .base.display import refuse_arguments, shown, takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, refuse_semaphore
@@ -23,9 +24,6 @@ from .exceptions import LockError
 from .lock import Lock
 from .open_transactions import warn_of_release
 from .options import SetOptions, check_timeout, read_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 _ACQUIRE = ("blocking", "blocking_timeout")
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequen
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .base.compat import Self, Unpack
 from .base.display import shown, takes_by_name
 from .base.names import check_name, member_name, pool_name, quote, unquoted
 from .base.steps import Steps, arun, run_blocking
@@ -25,9 +26,6 @@ from .options import AcquireOptions, LockOptions, read_options
 from .store.calls_once import change_members, count_members, has_member, replace_members
 from .store.lock_store import Partition
 from .store.stores import get_partition
-
-if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
 
 
 class PoolMember(Lock):

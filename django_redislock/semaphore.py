@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from .base.compat import Unpack
 from .base.display import takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, known_as, semaphore_name
@@ -14,9 +15,6 @@ from .inspection.info import LockStatus
 from .lock import Lock
 from .options import LimitedOptions, SemaphoreOptions, check_limit, read_options
 from .store.calls import read_permits
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 
 class Semaphore(Lock):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import SynchronousOnlyOperation
 
+from ..base.compat import Self
 from ..base.steps import arun, refuse_event_loop, run
 from ..base.times import Seconds
 from ..exceptions import LockError
@@ -27,9 +28,6 @@ from ..open_transactions import warn_of_release
 from ..options import check_timeout
 from .held import Held, twin
 from .lease import Lease
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # Python 3.11 has it in typing
 
 
 class Finalizer(weakref.ref[Any]):

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
 
+from ..base.compat import Self
 from ..base.display import shown
 from ..base.names import SEMAPHORE
 from ..exceptions import LockLost
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # Python 3.11 has it in typing
-
     BigIntegerField = models.BigIntegerField[int, int]
 else:
     BigIntegerField = models.BigIntegerField

@@ -10,20 +10,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.utils import timezone
 
+from ..base.compat import Unpack
 from ..call_names import Name
 from ..engine.owner import running_django_task
 from ..exceptions import LockError, LockUnavailable
 from ..options import JobOptions
 from .job_function import P, R, lock_function, lock_of
 from .job_lock import JobLock
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 
 def locked_job(

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huey.api import Huey, RedisHuey, Result, TaskWrapper
 from huey.exceptions import CancelExecution, RateLimitExceeded, RetryTask
 from huey.utils import normalize_time
 
+from ..base.compat import Unpack
 from ..call_names import Name
 from ..exceptions import LockError, LockUnavailable
 from ..options import JobOptions
 from .job_function import P, R, lock_function, lock_of
 from .job_lock import JobLock
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 
 def locked_job(

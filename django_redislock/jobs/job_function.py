@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+from ..base.compat import Unpack
 from ..call_names import Name, check_function, given_name, wraps
 from ..options import JobOptions
 from .job_lock import Job, JobLock, running_job
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 P = ParamSpec("P")
 R = TypeVar("R")

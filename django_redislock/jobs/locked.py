@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 
+from ..base.compat import Unpack
 from ..base.display import shown, takes_by_name
 from ..base.steps import Call, Steps, arun, run_blocking
 from ..base.times import Seconds, seconds
@@ -30,9 +31,6 @@ from ..engine.several import around, make_acquisition
 from ..fencing.claim import begin
 from ..open_transactions import aliases_to_claim, warn_of_release
 from ..options import SectionOptions, SetOptions, check_kind, mark_locked, read_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 P = ParamSpec("P")
 R = TypeVar("R")

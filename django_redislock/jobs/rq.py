@@ -8,20 +8,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rq import Callback, Queue, Retry, get_current_job
 from rq.job import Job, JobStatus
 from rq.utils import now
 
+from ..base.compat import Unpack
 from ..call_names import Name
 from ..exceptions import LockError
 from ..options import JobOptions
 from .job_function import P, R, lock_function, lock_of
 from .job_lock import JobLock
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 
 def locked_job(

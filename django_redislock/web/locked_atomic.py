@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, ov
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from ..base.compat import Unpack
 from ..base.display import Secret, shown, takes_by_name
 from ..base.name_templates import has_fields
 from ..base.names import check_name
@@ -43,9 +44,6 @@ from ..options import (
     mark_locked,
     read_options,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
+from ..base.compat import Unpack
 from ..base.display import shown, takes_by_name
 from ..base.pace import note_held
 from ..base.steps import Call, CallOut, Steps, arun, run_blocking
@@ -55,9 +56,6 @@ from .requests import (
     warn_above_login,
 )
 from .transactions import LateRelease, OpenedHere, to_open
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,11 +1,13 @@
 """What type checkers know of the package: mypy, which checks this file too, fails where one of these is wrong."""
 
 import sys
-from typing import TYPE_CHECKING
+from inspect import getmembers, isclass, isfunction
+from typing import TYPE_CHECKING, get_type_hints
 
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
+import django_redislock
 from django_redislock import (
     Lock,
     LockPool,
@@ -79,3 +81,10 @@ async def test_coroutine_functions_and_values_have_the_type_of_what_computes_the
     assert_type(await report(2026), dict[str, int])
     assert_type(await alocked_get_or_set("b", lambda: 7), int)
     assert_type(await alocked_get_or_set("c", 7.5), float)
+
+
+def test_tools_can_evaluate_the_annotations_while_the_site_runs() -> None:
+    public = [getattr(django_redislock, name) for name in django_redislock.__all__]
+    methods = [method for kind in filter(isclass, public) for _, method in getmembers(kind, isfunction)]
+    for each in (*filter(isclass, public), *filter(isfunction, public), *methods):
+        assert get_type_hints(each) is not None, each
