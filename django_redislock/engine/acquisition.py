@@ -7,7 +7,7 @@ import os
 import weakref
 from asyncio import _get_running_loop
 from binascii import b2a_base64
-from collections.abc import Sequence
+from collections.abc import Set
 from logging import DEBUG
 from typing import Any
 
@@ -196,7 +196,7 @@ class Acquisition(Releasable):
             note_order(one, runner, self.partition.store, self.name, self.template)
         return False
 
-    def stand_beside(self, others: Sequence[Held]) -> None:
+    def stand_beside(self, others: Set[Held]) -> None:
         """These are acquired together with it, in an order that is always the same."""
         if self._above:
             self._above = tuple(one for one in self._above if one not in others)

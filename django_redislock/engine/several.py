@@ -67,8 +67,9 @@ class Several(Ending):
             Acquisition(name, options, through=through.get(name), purpose=purpose, template=template)
             for name, template in sorted(templates.items())  # strings: by their UTF-8 bytes
         )
+        together = frozenset(made.acquisitions)
         for one in made.acquisitions:
-            one.stand_beside(made.acquisitions)
+            one.stand_beside(together)
         return made
 
     @property
@@ -224,7 +225,7 @@ class Several(Ending):
         if not sent:
             return [*last_first]
         tried = yield from _send(partition, [command for _, command in sent], None, LEAVING)
-        released = [one for (one, _), found in zip(sent, tried, strict=True) if one.let_go(found)]
+        released = dict.fromkeys(one for (one, _), found in zip(sent, tried, strict=True) if one.let_go(found))
         for one in released:
             yield from tell_released(one.its_lease)
         return [one for one in last_first if one not in released]
