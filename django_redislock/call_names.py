@@ -206,6 +206,8 @@ def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
 
     def dress(wrapper: W) -> W:
         update_wrapper(wrapper, function)
+        if not hasattr(function, "__name__"):  # an object: it goes by its class, as Django says it
+            wrapper.__name__, wrapper.__qualname__ = type(function).__name__, type(function).__qualname__
         if not hasattr(function, "__wrapped__"):
             try:
                 signature = signature_of(function, eval_str=True)

@@ -15,6 +15,7 @@ import pytest
 from django.contrib.auth.decorators import login_required
 from django.core.checks import INFO
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
@@ -272,6 +273,10 @@ class Api(APIView):
     get = method_decorator(lock)(Page.get)
 
 
+class Feed:
+    def __call__(self, request: HttpRequest) -> None: ...
+
+
 class Raising:
     def __get__(self, instance: object, owner: type) -> None:
         raise ImproperlyConfigured
@@ -332,8 +337,9 @@ def test_where_the_settings_limit_how_long_a_lock_is_held_only_others_are_found(
 
 
 def test_they_are_named_once(site: Set) -> None:
-    site(lock(respond), Locked.as_view(), Locked.as_view(), respond)
-    assert "tests.checks.test_deploy.Locked, tests.helpers.servers.respond." in only("W008", deploy=True).msg
+    site(lock(respond), Locked.as_view(), Locked.as_view(), respond, lock(Feed()))
+    names = "tests.checks.test_deploy.Feed, tests.checks.test_deploy.Locked, tests.helpers.servers.respond."
+    assert names in only("W008", deploy=True).msg
 
 
 @pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])
