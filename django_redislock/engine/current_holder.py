@@ -65,10 +65,9 @@ class CurrentHolder:
             text = f"Could not adopt the lock {name!r}: {owner or 'somebody'} still uses it. Call detach() there first."
         elif holder is not None and holder.id == own:
             outcome = "own"
-            text = (
-                f"Could not acquire the lock {name!r} {within}: this thread or task holds it already. Pass "
-                f"reentrant=True to acquire it again."
-            )
+            text = f"Could not acquire the lock {name!r} {within}: this thread or task holds it already."
+            if request.token is None:  # that of a job that is being queued cannot be acquired again
+                text += " Pass reentrant=True to acquire it again."
         elif self.full:
             outcome = "full"
             text = f"Could not acquire the {noun} {name!r}: its queue is full (max_waiters={request.most})."

@@ -291,6 +291,8 @@ def test_such_a_call_and_an_equal_job_have_one_lock(site: Any) -> None:
         assert site.report.delay(2024) is None  # no job has it
         with pytest.raises(LockNotAcquired):
             site.report(2024)
+        with pytest.raises(LockNotAcquired, match=r": this thread or task holds it already\.$"):
+            site.strict.delay(2024)
     site.report.delay((1, 2))  # of which JSON makes a list
     assert held() == ["report:[1,%202]"]
     with pytest.raises(LockNotAcquired):
