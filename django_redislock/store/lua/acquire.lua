@@ -32,7 +32,7 @@ if not plain or ticket == '' and ARGV.wait ~= '0' then
     local fence = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
     if fence % 8 == 0 then
       -- leases that ended by themselves, of processes that died: every change of a lease moves its entry
-      local past = redis.call('ZRANGEBYSCORE', KEYS.index, '-inf', us - 1000000, 'LIMIT', 0, 16)
+      local past = redis.call('ZRANGE', KEYS.index, '-inf', us - 1000000, 'BYSCORE', 'LIMIT', 0, 16)
       if #past > 0 then redis.call('ZREM', KEYS.index, unpack(past)) end
     end
     return {GRANTED, us, fence, tonumber(ARGV.ttl)}

@@ -63,7 +63,7 @@ local function keep_permits(ms)
 end
 
 local function drop_ended()
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS.ends, '-inf', us, 'LIMIT', 0, 100)) do
+  for _, id in ipairs(redis.call('ZRANGE', KEYS.ends, '-inf', us, 'BYSCORE', 'LIMIT', 0, 100)) do
     redis.call('ZREM', KEYS.ends, id)
     redis.call('HDEL', KEYS.permits, id)
     note_lapsed(KEYS.waiters, handoff_field(id))

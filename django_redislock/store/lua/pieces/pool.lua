@@ -104,7 +104,7 @@ end
 
 -- gives back the members whose leases have ended, so many at a time
 local function sweep()
-  local due = redis.call('ZRANGEBYSCORE', KEYS.busy, '-inf', us, 'LIMIT', 0, 100)
+  local due = redis.call('ZRANGE', KEYS.busy, '-inf', us, 'BYSCORE', 'LIMIT', 0, 100)
   for _, member in ipairs(due) do
     if not read_member(member) then free_member(member) end
   end
