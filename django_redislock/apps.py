@@ -9,7 +9,7 @@ from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
 from .checks.server import check_server
-from .checks.settings import check_settings, check_views
+from .checks.settings import check_settings
 from .engine.owner import follow_django_tasks
 
 
@@ -20,7 +20,6 @@ class RedislockConfig(AppConfig):
     def ready(self) -> None:
         register(check_settings, Tags.caches)
         register(check_server, Tags.caches, deploy=True)
-        register(check_views, Tags.urls, deploy=True)
         packages = {"django.tasks": VERSION >= (6,), "django_tasks": apps.is_installed("django_tasks")}
         for package, is_there in packages.items():  # Django's tasks, and the package that has them for Django 5.2
             if is_there:

@@ -290,11 +290,6 @@ def choose_waiting(options: Mapping[str, object]) -> bool:
     return not options.keys().isdisjoint({"attempts", "backoff", "blocking"})
 
 
-def mark_locked(function: Callable[..., object], options: Options) -> None:
-    """Remember with which options this function locks, for the checks; decorators above it copy that."""
-    function._redislock_options = options  # type: ignore[attr-defined]
-
-
 def check_kind(function: object, options: Options, decorator: str, *, is_async: bool) -> None:
     """Raise TypeError where a coroutine function is to claim its lock, or sync code to be cancelled."""
     if is_async and options.fenced:
@@ -307,12 +302,6 @@ def check_kind(function: object, options: Options, decorator: str, *, is_async: 
             f"{decorator} was given on_lost='cancel', which cancels the task of a coroutine, and {function!r} is sync "
             f"code: give a function that is to be called."
         )
-
-
-def options_of(function: object) -> Options | None:
-    """The options with which this function locks, as far as it says so."""
-    found = getattr(function, "_redislock_options", None)
-    return found if isinstance(found, Options) else None
 
 
 def cut_note(text: str) -> str:

@@ -1,22 +1,18 @@
-"""Checks of the settings and of the views: a mistake shows when the site starts. None of these connects."""
+"""Checks of the settings: a mistake shows when the site starts. None of these connects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
-from inspect import isfunction
 from typing import Any
 
 from django.conf import settings
 from django.core.cache import DEFAULT_CACHE_ALIAS, caches
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.core.exceptions import ImproperlyConfigured
-from django.urls import URLPattern, URLResolver, get_resolver
 
 from ..call_names import signature_of
 from ..conf import AlsoLock, Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
-from ..options import Options, options_of
 from ..store.aliases import database, has_locks, lock_aliases
 from ..store.lock_store import LockStore
 from ..store.node import for_loops
@@ -223,49 +219,3 @@ def _shared(alias: str, known: Conf) -> Iterator[CheckMessage]:
         hint=f"{hint}; or silence this if nobody calls clear().",
         id="django_redislock.I001",
     )
-
-
-def check_views(**kwargs: Any) -> list[CheckMessage]:
-    """There is a limit for how long the site's views hold their locks. Silent where its URLs cannot be read."""
-    try:
-        patterns = [pattern for pattern in _patterns(get_resolver()) if _unlimited(pattern.callback, conf())]
-        names = sorted({pattern.lookup_str for pattern in patterns})
-    except Exception:  # wrong settings, or whatever a site's modules raise: other checks report it
-        return []
-    if not names:
-        return []
-    return [
-        Warning(
-            f"These views hold their locks for as long as a client takes to send its request or to read a streaming "
-            f"response: {', '.join(names)}.",
-            hint="Set REDISLOCK['MAX_HOLD'], or pass max_hold= to their decorators; or silence this if a proxy "
-            "buffers requests and responses.",
-            id="django_redislock.W008",
-        )
-    ]
-
-
-def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:
-    for pattern in resolver.url_patterns:
-        if isinstance(pattern, URLResolver):
-            yield from _patterns(pattern)
-        else:
-            yield pattern
-
-
-def _unlimited(view: object, known: Conf) -> bool:
-    """Return whether one of the locks of ``view`` is renewed without end."""
-    return known.MAX_HOLD is None and any(
-        options.max_hold is None and (known.AUTO_RENEW if options.auto_renew is None else options.auto_renew)
-        for options in _locks(view)
-    )
-
-
-def _locks(view: Any) -> Iterator[Options]:
-    """The options of the lock of ``view``, the outermost one; and if it is a class's, of that class's methods."""
-    while isinstance(view, partial):
-        view = view.func
-    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)  # Django's, and REST framework's
-    bases = reversed(cls.__mro__) if isinstance(cls, type) else ()
-    methods = {name: value for base in bases for name, value in vars(base).items()}
-    yield from filter(None, map(options_of, [view, *filter(isfunction, methods.values())]))

@@ -27,7 +27,7 @@ from ..engine.extension import detach
 from ..engine.release import log_unreleased, release_detached
 from ..exceptions import LockError, LockNotAcquired, LockUnavailable
 from ..lock import Lock
-from ..options import JobOptions, Options, SectionOptions, check_kind, cut_note, mark_locked, read_options
+from ..options import JobOptions, Options, SectionOptions, check_kind, cut_note, read_options
 from ..semaphore import Semaphore
 from ..store.calls import read_holder
 from ..store.stores import get_partition
@@ -136,7 +136,6 @@ class JobLock:
         self._limit: int | None = options.pop("limit", None)
         self._options: dict[str, Any] = options
         self._using, self._template = checked.using, checked.template
-        mark_locked(function, checked)
 
     def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None = None, **options: Any) -> Lock:
         """The lock of a job with these arguments; ``id``: None for a call that goes through no queue."""

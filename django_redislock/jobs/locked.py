@@ -30,7 +30,7 @@ from ..call_names import (
 from ..engine.several import around, make_acquisition
 from ..fencing.claim import begin
 from ..open_transactions import aliases_to_claim, warn_of_release
-from ..options import SectionOptions, SetOptions, check_kind, mark_locked, read_options
+from ..options import SectionOptions, SetOptions, check_kind, read_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,9 +127,7 @@ def locked(
         async def awrapper(*args: Any, **kwargs: Any) -> Any:
             return await arun(guarded(args, kwargs))
 
-        result: Any = awrapper if iscoroutinefunction(function) else wrapper
-        mark_locked(result, checked)
-        return result  # type: ignore[no-any-return]
+        return awrapper if iscoroutinefunction(function) else wrapper  # type: ignore[return-value]
 
     return decorate
 

@@ -41,7 +41,6 @@ from ..options import (
     check_databases,
     check_kind,
     cut_note,
-    mark_locked,
     read_options,
 )
 
@@ -183,7 +182,6 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
                 refuse_body(function, result, "locked_atomic")
                 return result
 
-        mark_locked(wrapper, self._checked)
         return wrapper
 
     @contextmanager

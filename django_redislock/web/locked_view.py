@@ -43,7 +43,6 @@ from ..options import (
     check_kind,
     check_limit,
     choose_waiting,
-    mark_locked,
     read_options,
 )
 from .requests import (
@@ -221,8 +220,6 @@ class _LockedView:
                 return await view(request, *args, **kwargs)
             return await arun(self._guarded(request, args, kwargs, None))
 
-        mark_locked(wrapper, self.options)
-        mark_locked(awrapper, self.options)
         if iscoroutinefunction(view):
             return awrapper
         wrapper._non_atomic_requests = OpenedHere(view)  # type: ignore[attr-defined]

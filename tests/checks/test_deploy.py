@@ -1,35 +1,24 @@
-"""Checks of the server and of the views, for ``check --deploy``."""
+"""Checks of the server, for ``check --deploy``."""
 # mypy: disable-error-code="misc, untyped-decorator"
 
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
-from types import ModuleType
 from typing import Any
 
 import pytest
-from django.contrib.auth.decorators import login_required
 from django.core.checks import INFO
-from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
-from django.urls import include, path
-from django.utils.decorators import method_decorator
-from django.views.decorators.cache import never_cache
 from django_redis.client import DefaultClient
 from redis.cluster import RedisCluster
-from rest_framework.views import APIView
 
-from django_redislock import Lock, LockUnavailable, list_locks, locked, locked_atomic, locked_view
+from django_redislock import Lock, LockUnavailable, list_locks
 from redisserver import RedisServer, redis_server
 from tests.checks.conftest import OURS, Set, check, ids, only
 from tests.helpers.actors import until
 from tests.helpers.docs import redis_user
 from tests.helpers.proxy import proxy
-from tests.helpers.servers import Page, arespond, respond
 from tests.inside import limit
 
 
@@ -254,102 +243,3 @@ def test_a_replica_is_found(own: RedisServer, server: RedisServer, monkeypatch: 
     limit(monkeypatch, check_patience=5.0)  # it is asked for so long, in vain
     assert "(cache alias 'locks') refuses all locks: " in (told := only("E008", deploy=True).msg)
     assert "read only replica" in told
-
-
-lock = locked_view("order")
-limited = locked_view("order", max_hold=60)
-
-
-@method_decorator(lock, name="dispatch")
-class Locked(Page):
-    pass
-
-
-class LockedGet(Page):
-    get = method_decorator(lock)(Page.get)
-
-
-class Api(APIView):
-    get = method_decorator(lock)(Page.get)
-
-
-class Feed:
-    def __call__(self, request: HttpRequest) -> None: ...
-
-
-class Raising:
-    def __get__(self, instance: object, owner: type) -> None:
-        raise ImproperlyConfigured
-
-
-class Descriptive(LockedGet):
-    wrong = Raising()
-
-
-class Free(LockedGet):
-    get = Page.get
-
-
-WITHOUT_LIMIT = {
-    "a function": lock(respond),
-    "a coroutine function": lock(arespond),
-    "below decorators": login_required(never_cache(lock(respond))),
-    "given arguments": partial(lock(respond)),
-    "locked": locked("order")(respond),
-    "locked_atomic": locked_atomic("order")(respond),
-    "a class": lock(Page.as_view()),
-    "dispatch": Locked.as_view(),
-    "a method": LockedGet.as_view(),
-    "beside an attribute that raises": Descriptive.as_view(),
-    "of REST framework": Api.as_view(),
-}
-OTHERS = {
-    "no lock": respond,
-    "a limit": limited(respond),
-    "not renewed": locked_view("order", auto_renew=False)(respond),
-    "a method without a lock": Free.as_view(),
-}
-
-
-@pytest.fixture
-def site(settings: Any) -> Set:
-    def site(first: Any, *views: Any) -> None:
-        inner = [path("inner/", view) for view in views]
-        settings.ROOT_URLCONF = (path("", first), path("more/", include(inner)))
-
-    return site
-
-
-@pytest.mark.parametrize("case", [*WITHOUT_LIMIT, *OTHERS])
-def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(case: str, site: Set) -> None:
-    site((WITHOUT_LIMIT | OTHERS)[case])
-    assert ids(deploy=True) == ["W008"] * (case in WITHOUT_LIMIT)
-    assert ids() == []
-
-
-def test_where_the_settings_limit_how_long_a_lock_is_held_only_others_are_found(site: Set, settings: Any) -> None:
-    site(*WITHOUT_LIMIT.values())
-    settings.REDISLOCK = {"CACHE": "locks", "MAX_HOLD": 60}
-    assert ids(deploy=True) == []
-    site(lock(respond), locked_view("order", auto_renew=True)(arespond))
-    settings.REDISLOCK = {"CACHE": "locks", "AUTO_RENEW": False}
-    assert "tests.helpers.servers.arespond." in only("W008", deploy=True).msg
-
-
-def test_they_are_named_once(site: Set) -> None:
-    site(lock(respond), Locked.as_view(), Locked.as_view(), respond, lock(Feed()))
-    names = "tests.checks.test_deploy.Feed, tests.checks.test_deploy.Locked, tests.helpers.servers.respond."
-    assert names in only("W008", deploy=True).msg
-
-
-@pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])
-def test_what_cannot_be_read_is_for_others_to_report(urls: Any, site: Set, settings: Any, monkeypatch: Any) -> None:
-    site(lock(respond))
-    settings.REDISLOCK = {"TLL": 3}
-    only("E001", deploy=True)
-    settings.REDISLOCK = {"CACHE": "locks"}
-    monkeypatch.setitem(sys.modules, "broken_urls", ModuleType("broken_urls"))
-    settings.ROOT_URLCONF = urls
-    assert ids(deploy=True) == []
-    del settings.ROOT_URLCONF
-    assert ids(deploy=True) == []
