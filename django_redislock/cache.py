@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import django.core.cache.backends.locmem
 import django_redis.cache
@@ -14,10 +14,9 @@ from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 from django_redis.util import CacheKey
 
-from .base.display import refuse_arguments, takes_by_name
 from .base.names import fit_name
 from .cache_lock import CacheLock
-from .cached_values import CACHED, alocked_get_or_set, locked_get_or_set
+from .cached_values import alocked_get_or_set, locked_get_or_set
 
 
 class _Locks:
@@ -45,7 +44,6 @@ class _Locks:
             f"are: {', '.join(caches.settings)}."
         )
 
-    @takes_by_name
     def lock(
         self,
         key: object,
@@ -56,7 +54,6 @@ class _Locks:
         blocking_timeout: float | None = None,
         client: object = None,
         thread_local: bool = True,
-        **unknown: NoReturn,
     ) -> CacheLock:
         """A lock as redis-py's and django-redis's are, but ours: see :class:`CacheLock`.
 
@@ -66,9 +63,6 @@ class _Locks:
         makes, without the ``KEY_PREFIX``, which all locks of the alias have anyway. What cannot be a lock's name
         (control characters, more than 512 bytes) is quoted or hashed. ``client`` is ignored; kept for compatibility.
         """
-        if unknown:
-            choices = ["version", "timeout", "sleep", "blocking", "blocking_timeout", "thread_local"]
-            refuse_arguments("cache.lock()", (), unknown, choices)
         return CacheLock(
             self._lock_name(key, version),
             timeout=timeout,
@@ -79,16 +73,12 @@ class _Locks:
             using=self.lock_alias,
         )
 
-    @takes_by_name
-    def locked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Any) -> Any:
+    def locked_get_or_set(self, key: str, default: Any, **options: Any) -> Any:
         """See :func:`django_redislock.locked_get_or_set`; the lock is on the Redis of this alias."""
-        _check_cached("locked_get_or_set()", wrong, options)
         return locked_get_or_set(key, default, using=self.lock_alias, **options)
 
-    @takes_by_name
-    async def alocked_get_or_set(self, key: str, default: Any, *wrong: NoReturn, **options: Any) -> Any:
+    async def alocked_get_or_set(self, key: str, default: Any, **options: Any) -> Any:
         """See locked_get_or_set()."""
-        _check_cached("alocked_get_or_set()", wrong, options)
         return await alocked_get_or_set(key, default, using=self.lock_alias, **options)
 
     def _lock_name(self, key: object, version: int | None) -> str:
@@ -98,12 +88,6 @@ class _Locks:
         if isinstance(key, CacheKey):  # what default_key_func has made
             version, _, key = key.removeprefix(f"{self.key_prefix}:").partition(":")  # type: ignore[attr-defined]
         return fit_name(str(key), "" if str(version) == "1" else str(version))
-
-
-def _check_cached(what: str, wrong: Collection[object], options: Mapping[str, Any]) -> None:
-    unknown = options.keys() - CACHED
-    if wrong or unknown:
-        refuse_arguments(what, wrong, unknown, CACHED, "")  # by position: a version or a timeout
 
 
 class RedisCache(_Locks, django_redis.cache.RedisCache):  # type: ignore[misc]

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import redis.exceptions
 
-from .base.display import Secret, SecretBytes, refuse_arguments, shown, takes_by_name
+from .base.display import Secret, SecretBytes, shown
 from .base.names import TOKEN_DIGEST, check_name, token_digest
 from .base.steps import run
 from .base.times import LONGEST, seconds, ttl_seconds
@@ -127,24 +127,18 @@ class CacheLock:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
-    @takes_by_name
     def acquire(
         self,
         sleep: float | None = None,
         blocking: bool | None = None,
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
-        **unknown: NoReturn,
     ) -> bool:
         """Acquire the lock; return False if that failed in time. Arguments override those of the constructor.
 
         ``token`` may be any text or bytes. As with redis-py, it only says who may release: another acquire with the
         same one is kept out too.
         """
-        if unknown:
-            refuse_arguments(
-                "acquire() of cache.lock()", (), unknown, ["sleep", "blocking", "blocking_timeout", "token"]
-            )
         given = None if token is None else encode_token(token)
         del token  # error reports show local variables
         blocking = self.blocking if blocking is None else blocking

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, NoReturn, TypedDict, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, overload
 
 from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .base.compat import Unpack
-from .base.display import refuse_arguments, shown, takes_by_name
+from .base.display import shown
 from .base.names import fit_name, quote
 from .base.processes import PerProcess
 from .base.steps import DRIVING_LOOP, Call, CallOut, Steps, arun, is_async, run_blocking
@@ -68,8 +68,6 @@ computations: PerProcess[dict[tuple[str, str], Computation]] = PerProcess(dict)
 T = TypeVar("T")
 
 MISSING = object()
-CACHED = ["timeout", "version", "blocking_timeout"]  # options of the methods of our backends
-OPTIONS = [*CACHED, "using"]
 PATIENCE = 10.0  # seconds for which one caller of a process asks for the lock, and computes, for all others
 
 
@@ -86,16 +84,14 @@ class ValueOptions(TypedDict, total=False):
 def locked_get_or_set(key: str, default: Callable[[], T], **options: Unpack[ValueOptions]) -> T: ...
 @overload
 def locked_get_or_set(key: str, default: T, **options: Unpack[ValueOptions]) -> T: ...
-@takes_by_name
 def locked_get_or_set(
     key: str,
     default: Any,
-    *wrong: NoReturn,
+    *,
     timeout: Seconds | None = DEFAULT_TIMEOUT,
     version: int | None = None,
     blocking_timeout: Seconds | None = None,
     using: str = "default",
-    **unknown: NoReturn,
 ) -> Any:
     """``cache.get_or_set()`` whose ``default`` is called once, by one process, while all others wait for the value.
 
@@ -120,8 +116,6 @@ def locked_get_or_set(
     everybody would compute it at once, which only the caller can tell to be harmless (``except LockUnavailable: return
     compute()``). Once computed, it is stored and returned, even if the lock was lost meanwhile or cannot be released.
     """
-    if wrong or unknown:
-        refuse_arguments("locked_get_or_set()", wrong, unknown, OPTIONS, "timeout")
     if is_async(default):
         raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
     steps = _lookup(using, key, default, timeout, version, blocking_timeout)
@@ -134,20 +128,16 @@ async def alocked_get_or_set(key: str, default: Callable[[], Awaitable[T]], **op
 async def alocked_get_or_set(key: str, default: Callable[[], T], **options: Unpack[ValueOptions]) -> T: ...
 @overload
 async def alocked_get_or_set(key: str, default: T, **options: Unpack[ValueOptions]) -> T: ...
-@takes_by_name
 async def alocked_get_or_set(
     key: str,
     default: Any,
-    *wrong: NoReturn,
+    *,
     timeout: Seconds | None = DEFAULT_TIMEOUT,
     version: int | None = None,
     blocking_timeout: Seconds | None = None,
     using: str = "default",
-    **unknown: NoReturn,
 ) -> Any:
     """See locked_get_or_set(). ``default`` may be a coroutine function as well; a plain one is called in a thread."""
-    if wrong or unknown:
-        refuse_arguments("alocked_get_or_set()", wrong, unknown, OPTIONS, "timeout")
     return await arun(_lookup(using, key, default, timeout, version, blocking_timeout))
 
 

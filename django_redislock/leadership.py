@@ -5,11 +5,10 @@ from __future__ import annotations
 from asyncio import _get_running_loop
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 from weakref import ref
 
 from .base.compat import Self, Unpack
-from .base.display import takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.steps import Steps, refuse_event_loop
 from .engine.acquisition import Acquisition
@@ -56,12 +55,11 @@ class leader(Lock):  # noqa: N801 (reads as ``locked`` does)
 
     __slots__ = ("_block", "_over", "_runner")
 
-    @takes_by_name
-    def __init__(self, name: str, *wrong: NoReturn, **options: Unpack[LeaderOptions]) -> None:
+    def __init__(self, name: str, **options: Unpack[LeaderOptions]) -> None:
         super().__init__(name)
         if "{" in name:
             warn_of_fields(name)
-        self._options = replace(read_options(options, "leader()", LeaderOptions, wrong=wrong), stands_by=True)
+        self._options = replace(read_options(options, "leader()", LeaderOptions), stands_by=True)
         self._block: WithBlock | None = None
         self._runner: ref[Runner] | None = None  # the task or thread that is in it
         self._over = False

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from asyncio import CancelledError, _get_running_loop
 from collections.abc import Coroutine
-from typing import Any, NoReturn
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS
 
 from .base.compat import Unpack
-from .base.display import refuse_arguments, takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.names import SEMAPHORE, check_name, check_token, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
@@ -32,8 +31,6 @@ from .options import LockOptions, check_timeout, read_options
 from .store.calls import read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition
-
-_ACQUIRE = ("blocking", "blocking_timeout", "token")
 
 
 class Lock(Enterable):
@@ -119,14 +116,13 @@ class Lock(Enterable):
 
     __slots__ = ("__weakref__", "_acquisitions", "_latest", "_options", "_token", "name")
 
-    @takes_by_name
-    def __init__(self, name: str, *wrong: NoReturn, token: str | None = None, **options: Unpack[LockOptions]) -> None:
+    def __init__(self, name: str, *, token: str | None = None, **options: Unpack[LockOptions]) -> None:
         self.name: str = check_name(name)
         if name.startswith(SEMAPHORE):
             refuse_semaphore(name)
         if "{" in name:
             warn_of_fields(name)
-        self._options = read_options(options, "Lock()", beside=["token"], wrong=wrong)
+        self._options = read_options(options, "Lock()", beside=["token"])
         self._token = None if token is None else check_token(token)
         self._acquisitions: list[Acquisition] = []  # of all threads and tasks
         self._latest: Lease | None = None
@@ -151,14 +147,12 @@ class Lock(Enterable):
 
     # -- acquiring --------------------------------------------------------------------------------------------------
 
-    @takes_by_name
     def acquire(
         self,
-        *wrong: NoReturn,
+        *,
         blocking: bool | None = None,
         blocking_timeout: Seconds | None = None,
         token: str | None = None,
-        **unknown: NoReturn,
     ) -> bool:
         """Acquire the lock; return False when it could not be acquired in time.
 
@@ -166,8 +160,6 @@ class Lock(Enterable):
         holds never raises. Raises LockUnavailable when Redis cannot be reached, LockLost with ``adopt`` (see there),
         and LockError when this thread or task would wait without end for a lock that it holds itself.
         """
-        if wrong or unknown:
-            refuse_arguments("Lock.acquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         if _get_running_loop() is not None:
             refuse_event_loop("Await aacquire() instead")
         acquisition = self._acquisition(token)
@@ -179,21 +171,17 @@ class Lock(Enterable):
             raise
 
     @twin
-    @takes_by_name
     def aacquire(
         self,
-        *wrong: NoReturn,
+        *,
         blocking: bool | None = None,
         blocking_timeout: Seconds | None = None,
         token: str | None = None,
-        **unknown: NoReturn,
     ) -> Coroutine[Any, Any, bool]:
         """See acquire(). Cancelled at any moment, it leaves neither a lock nor a place in the queue.
 
         The lock belongs to whoever *calls* this, whichever task awaits it (``wait_for``, ``gather``, ``create_task``).
         """
-        if wrong or unknown:
-            refuse_arguments("Lock.aacquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         acquisition = self._acquisition(token)
         return self._aobtain(acquisition, blocking, blocking_timeout)
 

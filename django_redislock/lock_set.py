@@ -5,13 +5,13 @@ from __future__ import annotations
 from asyncio import CancelledError, _get_running_loop
 from collections.abc import Coroutine, Mapping
 from copy import copy
-from typing import Any, NoReturn
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS
 
 from .base.compat import Unpack
-from .base.display import refuse_arguments, shown, takes_by_name
+from .base.display import shown
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking
@@ -24,8 +24,6 @@ from .exceptions import LockError
 from .lock import Lock
 from .open_transactions import warn_of_release
 from .options import SetOptions, check_timeout, read_options
-
-_ACQUIRE = ("blocking", "blocking_timeout")
 
 
 class LockSet(Enterable):
@@ -93,21 +91,17 @@ class LockSet(Enterable):
 
     # -- acquiring --------------------------------------------------------------------------------------------------
 
-    @takes_by_name
     def acquire(
         self,
-        *wrong: NoReturn,
+        *,
         blocking: bool | None = None,
         blocking_timeout: Seconds | None = None,
-        **unknown: NoReturn,
     ) -> bool:
         """Acquire all locks; return False when one of them could not be acquired in time: then none is held.
 
         Arguments and errors are those of :meth:`Lock.acquire`; also raises LockLost when a lock was lost while this
         waited for the next. After an error, what was acquired is given back in the background.
         """
-        if wrong or unknown:
-            refuse_arguments("LockSet.acquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         if _get_running_loop() is not None:
             refuse_event_loop("Await aacquire() instead")
         several = self._acquisition()
@@ -118,17 +112,13 @@ class LockSet(Enterable):
             raise
 
     @twin
-    @takes_by_name
     def aacquire(
         self,
-        *wrong: NoReturn,
+        *,
         blocking: bool | None = None,
         blocking_timeout: Seconds | None = None,
-        **unknown: NoReturn,
     ) -> Coroutine[Any, Any, bool]:
         """See acquire(). Cancelled at any moment, it leaves neither locks nor places in queues."""
-        if wrong or unknown:
-            refuse_arguments("LockSet.aacquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         return self._aobtain(self._acquisition(), blocking, blocking_timeout)
 
     # -- releasing --------------------------------------------------------------------------------------------------

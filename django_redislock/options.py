@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 from django.db import connections
 from redis.backoff import AbstractBackoff
 
-from .base.display import refuse_arguments, shown
+from .base.display import did_you_mean, shown
 from .base.pace import POLLING
 from .base.steps import is_async
 from .base.times import NEVER, Deadline, Seconds, seconds, ttl_seconds
@@ -310,20 +310,13 @@ def cut_note(text: str) -> str:
 
 
 def read_options(
-    keywords: Mapping[str, Any],
-    what: str,
-    known: type = LockOptions,
-    *,
-    beside: Sequence[str] = (),
-    wrong: Sequence[object] = (),
-    number: str = "ttl",
+    keywords: Mapping[str, Any], what: str, known: type = LockOptions, *, beside: Sequence[str] = ()
 ) -> Options:
-    """``keywords`` as options; an unknown one is a TypeError that names the choices, those ``beside`` them too.
-
-    So is one by position, among the ``wrong``; see refuse_arguments().
-    """
-    if wrong or not keywords.keys() <= _names(known):
-        refuse_arguments(what, wrong, keywords.keys() - _names(known), sorted({*_names(known), *beside}), number)
+    """``keywords`` as options; an unknown one is a TypeError that names the choices, those ``beside`` them too."""
+    if not keywords.keys() <= _names(known):
+        unknown, choices = min(keywords.keys() - _names(known)), sorted({*_names(known), *beside})
+        hint = did_you_mean(unknown, choices)
+        raise TypeError(f"{what} takes no option {unknown!r}.{hint} The options are: {', '.join(choices)}.")
     if not keywords:
         return DEFAULTS
     if keywords.keys() <= _KEPT and all(type(value) in _PLAIN for value in keywords.values()):

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from .base.compat import Self, Unpack
-from .base.display import shown, takes_by_name
+from .base.display import shown
 from .base.names import check_name, member_name, pool_name, quote, unquoted
 from .base.steps import Steps, arun, run_blocking
 from .base.times import Deadline, Seconds
@@ -256,8 +256,7 @@ class LockPool:
 
     # -- taking one -------------------------------------------------------------------------------------------------
 
-    @takes_by_name
-    def acquire(self, *wrong: NoReturn, **options: Unpack[AcquireOptions]) -> PoolMember:
+    def acquire(self, **options: Unpack[AcquireOptions]) -> PoolMember:
         """Acquire the free member that has been unused the longest, in one round trip, and return it as a held lock.
 
             with pool.acquire(blocking_timeout=5) as account:
@@ -268,7 +267,7 @@ class LockPool:
         with the same meaning: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``poll``, ``backoff``, ``attempts``,
         ``replicas``, ``slow_wait``, ``note``, ``purpose``, ``template``.
         """
-        acquisition = self._acquisition(wrong, options)
+        acquisition = self._acquisition(options)
         try:
             # named first: what a signal handler raises as the call returns is met here as well
             member = run_blocking(self._obtain(acquisition), "Await aacquire() instead")
@@ -278,10 +277,9 @@ class LockPool:
             raise
 
     @twin
-    @takes_by_name
-    def aacquire(self, *wrong: NoReturn, **options: Unpack[AcquireOptions]) -> Coroutine[Any, Any, PoolMember]:
+    def aacquire(self, **options: Unpack[AcquireOptions]) -> Coroutine[Any, Any, PoolMember]:
         """See acquire(): ``async with await pool.aacquire() as account``."""
-        acquisition = self._acquisition(wrong, options)
+        acquisition = self._acquisition(options)
         return self._aobtain(acquisition)
 
     async def _aobtain(self, acquisition: Acquisition) -> PoolMember:
@@ -293,8 +291,8 @@ class LockPool:
 
     # -- for sync and async alike ------------------------------------------------------------------------------------
 
-    def _acquisition(self, wrong: Sequence[object], given: AcquireOptions) -> Acquisition:
-        read_options(given, "LockPool.acquire()", AcquireOptions, wrong=wrong, number="blocking_timeout")
+    def _acquisition(self, given: AcquireOptions) -> Acquisition:
+        read_options(given, "LockPool.acquire()", AcquireOptions)
         checked = read_options({**given, "using": self.using}, "LockPool.acquire()")
         return Acquisition(pool_name(self.name), checked)
 

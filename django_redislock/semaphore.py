@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NoReturn
 
 from .base.compat import Unpack
-from .base.display import takes_by_name
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, known_as, semaphore_name
 from .base.steps import Steps
@@ -40,13 +39,12 @@ class Semaphore(Lock):
 
     __slots__ = ("limit",)
 
-    @takes_by_name
-    def __init__(self, name: str, *wrong: NoReturn, limit: int, **options: Unpack[SemaphoreOptions]) -> None:
+    def __init__(self, name: str, *, limit: int, **options: Unpack[SemaphoreOptions]) -> None:
         self.name: str = check_name(semaphore_name(check_name(name, "semaphore")), "semaphore")
         if "{" in name:
             warn_of_fields(name)
         every: LimitedOptions = {**options, "limit": check_limit(limit)}
-        self._options = read_options(every, "Semaphore()", LimitedOptions, wrong=wrong, number="limit")
+        self._options = read_options(every, "Semaphore()", LimitedOptions)
         self.limit: int = limit
         self._token = None
         self._acquisitions = []

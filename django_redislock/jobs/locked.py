@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from asgiref.sync import iscoroutinefunction
 
 from ..base.compat import Unpack
-from ..base.display import shown, takes_by_name
+from ..base.display import shown
 from ..base.steps import Call, Steps, arun, run_blocking
 from ..base.times import Seconds, seconds
 from ..call_names import (
@@ -50,11 +50,10 @@ def locked(
     at_least: Seconds = 0,
     **options: Unpack[SectionOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-@takes_by_name
 def locked(
     first: Any = None,
     /,
-    *wrong: Any,
+    *,
     name: Names | None = None,
     token: str | None = None,
     at_least: Seconds = 0,
@@ -76,7 +75,7 @@ def locked(
     while it ran. A release that fails afterwards is logged, and goes on in the background.
     """
     refuse_tasks(first, "locked")
-    if is_decorated(first) and name is None and token is None and not at_least and not (options or wrong):
+    if is_decorated(first) and name is None and token is None and not at_least and not options:
         return locked()(first)
     given = given_name(first, name, "locked", token)
     options.setdefault("template", template_of(given))
@@ -87,7 +86,7 @@ def locked(
         )
     # a wrong option is an error here, not at the first call; the settings may not name the alias ``using`` yet
     known_options = SetOptions if are_several(given) else SectionOptions
-    checked = read_options(options, "locked()", known_options, beside=["at_least", "name", "token"], wrong=wrong)
+    checked = read_options(options, "locked()", known_options, beside=["at_least", "name", "token"])
     if token is not None and checked.limit is not None:
         raise ValueError("locked() takes no token with a limit: only a lock can be adopted.")
     least = seconds(at_least, "at_least", least=0)

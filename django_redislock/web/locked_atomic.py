@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from ..base.compat import Unpack
-from ..base.display import Secret, shown, takes_by_name
+from ..base.display import Secret, shown
 from ..base.name_templates import has_fields
 from ..base.names import check_name
 from ..base.steps import refuse_event_loop
@@ -107,12 +107,11 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
         db: str | Sequence[str] = DEFAULT_DB_ALIAS,
         **options: Unpack[SetOptions],
     ) -> None: ...
-    @takes_by_name
     def __init__(
         self,
         first: Names | None = None,
         /,
-        *wrong: NoReturn,
+        *,
         name: Names | None = None,
         db: str | Sequence[str] = DEFAULT_DB_ALIAS,
         token: str | None = None,
@@ -125,9 +124,7 @@ class locked_atomic(Generic[L]):  # noqa: N801 (reads as Django's ``atomic`` doe
         if len({*self._aliases}) < len(self._aliases):
             raise ValueError(f"db names an alias twice: {db!r}.")
         options.setdefault("template", template_of(self._name))
-        self._checked: Options = read_options(
-            options, "locked_atomic()", known, beside=["db", "name", "token"], wrong=wrong
-        )
+        self._checked: Options = read_options(options, "locked_atomic()", known, beside=["db", "name", "token"])
         fenced: Any = self._checked.fenced
         if isinstance(fenced, tuple) and not {*fenced} <= {*self._aliases}:
             choices = ", ".join(self._aliases)

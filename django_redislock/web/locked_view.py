@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
 from ..base.compat import Unpack
-from ..base.display import shown, takes_by_name
+from ..base.display import shown
 from ..base.pace import note_held
 from ..base.steps import Call, CallOut, Steps, arun, run_blocking
 from ..base.times import monotonic
@@ -60,11 +60,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@takes_by_name
 def locked_view(
     first: Names | None = None,
     /,
-    *wrong: NoReturn,
+    *,
     name: Names | None = None,
     methods: Iterable[str] | None = None,
     on_conflict: OnConflict | None = None,
@@ -100,15 +99,14 @@ def locked_view(
     when it stands above ``login_required`` or the like: then anybody can lock.
     """
     given = given_name(first, name, "locked_view", token)
-    checked = _options(options, SetOptions if are_several(given) else LockOptions, "locked_view", given, wrong, "token")
+    checked = _options(options, SetOptions if are_several(given) else LockOptions, "locked_view", given, "token")
     return _decorator("locked_view", given, checked, token, methods, on_conflict)
 
 
-@takes_by_name
 def limited_view(
     first: Name | None = None,
     /,
-    *wrong: NoReturn,
+    *,
     limit: int,
     name: Name | None = None,
     methods: Iterable[str] | None = None,
@@ -127,18 +125,16 @@ def limited_view(
     if are_several(given):
         raise TypeError(f"limited_view takes one name, not a list: {shown(given)}.")
     every: LimitedOptions = {**options, "limit": check_limit(limit)}
-    checked = _options(every, LimitedOptions, "limited_view", given, wrong)
+    checked = _options(every, LimitedOptions, "limited_view", given)
     return _decorator("limited_view", given, checked, None, methods, on_conflict)
 
 
-def _options(
-    options: Any, known: type, what: str, given: Names | None, wrong: Sequence[object], *beside: str
-) -> Options:
+def _options(options: Any, known: type, what: str, given: Names | None, *beside: str) -> Options:
     """Return the options of a view, checked. It does not wait unless they say so."""
     if not choose_waiting(options):
         options.setdefault("blocking_timeout", 0)
     options.setdefault("template", template_of(given))
-    return read_options(options, f"{what}()", known, beside=["methods", "name", "on_conflict", *beside], wrong=wrong)
+    return read_options(options, f"{what}()", known, beside=["methods", "name", "on_conflict", *beside])
 
 
 def _decorator(

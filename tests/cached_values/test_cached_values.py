@@ -177,12 +177,9 @@ def test_our_backend_has_it_as_methods() -> None:
     assert asyncio.run(cache.alocked_get_or_set("x", lambda: 2, timeout=None, version=3)) == 2
     assert [cache.get("x", version=version) for version in (1, 2, 3)] == [None, 1, 2]
     for method in (cache.locked_get_or_set, cache.alocked_get_or_set):
-        with pytest.raises(TypeError, match=r"takes its options by name, not 2\."):  # the version, for others
-            asyncio.run(method("x", int, 2))
-        for option in ({"using": "x"}, {"ttl": 3}):
-            text = rf"takes no option '{min(option)}'\..* are: timeout, version, blocking_timeout\.$"
-            with pytest.raises(TypeError, match=text):
-                asyncio.run(method("x", int, **option))
+        for option in ("using", "ttl"):
+            with pytest.raises(TypeError, match=f"argument '{option}'"):
+                asyncio.run(method("x", int, **{option: "x"}))
 
 
 @pytest.mark.parametrize("alias", ["ours", "django-redis", "django"])

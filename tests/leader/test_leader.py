@@ -361,8 +361,6 @@ def test_wrong_options_are_errors_before_anything_is_asked(client: redis.Redis) 
     known = r"The options are: backoff, fenced, max_hold, note, on_lost, poll, purpose, replicas, .*, using\.$"
     with pytest.raises(TypeError, match=rf"^leader\(\) takes no option 'blocking_timeout'\..* {known}"):
         wrong(NAME, blocking_timeout=1)
-    with pytest.raises(TypeError, match=r"^leader\(\) takes its options by name, not 10\. Did you mean ttl=10\?"):
-        wrong(NAME, 10)
     with pytest.raises(ValueError, match=r"^ttl must be at least 0\.003"):
         leader(NAME, ttl=0)
     with pytest.warns(RuntimeWarning, match="locks this very name"):
