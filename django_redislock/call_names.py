@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial, update_wrapper
@@ -271,33 +270,12 @@ _QUEUEING = ("delay", "apply_async", "kiq", "send_with_options", "enqueue", "cal
 
 
 def refuse_tasks(function: object, decorator: str) -> None:
-    """Raise TypeError for a task: the registered one would run unlocked, and what queues it would be gone.
-
-    The same for a receiver of a signal.
-    """
+    """Raise TypeError for a task: the registered one would run unlocked, and what queues it would be gone."""
     if any(callable(getattr(function, name, None)) for name in _QUEUEING):
         raise TypeError(
             f"{decorator} cannot decorate the task {shown(function)}: workers would run it unlocked. Put @{decorator} "
             f"below the task's decorator."
         )
-    if _is_receiver(function):
-        raise TypeError(
-            f"{decorator} cannot decorate the receiver {shown(function)}: the signal would call it unlocked. Put "
-            f"@{decorator} below the decorator that connects it."
-        )
-
-
-def _is_receiver(function: object) -> bool:
-    """Return whether a signal of Django or Celery refers to it: they want to be told when their receivers are gone."""
-    for ref in weakref.getweakrefs(function):
-        end: Any = ref.__callback__
-        if isinstance(end, weakref.finalize):  # before Django 6.1, and Celery's
-            found = end.peek()
-            if found is not None and hasattr(getattr(found[1], "__self__", None), "connect"):
-                return True
-        elif any(ref is entry[1] for entry in getattr(getattr(end, "__self__", None), "receivers", ())):
-            return True  # otherwise it may be a sender
-    return False
 
 
 def _called(function: Callable[..., Any]) -> str:

@@ -3,15 +3,12 @@
 import functools
 import runpy
 import threading
-import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
-from celery.utils.dispatch import Signal as CelerySignal  # type: ignore[import-untyped]
-from django.dispatch import Signal, receiver
 
 from django_redislock import Lock, LockError, LockLost, LockNotAcquired, locked, locked_atomic
 from tests.helpers.actors import GENEROUS, Crowd, never
@@ -90,21 +87,8 @@ def test_a_method_runs_under_the_lock_of_its_object_as_its_options_say(crowd: Cr
     assert text.endswith(b" nightly run\nthe books")
 
 
-class NewerSignal:
-    """Keeps its receivers as Django's do from 6.1 on."""
-
-    def __init__(self) -> None:
-        self.receivers: list[Any] = []
-
-    def connect(self, receiver: Any, sender: Any = None) -> None:
-        refs = [one and weakref.ref(one, self._flag_dead_receivers) for one in (receiver, sender)]
-        self.receivers.append((None, *refs, False))
-
-    def _flag_dead_receivers(self, ref: Any) -> None: ...
-
-
 @pytest.mark.parametrize("decorator", [locked, locked("x"), locked_atomic("x")], ids=["bare", "named", "atomic"])
-def test_a_task_or_receiver_is_refused_since_others_would_call_it_unlocked(decorator: Any) -> None:
+def test_a_task_is_refused_since_workers_would_call_it_unlocked(decorator: Any) -> None:
     def export() -> None: ...
 
     # an object, or the function itself (RQ), that can be called and queued; Django's cannot be called
@@ -112,20 +96,6 @@ def test_a_task_or_receiver_is_refused_since_others_would_call_it_unlocked(decor
         vars(task)["delay"] = print
         with pytest.raises(TypeError, match=r"^(locked\w*) cannot decorate the task .* Put @\1 below the task's d"):
             decorator(task)
-    newer = NewerSignal()
-    for connect in (receiver(Signal()), newer.connect, CelerySignal().connect, CelerySignal().connect(sender="x")):
-
-        def plain(**facts: Any) -> None: ...
-
-        connect(plain)
-        with pytest.raises(TypeError, match=r"^(locked\w*) cannot decorate the receiver .* Put @\1 below the dec"):
-            decorator(plain)
-
-    def sender() -> None: ...
-
-    newer.connect(plain, sender)
-    weakref.finalize(sender, print).atexit = False
-    decorator(sender)
 
 
 class Recursive:
