@@ -174,16 +174,14 @@ def check_function(function: Callable[..., Any], decorator: str) -> inspect.Sign
         raise TypeError(f"{decorator} cannot decorate {function!r}: {error}. Decorate a function around it.") from None
 
 
-def signature_of(
-    function: Callable[..., Any], *, follow_wrapped: bool = True, eval_str: bool = False
-) -> inspect.Signature:
+def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
     """Return the signature by which ``function`` is called, whatever the annotations name.
 
     What takes anything is taken to pass it on to the function inside it. ``method_decorator`` hands over a bound method
     that claims the signature of its function, ``self`` included; this returns the bound method's.
     """
     try:
-        own = inspect.signature(function, follow_wrapped=False, eval_str=eval_str, **_LENIENT)
+        own = inspect.signature(function, follow_wrapped=False, **_LENIENT)
     except ValueError:  # C code, as that of functools.lru_cache
         if not hasattr(function, "__wrapped__"):
             raise
@@ -194,7 +192,7 @@ def signature_of(
     inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial) or hasattr(each, "__signature__"))
     if isinstance(inner, partial) and hasattr(inner, "__wrapped__"):
         function = partial(inner.func, *inner.args, **inner.keywords)
-    return inspect.signature(function, eval_str=eval_str, **_LENIENT)
+    return inspect.signature(function, **_LENIENT)
 
 
 def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
@@ -208,12 +206,7 @@ def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
         if not hasattr(function, "__name__"):  # an object: it goes by its class, as Django says it
             wrapper.__name__, wrapper.__qualname__ = type(function).__name__, type(function).__qualname__
         if not hasattr(function, "__wrapped__"):
-            try:
-                signature = signature_of(function, eval_str=True)
-            except (
-                Exception
-            ):  # the code of an annotation; it may name what is defined later, or for type checkers alone
-                signature = _evaluated_where_possible(signature_of(function), inspect.unwrap(function))
+            signature = _evaluated_where_possible(signature_of(function), function)
             if [*signature.parameters] != ["args", "kwargs"]:  # method_decorator copies what it finds on such a dummy
                 wrapper.__signature__ = signature  # type: ignore[attr-defined]
         return wrapper
@@ -222,6 +215,8 @@ def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
 
 
 def _evaluated_where_possible(signature: inspect.Signature, function: Callable[..., Any]) -> inspect.Signature:
+    """Annotations may name what is defined later, or for type checkers alone: these stay as they are."""
+
     def value(annotation: Any) -> Any:
         if not isinstance(annotation, str):
             return annotation
