@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import itertools
 import json
 import math
@@ -67,24 +65,8 @@ def _write(stream: OutputWrapper, text: str, ending: str = "\n") -> None:
     if stream._out is None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    data = (text if text.endswith(ending) else text + ending).encode(encoding, "backslashreplace")
-    raw = getattr(stream, "buffer", None)
-    if isinstance(raw, io.RawIOBase):
-        stream.flush()
-        _write_all(raw, data)
-        return
-    stream.write(data.decode(encoding), style_func=str, ending="")
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding), style_func=str, ending=ending)
     stream.flush()
-
-
-def _write_all(raw: io.RawIOBase, data: bytes) -> None:
-    """``python -u``: a raw stream may write only part of it, and Python's text streams do not notice."""
-    rest = memoryview(data)
-    while rest:
-        written = raw.write(rest)
-        if written is None:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        rest = rest[written:]
 
 
 LISTED = (
