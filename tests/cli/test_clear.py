@@ -75,8 +75,6 @@ def test_the_old_holder_the_site_and_the_log_are_told_and_by_whom_it_was_done(
 def test_it_stands_in_the_history_of_the_lock_if_the_site_has_one_and_the_user(settings: Any) -> None:
     hold("a")
     err = io.StringIO()
-    refused = ["clear", "a", "--noinput", "--user", "jo"]
-    fails(2, r"^Nothing was force-released: the site has no user 'jo'\.$", *refused)
     assert cleared("a", "--noinput", stderr=err) == "a"
     said = f"Not recorded in the admin's history: the site has no user {USER!r}. Name one with --user.\n"
     assert (err.getvalue(), LogEntry.objects.count()) == (said, 0)
@@ -90,7 +88,6 @@ def test_it_stands_in_the_history_of_the_lock_if_the_site_has_one_and_the_user(s
         assert entry.change_message.endswith(f" ({BY})")
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django.contrib.admin"]
     hold("a")
-    fails(2, r"no history without django\.contrib\.admin", *refused)
     assert cleared("a", "--noinput") == "a"
 
 
@@ -161,11 +158,11 @@ def test_it_fails_when_a_named_lock_is_not_held_and_clears_the_others() -> None:
     assert not held("a")
 
 
-def test_a_name_whose_key_is_of_another_type_is_reported_and_the_others_are_cleared(client: redis.Redis) -> None:
-    hold("a", "b")
+def test_a_name_whose_key_is_of_another_type_is_reported_and_none_is_cleared(client: redis.Redis) -> None:
+    hold("a")
     client.rpush(f"{PREFIX}lock:x", "foreign")
-    told = fails(69, r"^Not held: c\nRedis refuses .* which is a list", "clear", "a", "x", "c", "b", "--noinput")
-    assert re.findall(r"^Force-released (\w),", told, re.M) == ["a", "b"]
+    fails(69, r"^Redis refuses .* which is a list", "clear", "a", "x", "--noinput")
+    assert held("a")
 
 
 def test_it_asks_first_and_shows_what_it_would_clear(answer: Answer) -> None:
