@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from django.apps import apps
@@ -90,7 +90,6 @@ class LockedCommand(BaseCommand):
             name = lock_name(app.label if app else module.partition(".")[0], module.rpartition(".")[2])
         else:
             name = Template(template, "lock name", quoted=True).fill(options)
-        self._check_options()
         timeout = self.lock_blocking_timeout
         if not timeout and choose_waiting(self.lock_options):
             timeout = None
@@ -105,7 +104,6 @@ class LockedCommand(BaseCommand):
         lock = Lock(name, **every) if self.lock_limit is None else Semaphore(name, limit=self.lock_limit, **every)
         at_least = seconds(self.lock_at_least, "lock_at_least", least=0)
         with ExitStack() as stack:
-            stack.enter_context(status_kept(self))
             with quiet_when_busy(self, options.get("verbosity", 1)):
                 stack.enter_context(held(lock, busy_status=self.lock_busy_status, at_least=at_least, own=_OWN))
             if (outer := vars(self).get("lock")) is not None:  # the command has executed itself, with other options
@@ -116,15 +114,6 @@ class LockedCommand(BaseCommand):
             except SystemExit as end:  # a normal end, not an error
                 ended = end
         raise ended
-
-    def _check_options(self) -> None:
-        what, options, status = type(self).__qualname__, self.lock_options, self.lock_busy_status
-        if not isinstance(options, Mapping):
-            raise TypeError(f"{what}.lock_options must be a dict of options of Lock, not {shown(options)}.")
-        if "name" in options:
-            raise TypeError(f"{what}.lock_options names the lock: give lock_name = {shown(options['name'])}.")
-        if not isinstance(status, int) or isinstance(status, bool) or not 0 <= status <= 255:
-            raise ValueError(f"{what}.lock_busy_status must be an exit status from 0 to 255, not {shown(status)}.")
 
 
 _OWN = ' This thread or task holds it already. Pass lock_options = {"reentrant": True} to acquire it again.'
@@ -141,23 +130,6 @@ def quiet_when_busy(command: BaseCommand, verbosity: int) -> Iterator[None]:
     except LockBusy as busy:
         if getattr(command, "_called_from_command_line", False) and verbosity < 2 and not command.stderr.isatty():
             sys.exit(busy.returncode)
-        raise
-
-
-@contextmanager
-def status_kept(command: BaseCommand) -> Iterator[None]:
-    """Let an error of ``command`` decide its exit status even if Django cannot print it, and would exit with 1."""
-    try:
-        yield
-    except CommandError:
-        if getattr(command, "_called_from_command_line", False):
-            write = command.stderr.write
-
-            def written_if_possible(*args: Any, **options: Any) -> None:
-                with suppress(AttributeError, OSError):  # the stream is closed; the disk is full
-                    write(*args, **options)
-
-            command.stderr.write = written_if_possible  # type: ignore[method-assign]
         raise
 
 

@@ -22,7 +22,7 @@ from django_redislock.base.times import seconds, ttl_seconds
 from django_redislock.cli.locks import clear, prune_fences, show_list, show_lock, show_pool, system_user
 from django_redislock.cli.output import Output
 from django_redislock.cli.run import run_program
-from django_redislock.jobs.locked_command import BUSY, LOST, UNAVAILABLE, quiet_when_busy, status_kept
+from django_redislock.jobs.locked_command import BUSY, LOST, UNAVAILABLE, quiet_when_busy
 from django_redislock.store.aliases import lock_aliases
 
 T = TypeVar("T")
@@ -41,10 +41,6 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         _add_subcommands(parser)
-
-    def execute(self, *args: Any, **options: Any) -> str | None:
-        with status_kept(self):
-            return super().execute(*args, **options)
 
     def handle(self, *args: Any, function: Callable[..., None], **options: Any) -> None:
         output = Output(self)
