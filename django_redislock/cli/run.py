@@ -162,7 +162,6 @@ class Program:
         self._starting = self._gone = False
         self._ending = False  # it was told to end, and what it has started with it
         self.dismissed: bool = False  # a signal has asked this process to end
-        self._warned = False
         self._early: list[int] = []
         self._before: dict[int, Any] = {}
         self._news = threading.Event()
@@ -266,8 +265,7 @@ class Program:
         except ProcessLookupError:
             return False
         except PermissionError:
-            if number in ENDING:
-                self._warn()
+            pass  # it has changed its user
         return True
 
     def _is_left(self) -> bool:
@@ -279,14 +277,6 @@ class Program:
             except ChildProcessError:
                 pass
         return self._send(0) and not _are_zombies(-self._target)
-
-    def _warn(self) -> None:
-        """Say once that the program cannot be ended. Called from signal handlers, so it uses no file object."""
-        if not self._warned and sys.stderr is not None:  # else 2 may be the number of a connection to Redis
-            self._warned = True
-            text = f"Cannot end the program (process {abs(self._target)}): it runs as another user.\n"
-            with suppress(OSError):
-                os.write(2, text.encode())
 
     def wait(self, lost: Callable[[], bool], remaining: Callable[[], float]) -> int:
         """Wait until it has ended, and end it when the lock is lost; return its exit status as a shell would.
