@@ -18,7 +18,6 @@ from ..exceptions import LockUnavailable
 from ..store import calls
 from ..store.calls import probe_command
 from ..store.lock_store import LockStore, Partition
-from ..store.old_key import OldKey, old_key_of
 from ..store.records import make_keys
 from ..store.stores import reach_stores
 from ..store.wire import NO_CLUSTER, PASSING, exchange
@@ -109,44 +108,18 @@ def _is_refusal(answer: Any) -> bool:
 
 
 def _use(partition: Partition) -> Iterator[CheckMessage]:
-    """A lock of a name of its own is acquired, waited for and released, as all locks are; so is its key in old code."""
-    name, also = f"check:{secrets.token_hex(8)}", conf().ALSO_LOCK
-    yield from _perform(partition, "all locks", _use_lock(partition, name))
-    if also is None or also.name is not None:  # what a function says of this name says nothing of the site's
-        return
+    """A lock of a name of its own is acquired, waited for and released, as all locks are."""
     try:
-        old = old_key_of(partition, name, name, None)
-    except ImproperlyConfigured:
-        pass  # the check of the settings says so
-    except LockUnavailable as error:
-        yield _unseen(also.using or partition.alias, error)
-    else:
-        assert old is not None
-        yield from _perform(old.partition, "the keys of old code (ALSO_LOCK)", _use_old_key(old))
-
-
-def _perform(partition: Partition, what: str, steps: Steps[None]) -> Iterator[CheckMessage]:
-    try:
-        run(steps)
+        run(_use_lock(partition, f"check:{secrets.token_hex(8)}"))
     except LockUnavailable as error:
         refused = _is_refusal(error.__cause__)
-        yield _useless(partition.alias, what, error) if refused else _unseen(partition.alias, error)
+        yield _useless(partition.alias, error) if refused else _unseen(partition.alias, error)
     finally:
         partition.store.threads.drop_idle()
 
 
-def _use_old_key(old: OldKey) -> Steps[None]:
-    deadline = _soon()
-    for how in ("take", "keep", "free"):
-        yield from old.call(how, PATIENCE, deadline=deadline)
-
-
-def _soon() -> Deadline:
-    return Deadline.after(max(0.0, PATIENCE - GRACE))
-
-
 def _use_lock(partition: Partition, name: str) -> Steps[None]:
-    deadline = _soon()
+    deadline = Deadline.after(max(0.0, PATIENCE - GRACE))
     keys = make_keys(partition.prefix, name)
     holder, waiter = (
         calls.LockRequest(partition, keys, name, secrets.token_urlsafe(16), PATIENCE, owner="manage.py check")
@@ -188,10 +161,10 @@ def _unseen(alias: str, trouble: Exception) -> CheckMessage:
     )
 
 
-def _useless(alias: str, what: str, trouble: Exception) -> CheckMessage:
+def _useless(alias: str, trouble: Exception) -> CheckMessage:
     reason = str(trouble).partition(f"(cache alias {alias!r}): ")[2].rstrip(".")
     return Error(
-        f"{_server(alias)} refuses {what}: {reason}.",
+        f"{_server(alias)} refuses all locks: {reason}.",
         hint='Use a master, a database that it has, and a user with the rights on the page "A Redis user for the '
         'locks" of the documentation.',
         id="django_redislock.E008",

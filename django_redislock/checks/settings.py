@@ -123,7 +123,7 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         try:
             store = get_store(alias)
         except LockUnavailable:
-            continue  # it is there, and away; the check of the server says so
+            continue  # it is there, and away
         except ImproperlyConfigured as error:
             yield _unusable(alias, where, error)
             continue

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from django.core.checks import INFO
-from django_redis.client import DefaultClient
-from redis.cluster import RedisCluster
 
 from django_redislock import Lock, LockUnavailable, list_locks
 from redisserver import RedisServer, redis_server
@@ -140,66 +138,6 @@ def test_a_proxy_that_hangs_up_on_who_subscribes_is_inspected_where_waiters_poll
         network.lose_answer("SUBSCRIBE")
         caching(locks={"LOCATION": network.url})
         assert ids(deploy=True) == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "keys"),
-    [
-        ("redis-py", ["~check:*"]),
-        ("django-redis", ["~:1:*"]),
-        ("python-redis-lock", ["~lock:*", "~lock-signal:*"]),
-    ],
-)
-def test_a_missing_right_to_the_keys_of_old_code_is_found(
-    kind: str, keys: list[str], own: RedisServer, caching: Set, settings: Any
-) -> None:
-    rights = ["+@all", "&*", "resetkeys", "~redislock*"]
-    settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": kind}
-    become(own, caching, *rights)
-    (told,) = [message for message in check(deploy=True) if message.level > INFO]
-    assert told.id == "django_redislock.E008"
-    assert "(cache alias 'locks') refuses the keys of old code (ALSO_LOCK): " in told.msg
-    become(own, caching, *rights, *keys)
-    assert ids(deploy=True) == ["I003"]
-    with own.client() as client:
-        assert not [key for key in client.scan_iter() if b"check" in key]
-
-
-@pytest.mark.parametrize(
-    ("location", "function", "said"),
-    [
-        ("{narrow}", None, "(cache alias 'old') refuses the keys of old code"),
-        ("{narrow}", "tests.also_lock.test_names.renamed", ""),  # it need not know the lock of the check
-        ("redis://127.0.0.1:1/0", None, "the Redis server used for locks (cache alias 'old'): Redis cannot be reached"),
-        ("carrier-pigeon://", None, "Cannot use the cache alias 'old' for locks: "),
-    ],
-)
-def test_those_on_another_alias_are_asked_for_there_unless_a_function_names_them(
-    location: str, function: str | None, said: str, own: RedisServer, caching: Set, settings: Any
-) -> None:
-    with own.client() as client:
-        client.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "+@all", "&*", "~redislock*")
-    narrow = f"redis://narrow:secret@127.0.0.1:{own.port}/5"
-    caching(old={"LOCATION": location.format(narrow=narrow)})
-    also = {"kind": "redis-py", "using": "old"} | ({"name": function} if function else {})
-    settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": also}
-    found = [message.msg for message in check(deploy=True) if message.level > INFO]
-    assert len(found) == bool(said)
-    assert said in "".join(found)
-
-
-def test_a_cluster_with_the_old_locks_may_be_away(caching: Set, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client connects as soon as it is made."""
-    away, get_client = "redis://127.0.0.1:1/0", DefaultClient.get_client
-
-    def make(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return RedisCluster.from_url(away) if away in self._server else get_client(self, *args, **kwargs)
-
-    monkeypatch.setattr(DefaultClient, "get_client", make)
-    caching(old={"LOCATION": away})
-    settings.REDISLOCK = {"CACHE": "locks", "ALSO_LOCK": {"kind": "redis-py", "using": "old"}}
-    (told,) = [message.msg for message in check(deploy=True) if message.level > INFO]
-    assert "(cache alias 'old'): Redis cannot be reached" in told
 
 
 def test_the_hint_to_missing_rights_helps(own: RedisServer, caching: Set) -> None:
