@@ -17,7 +17,7 @@ from .base.times import Deadline, Seconds
 from .engine.acquisition import Acquisition
 from .engine.held import Runner, caller, holds, twin
 from .engine.lease import Lease
-from .engine.with_block import WithBlock, block_of
+from .engine.with_block import block_of
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .inspection.info import LockStatus, resume, suspend
 from .inspection.lists import PoolInfo, count_states, inspect_pool, read_items, read_keys
@@ -32,7 +32,7 @@ class PoolMember(Lock):
     """An already acquired :class:`Lock` on a member of a pool, as :meth:`LockPool.acquire` returns it.
 
     ``key`` is the member. ``with`` does not acquire it again, and releases it at its end. A second ``with`` inside of
-    that raises LockError, and so does one in another thread or task than acquired it.
+    that raises LockError. So does one where it is not held: in another thread or task, or after it was released.
     """
 
     __slots__ = ("_entered", "key")
@@ -51,38 +51,7 @@ class PoolMember(Lock):
         return member
 
     def __enter__(self) -> Self:
-        if not self._go_on(None):
-            super().__enter__()
-            self._entered = self._latest
-        return self
-
-    if not TYPE_CHECKING:  # see Enterable
-
-        @twin
-        def __aenter__(self):
-            block = block_of(self)
-            return self._aenter_member(block, held=self._go_on(block))
-
-    async def _aenter_member(self, block: WithBlock | None, *, held: bool) -> Self:
-        if not held:
-            await self._aenter(self._acquisition(), block)
-            self._entered = self._latest
-        return self
-
-    def _go_on(self, block: WithBlock | None) -> bool:
-        """Return whether it is held already, so that the block only has to release it."""
-        acquisition = self._own()
-        if acquisition is None:
-            # it would wait for itself: for the end of a block that nobody else enters. (A forked child does not hear
-            # that its parent has released it.)
-            others = [one.its_lease for one in self._acquisitions]
-            if any(lease is not self._entered and not (lease.closed or lease.lost) for lease in others):
-                raise LockError(
-                    f"Cannot enter a block with the member {self.name!r}: it belongs to the task or thread that has "
-                    f"acquired it. Acquire it where it is used, or hand its name and token over with detach().",
-                    self.name,
-                )
-            return False
+        acquisition = self._held("enter a block with")
         if acquisition.its_lease.lost:  # and may be somebody else's
             raise acquisition.its_lease.lost_error()
         if acquisition.its_lease is self._entered:
@@ -92,10 +61,13 @@ class PoolMember(Lock):
                 self.name,
             )
         self._entered = acquisition.its_lease
-        block = block or block_of(self)
+        block = block_of(self)
         if block is not None:
             block.enter(acquisition)
-        return True
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
 
 
 NONE_HELD = 5.0  # seconds that checkout.lua gives where no lease will end
