@@ -117,24 +117,12 @@ def _explaining(lease: Lease, alias: str) -> Iterator[None]:
         busy = "database is locked" in str(error)  # SQLite has one writer at a time
         if not busy and not codes & (TIMED_OUT | CANCELLED):
             raise
-        bound, holder = "", "another transaction that writes is still open, or has written since this one began to read"
-        if not busy:
-            holder = (
-                "another transaction that has claimed it, of a holder that has lost the lock or released it before "
-                "COMMIT (and may now wait for this very lock), is still open"
-            )
-            within = None if codes & CANCELLED else lease.terms.fence_timeout
-            bound = "" if within is None else f" within {within:g} s"
-            if codes & CANCELLED:
-                holder = f"it has cancelled the statement, by its own limit of time or by hand; maybe {holder}"
-        mine = [other for other in sorted(lease.claimed) if other != alias and has_claimed(lease.claimed, other)]
-        itself = (
-            f"; or it is this lock's own claim on {', '.join(map(repr, mine))}, if that is the same database: claim it "
-            f"there alone, with fenced={mine}"
-        )
+        words = str(error).partition("\n")[0]
         raise LockUnavailable(
-            f"The lock {lease.name!r} could not be claimed on the database {alias!r}{bound}: {holder}"
-            f"{itself if mine else ''}.",
+            f"The lock {lease.name!r} could not be claimed on the database {alias!r}, which says {words!r}. Another "
+            f"transaction that has claimed it (with SQLite, any that writes) may still be open, of a holder that has "
+            f"lost the lock, or has released it before COMMIT and now waits for it; or, if two aliases lead to the "
+            f"same database, it is this lock's own claim on the other one.",
             lease.name,
         ) from error
 
