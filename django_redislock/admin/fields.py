@@ -163,9 +163,6 @@ class LockFields:
             sections.append((_("Queue for any member of the pool"), {"fields": ("pool_waiters", "pool_queue")}))
         return sections
 
-    def describe_permit(self, lock: HeldLock) -> str:
-        return gettext("%(permit)s, fence %(fence)d") % {"permit": self.describe(lock), "fence": lock.fence}
-
     def describe(self, lock: HeldLock) -> str:
         return gettext("%(name)s, held for %(duration)s by %(owner)s, %(waiters)d waiting") % {
             "name": _name(lock),

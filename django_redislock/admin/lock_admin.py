@@ -22,14 +22,12 @@ from django.utils.translation import gettext_lazy as _
 
 from ..base.display import printable
 from ..base.names import is_name
-from ..base.steps import run
 from ..exceptions import LockUnavailable
 from ..inspection.info import LockInfo, force_release, get_lock
-from ..inspection.lists import read_matching
 from ..models import Fence, HeldLock
 from ..store.aliases import lock_aliases
 from ..store.reading import batches
-from ..store.stores import get_partition, get_store, reach_stores
+from ..store.stores import get_partition, reach_stores
 from .changelist import AliasFilter, LockChangeList, read_all, record, search
 from .fields import LockFields, field, more
 
@@ -173,22 +171,21 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         if across:  # all that the list of this request shows, on whichever page
             locks = [HeldLock.of(lock) for lock in search(read_all(request), request.GET.get("q", ""))]
         else:
-            found = [self.get_object(request, keys[0])] if one else _selected(keys)
+            found = [self.get_object(request, key) for key in dict.fromkeys(keys)]
             locks = [lock for lock in found if lock is not None and lock.info is not None]
+        if permit is not None:
+            every = ((lock, each) for lock in locks for each in (lock.info.permits if lock.info else ()))
+            locks = [HeldLock.of(replace(each, waiters=lock.waiters)) for lock, each in every if each.fence == permit]
         if not all(self.has_delete_permission(request, lock) for lock in locks):
             raise PermissionDenied
         # in the order of their fences, so that of each field the highest one stays
         highest = {_fence_field(lock): lock.fence for lock in sorted(locks, key=lambda lock: lock.fence)}
         if request.POST.get("post"):
-            if permit is None:
-                self._release(request, locks, _fences(request) or highest, 0 if across else len({*keys}) - len(locks))
-            else:
-                self._release_permit(request, locks, permit)
+            gone = 0 if across else len({*keys}) - len(locks)
+            self._release(request, locks, _fences(request) or highest, gone, permit)
             return None
-        if permit is not None:
-            locks = [HeldLock.of(each) for lock in locks for each in _shown_permits(lock) if each.fence == permit]
         if not locks:
-            self.message_user(request, _nobody(permit), messages.WARNING)
+            self.message_user(request, gettext("Nobody holds these locks any more."), messages.WARNING)
             return None
         title = gettext("Force-release the lock") if one else gettext("Force-release locks")
         context = {
@@ -198,7 +195,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
             "object": locks[0] if one else None,
             "opts": self.opts,
             "media": self.media,
-            "locks": [self.describe(lock) if permit is None else self.describe_permit(lock) for lock in locks[:SHOWN]],
+            "locks": [self.describe(lock) for lock in locks[:SHOWN]],
             "more": more(len(locks) - SHOWN),
             "total": len(locks),
             "fences": highest,
@@ -211,28 +208,21 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
         ours = "admin/django_redislock/heldlock/delete_selected_confirmation.html"
         return TemplateResponse(request, self.delete_selected_confirmation_template or ours, context)
 
-    def _release_permit(self, request: HttpRequest, locks: Sequence[HeldLock], fence: int) -> None:
-        """Force-release the permit with this fence, of one semaphore, log it in its history, and tell the user."""
-        released = None
-        for lock in locks:
-            if lock.info is not None and lock.info.limit is not None:
-                released = force_release(lock.name, using=lock.using, by=_by(request), permit=fence)
-        if released is None:
-            self.message_user(request, _nobody(fence), messages.WARNING)
-            return
-        self._record(request, [released])
-        self.message_user(request, gettext("The permit was force-released."), messages.SUCCESS)
+    def _release(
+        self, request: HttpRequest, locks: Sequence[HeldLock], fences: dict[str, int], gone: int, permit: int | None
+    ) -> None:
+        """Force-release these locks, or one permit, log it in their histories, and tell the user.
 
-    def _release(self, request: HttpRequest, locks: Sequence[HeldLock], fences: dict[str, int], gone: int) -> None:
-        """Force-release these locks, log it in their histories, and tell the user. ``gone`` locks were free already."""
+        ``gone``: how many were free already.
+        """
         outcomes: list[LockInfo | None] = []
         try:
             for batch in batches(locks):
                 before = len(outcomes)
                 try:
                     for lock in batch:
-                        fence = fences.get(_fence_field(lock), 0)
-                        outcomes.append(force_release(lock.name, using=lock.using, by=_by(request), fence=fence))
+                        facts: dict[str, Any] = {"fence": fences.get(_fence_field(lock), 0), "permit": permit}
+                        outcomes.append(force_release(lock.name, using=lock.using, by=_by(request), **facts))
                 finally:
                     self._record(request, [*filter(None, outcomes[before:])])
         except LockUnavailable as error:
@@ -245,6 +235,7 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
             self.message_user(request, text % {"count": left, "error": error}, messages.ERROR)
         if count := len(outcomes) - outcomes.count(None):
             text = ngettext("%(count)d lock was force-released.", "%(count)d locks were force-released.", count)
+            text = text if permit is None else gettext("The permit was force-released.")
             self.message_user(request, text % {"count": count}, messages.SUCCESS)
         if gone := gone + outcomes.count(None):
             text = ngettext(
@@ -272,21 +263,6 @@ def _can_exist(lock: HeldLock) -> bool:
     return is_name(lock.name) and (lock.using is None or lock.using in lock_aliases())
 
 
-def _selected(keys: Sequence[str]) -> list[HeldLock]:
-    """Those of the list that are still held; two round trips for each alias, on a cluster for each tag."""
-    names: dict[str | None, set[str]] = {}
-    for lock in filter(_can_exist, (HeldLock(key=key) for key in keys)):
-        names.setdefault(lock.using, set()).add(lock.name)
-    reads = [read_matching(get_store(using).everywhere(), of.__contains__) for using, of in names.items()]
-    return [HeldLock.of(lock) for steps in reads for lock in run(steps)]
-
-
-def _nobody(permit: int | None) -> str:
-    if permit is None:
-        return gettext("Nobody holds these locks any more.")
-    return gettext("Nobody shown there holds this permit any more.")
-
-
 def _by(request: HttpRequest) -> str:
     return f"{printable(request.user.get_username())} in the admin"
 
@@ -295,10 +271,6 @@ def _permit(request: HttpRequest) -> int | None:
     """The fence of the permit that is meant, one that nobody has where that is no fence; None: it is no permit."""
     given = request.GET.get("permit")
     return None if given is None else _fence(given) or 0
-
-
-def _shown_permits(lock: HeldLock) -> list[LockInfo]:
-    return [] if lock.info is None else [replace(each, waiters=lock.waiters) for each in lock.info.permits]
 
 
 def _fence(text: str) -> int | None:

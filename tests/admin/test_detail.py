@@ -172,7 +172,7 @@ def test_a_semaphore_shows_how_many_hold_it_and_who_and_all_are_force_released(a
 
 
 ONE_PERMIT = ["The permit was force-released."]
-NO_PERMIT = ["Nobody shown there holds this permit any more."]
+NOBODY = ["Nobody holds these locks any more."]
 
 
 def permit_links(page: str) -> list[str]:
@@ -199,7 +199,6 @@ def test_each_holder_of_a_semaphore_has_a_link_that_force_releases_its_permit_al
     page = asked.content.decode()
     assert "Do you want to force-release this permit?" in page
     assert '<li aria-current="page">Force-release the permit</li>' in page
-    assert f"fence {fence}" in page
     assert "of 0" not in page
     assert exports[1].owned()  # a GET asks
     assert told(admin.post(links[1], {**YES, **asked.context["fences"]}, follow=True)) == ONE_PERMIT
@@ -216,8 +215,8 @@ def test_whoever_has_a_permit_by_the_time_of_the_confirmation_is_spared(exports:
     link = permit_links(content(admin, "semaphore:export"))[0]
     exports[0].release()
     assert Semaphore("export", limit=3).acquire()
-    for response in (admin.get(link, follow=True), admin.post(link, YES, follow=True)):
-        assert told(response) == NO_PERMIT
+    assert told(admin.get(link, follow=True)) == NOBODY
+    assert told(admin.post(link, YES, follow=True)) == SPARED
     assert get_lock("semaphore:export").permits_held == 3  # type: ignore[union-attr]
     assert logged() == []
 
@@ -227,11 +226,10 @@ def test_what_is_no_permit_force_releases_nothing(permit: str, exports: list[Sem
     Lock("a").acquire()
     for name in ("semaphore:export", "a"):
         path = f"{url('delete', name)}?permit={permit}"
-        for response in (admin.get(path, follow=True), admin.post(path, YES, follow=True)):
-            assert told(response) == NO_PERMIT
+        assert told(admin.get(path, follow=True)) == NOBODY
+        assert told(admin.post(path, YES, follow=True)) == SPARED
     assert all(permit.owned() for permit in exports)
     assert get_lock("a")
-    assert told(admin.post(f"{url('delete', 'b')}?permit=1", YES, follow=True)) == NO_PERMIT
 
 
 def logged() -> list[str]:
@@ -307,14 +305,6 @@ def test_selecting_all_pages_means_the_locks_that_the_search_found(admin: Client
     assert told(response) == ["120 locks were force-released."]
     assert holder(client, "seat:1")
     assert len(logged()) == 120
-
-
-def test_the_locks_that_were_selected_are_read_together(admin: Client, client: redis.Redis, trips: list[int]) -> None:
-    for number in range(20):
-        put(client, f"order:{number}")
-    trips.clear()
-    asked = select(admin, "order:x", *(f"order:{number}" for number in range(20)))
-    assert (asked.context["total"], len(trips)) == (20, 2 + 2)  # Django reads the list as well
 
 
 def test_the_history_is_written_while_more_locks_are_released(admin: Any, client: Any, monkeypatch: Any) -> None:

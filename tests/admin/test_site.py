@@ -6,7 +6,6 @@ from collections.abc import Callable
 from gettext import translation
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 import redis
@@ -186,18 +185,6 @@ def test_the_queues_of_many_pools_cost_no_round_trip(order: str, admin: Client, 
     rows = listed(admin.get(LIST, {"o": order, "all": ""}))
     assert (len(rows), {lock.info.pool_waiters for lock in rows}) == (50, {1})
     assert len(trips) <= 3
-
-
-@pytest.mark.parametrize(("words", "refused"), [(["ord", "R:1"] * 10, False), (["ord"] * 21, True)])
-def test_a_search_for_too_many_words_is_refused(words: list[str], refused: bool, admin: Client, client: Any) -> None:
-    put(client, "order:1")
-    put(client, "order:2")
-    query = urlencode({"q": " ".join(words)})
-    found = admin.get(f"{LIST}?{query}", follow=True)
-    assert (told(found) == ["Nothing was searched: give at most 20 words."]) is refused
-    assert names(found) == (["order:1", "order:2"] if refused else ["order:1"])
-    select(admin, "order:1", path=f"{LIST}?{query}", select_across="1", index="0", post="yes")
-    assert [get_lock(name) is None for name in ("order:1", "order:2")] == [not refused, False]
 
 
 @pytest.fixture
