@@ -33,8 +33,9 @@ class Semaphore(Lock):
     fewer as permits come back; whoever meets another limit than its own logs a warning. So there are never more holders
     than the highest limit that anybody has asked for.
 
-    A semaphore does not have what depends on a single holder: ``reentrant``, ``token`` and ``adopt``, ``fenced``,
-    ``claim()``, ``detach()`` and ``suspend()``. The guarantees are those of :class:`Lock`.
+    ``locked()`` tells whether all permits are held, ``status()`` is LOCKED if one is held *here*, through this object,
+    and FREE if one is to be had. A semaphore does not have what depends on a single holder: ``reentrant``, ``token``
+    and ``adopt``, ``fenced``, ``claim()``, ``detach()`` and ``suspend()``. The guarantees are those of :class:`Lock`.
     """
 
     __slots__ = ("limit",)
@@ -49,14 +50,6 @@ class Semaphore(Lock):
         self._token = None
         self._acquisitions = []
         self._latest = None
-
-    def locked(self) -> bool:
-        """Return whether ``limit`` permits are held, here or elsewhere, so that another caller would wait."""
-        return super().locked()
-
-    def status(self) -> LockStatus:
-        """The :class:`LockStatus`: LOCKED if a permit is held *here*, through this object; FREE if one is to be had."""
-        return super().status()
 
     def detach(self, ttl: Seconds | None = None) -> NoReturn:
         """Raises TypeError: a permit belongs to whoever has acquired it."""
