@@ -11,9 +11,9 @@ from typing import Any
 from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 
-from ..base.display import did_you_mean, duration, printable, shown
+from ..base.display import did_you_mean, printable, shown
 from ..base.name_templates import Template
-from ..base.names import known_as, lock_name
+from ..base.names import lock_name
 from ..base.steps import refuse_event_loop
 from ..base.times import Seconds, seconds
 from ..exceptions import LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
@@ -105,7 +105,7 @@ class LockedCommand(BaseCommand):
         at_least = seconds(self.lock_at_least, "lock_at_least", least=0)
         with ExitStack() as stack:
             with quiet_when_busy(self, options.get("verbosity", 1)):
-                stack.enter_context(held(lock, busy_status=self.lock_busy_status, at_least=at_least, own=_OWN))
+                stack.enter_context(held(lock, busy_status=self.lock_busy_status, at_least=at_least))
             if (outer := vars(self).get("lock")) is not None:  # the command has executed itself, with other options
                 stack.callback(setattr, self, "lock", outer)
             self.lock = lock
@@ -116,7 +116,6 @@ class LockedCommand(BaseCommand):
         raise ended
 
 
-_OWN = ' This thread or task holds it already. Pass lock_options = {"reentrant": True} to acquire it again.'
 _ATTRIBUTES = [name for name in LockedCommand.__annotations__ if name.startswith("lock_")]
 
 
@@ -134,11 +133,8 @@ def quiet_when_busy(command: BaseCommand, verbosity: int) -> Iterator[None]:
 
 
 @contextmanager
-def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") -> Iterator[None]:
-    """Hold ``lock`` during a block, at least for ``at_least`` seconds; errors become CommandErrors.
-
-    ``own``: what else to say where this very thread or task holds it.
-    """
+def held(lock: Lock, *, busy_status: int, at_least: float = 0.0) -> Iterator[None]:
+    """Hold ``lock`` during a block, at least for ``at_least`` seconds; errors become CommandErrors."""
     begun = released = False
     try:
         with lock:  # not entered by hand: an interruption right after that would leave it held
@@ -156,7 +152,7 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
     except LockNotAcquired as error:
         if begun:
             raise
-        raise LockBusy(_held_by(lock) + (own if error.outcome == "own" else ""), returncode=busy_status) from None
+        raise LockBusy(printable(str(error)), returncode=busy_status) from None
     except LockLost as error:
         if error.name != lock.name:
             raise
@@ -164,15 +160,3 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
     except LockNotOwned:
         if not released:
             raise
-
-
-def _held_by(lock: Lock) -> str:
-    if isinstance(lock, Semaphore):
-        name = known_as(lock.name)[1]
-        return f"Could not acquire the semaphore {printable(name)}: none of its {lock.limit} permits is free."
-    try:
-        info = lock.info()
-    except LockUnavailable:
-        info = None
-    holder = f"by {printable(info.owner)} for {duration(info.held_for)}" if info else "elsewhere"
-    return f"Could not acquire the lock {printable(lock.name)}: held {holder}."

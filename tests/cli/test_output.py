@@ -111,11 +111,11 @@ def test_streams_that_are_closed_or_full_change_no_exit_status(stderr: Any, monk
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_busy_lock_is_reported_only_on_a_terminal(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", errors := Terminal() if terminal else io.StringIO())
-    told = "LockBusy: Could not acquire the lock a: held by "
-    with Lock("a"):
-        assert main("run", "a", "--", "true") == 75
-        assert errors.getvalue()[: len(told)] == told * terminal
-        assert main("run", "a", "-v2", "--", "true") == 75
+    told = "LockBusy: Could not acquire the lock 'a' at once: held by "
+    hold("a")
+    assert main("run", "a", "--", "true") == 75
+    assert errors.getvalue()[: len(told)] == told * terminal
+    assert main("run", "a", "-v2", "--", "true") == 75
     assert told in errors.getvalue()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from django_redislock import Lock, force_release, get_lock, lock_acquired
+from django_redislock import Lock, force_release, get_lock, lock_acquired, testing
 from redisserver import RedisServer
 from tests.cli.conftest import FOREVER, NAME, InProcess, fails, main, sh, written
 from tests.helpers.actors import GENEROUS, Other, until
@@ -76,11 +76,11 @@ def test_a_program_that_cannot_be_run_has_the_status_of_shells_and_keeps_no_lock
 
 
 def test_a_busy_lock_has_a_status_of_its_own_and_the_program_is_not_run(tmp_path: Path) -> None:
-    with Lock(NAME):
+    with testing.hold(NAME):
         assert sh(f"touch {tmp_path}/ran") == 75
         assert sh(f"touch {tmp_path}/ran", "-E", "0") == 0
         assert sh(f"touch {tmp_path}/ran", "--blocking-timeout", "0.2") == 75
-        held_by = rf"^Could not acquire the lock {NAME}: held by \S+:{os.getpid()}:\S+ for \d+(\.\d)? s\.$"
+        held_by = rf"^Could not acquire the lock '{NAME}' at once: held by another-host:1:MainThread\.$"
         fails(75, held_by, "run", NAME, "--", "true")
     assert not (tmp_path / "ran").exists()
     hold(NAME, ttl=0.5)
