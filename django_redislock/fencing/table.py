@@ -15,7 +15,6 @@ from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
@@ -55,14 +54,9 @@ def fences() -> Any:
 
 def remedy(alias: str) -> str:
     """Return what creates the table in this database."""
-    if router.allow_migrate_model(alias, fences().model):
-        return (
-            f"Run manage.py migrate --database {alias}. If that has nothing to apply, because a router kept the table "
-            f"out when it ran before, first run manage.py migrate django_redislock zero --fake --database {alias}."
-        )
     return (
-        f"Let DATABASE_ROUTERS allow migrations of 'django_redislock' on {alias!r}, then run manage.py migrate "
-        f"--database {alias}."
+        f"Run manage.py migrate --database {alias}. If DATABASE_ROUTERS have kept 'django_redislock' out of it, let "
+        f"them allow it, and first run manage.py migrate django_redislock zero --fake --database {alias}."
     )
 
 
