@@ -342,15 +342,12 @@ def test_a_lock_is_claimed_by_its_holder_inside_a_transaction_alone(account: Acc
         ("postgres read committed", "not migrated", r"Run manage.py migrate --database default"),
         ("mariadb read committed", "not migrated", r"Run manage.py migrate --database default"),
         ("sqlite", "not installed", r"Add 'django_redislock' to INSTALLED_APPS, then run .* migrate"),
-        ("sqlite", "routed elsewhere", r"Let DATABASE_ROUTERS allow .* on 'default', then run .* migrate"),
     ],
     indirect=["account"],
 )
 def test_without_the_table_the_error_says_what_to_do(account: Account, reason: str, remedy: str, settings: Any) -> None:
     if reason == "not installed":
         settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_redislock"]
-    if reason == "routed elsewhere":
-        settings.DATABASE_ROUTERS = [Mock(spec=["allow_migrate"], **{"allow_migrate.return_value": False})]
     with connections["default"].schema_editor() as editor:
         editor.delete_model(Fence)
     with pytest.raises(ImproperlyConfigured, match=remedy):
@@ -455,8 +452,10 @@ def test_the_command_prunes(account: Account, ledger: Account, capsys: Any) -> N
     with connections["ledger"].schema_editor() as editor:
         editor.delete_model(Fence)
     for words, told in [
-        *[([f"--older-than={wrong}"], "--older-than: must be a number of days such") for wrong in ("30", "0d", "12h")],
-        (["--older-than=999999d"], "argument --older-than: must be at most 36500d, not '999999d'"),
+        *[
+            ([f"--older-than={wrong}"], "--older-than: must be a number of days such")
+            for wrong in ("30", "0d", "12h", "999999d")
+        ],
         (["--older-than", "1d", "--database", "ledger"], r"no such table: .*\. Run manage.py migrate"),
         (["--older-than", "1d", "--database", "nowhere"], "Unknown database alias 'nowhere'. The aliases in .* are: "),
     ]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import sys
@@ -27,7 +28,6 @@ from django_redislock.store.aliases import lock_aliases
 
 T = TypeVar("T")
 
-LONGEST = timedelta(days=36500)  # calendars begin somewhere
 STATUSES = (
     f"Exit status: the program's own; 128 + n if signal n ended it; {BUSY} if somebody else holds the lock; {LOST} if "
     f"the lock was lost while the program ran, which is then ended; {UNAVAILABLE} if Redis cannot be reached; 127 if "
@@ -99,24 +99,15 @@ def _seconds(check: Callable[[object, str], float], text: str) -> float:
 
 
 def _age(text: str) -> timedelta:
-    found = re.fullmatch(r"([1-9]\d{0,5})d", text)
+    found = re.fullmatch(r"([1-9]\d{0,4})d", text)  # calendars begin somewhere
     if found is None:
         raise ValueError(f"must be a number of days such as 30d, not {text!r}")
-    time = timedelta(days=int(found[1]))
-    if time > LONGEST:
-        raise ValueError(f"must be at most {LONGEST.days}d, not {text!r}")
-    return time
+    return timedelta(days=int(found[1]))
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"must be a whole number, 1 or more, not {text!r}")
-    return int(text)
-
-
-def _exit_status(text: str) -> int:
-    if not text.isdecimal() or int(text) > 255:
-        raise ValueError(f"an exit status must be a number from 0 to 255, not {text!r}")
+def _number(text: str, least: int = 1, most: float = math.inf) -> int:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise ValueError(f"must be a whole number from {least}{f' to {most}' * (most < math.inf)}, not {text!r}")
     return int(text)
 
 
@@ -246,7 +237,7 @@ def _add_subcommands(parser: CommandParser) -> None:
         "-E",
         "--conflict-exit-code",
         metavar="STATUS",
-        type=_valid(_exit_status),
+        type=_valid(partial(_number, least=0, most=255)),
         default=BUSY,
         help=f"Exit status if the lock is busy (default {BUSY}).",
     )
