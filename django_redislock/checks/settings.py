@@ -14,8 +14,6 @@ from ..call_names import signature_of
 from ..conf import AlsoLock, Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
 from ..store.aliases import database, has_locks, lock_aliases
-from ..store.lock_store import LockStore
-from ..store.node import for_loops
 from ..store.old_key import old_keys
 from ..store.stores import get_store
 
@@ -135,7 +133,6 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
                 except ImproperlyConfigured as error:
                     yield _no_function("ALSO_LOCK", error)
         if not store.memory:
-            yield from _coroutines(store)
             if alias in ours:
                 yield from _shared(alias, known)
         elif not settings.DEBUG:
@@ -184,18 +181,6 @@ def _unusable(alias: str, where: str, error: Exception) -> CheckMessage:
     if has_locks(alias):
         hint += ", or use django-redis's own BACKEND (with redis-py's locks)"
     return Error(str(error), hint=f"{hint}.", id="django_redislock.E003")
-
-
-def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
-    try:
-        for_loops(store.config)
-    except ImproperlyConfigured as error:
-        yield Warning(
-            str(error),
-            hint="Use a connection class and options that redis.asyncio supports, or silence this if no coroutine uses "
-            "these locks.",
-            id="django_redislock.W007",
-        )
 
 
 def _shared(alias: str, known: Conf) -> Iterator[CheckMessage]:
