@@ -247,8 +247,7 @@ class Lock(Enterable):
     def extend(self, additional: Seconds, *, replace_ttl: bool = False) -> bool:
         """Add ``additional`` seconds to the lease, or (``replace_ttl``) make it end that many seconds from now.
 
-        A renewed lock goes on being renewed, so a shorter lease lasts only until the next renewal, which comes before
-        its end; it is given at least 3 seconds for that, or its TTL. To make a lock end at a given time, use
+        That of a renewed lock is never made shorter than its TTL. To make a lock end at a given time, use
         ``auto_renew=False`` or :meth:`detach`. Always returns True.
         Raises LockNotOwned, LockLost, LockUnavailable.
         """

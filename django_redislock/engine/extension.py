@@ -17,8 +17,6 @@ from .held import Held
 from .lease import RELEASED, Lease
 from .runtime import runtime
 
-RENEWED_WITHIN = 3.0  # seconds in which a process that lives renews a lease, as after a handoff (R10)
-
 
 def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> Steps[None]:
     """Move the end of this very acquisition, from any thread, task or context.
@@ -31,21 +29,20 @@ def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> 
     if how != "detach":
         lease.check_not_ending("extend")
     if how == "add":
-        how, left = "keep", lease.left_with(left)  # which may be sent again if the answer is lost
-    if how == "set" and lease.renewing:
-        left = max(left, min(lease.ttl, lease.spare + RENEWED_WITHIN))
+        left = lease.left_with(left)  # which may be sent again if the answer is lost
+    elif how == "set" and lease.renewing:
+        left = max(left, lease.ttl)  # not less than a renewal that is answered meanwhile
     request = lease.request if acknowledged else lease.request._replace(replicas=0)
-    late = lease.late
-    if how in ("set", "detach"):
+    if how != "add":
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
-        lease.sets += 1
-        late = (request.gone, str(lease.sets)) if how == "set" or lease.unknown else None
+    lease.moves += 1
+    late = request.gone, str(lease.moves)
     try:
         answer = yield from calls.renew(request, how, left, lease.fence, replicas=request.replicas, late=late)
     except BaseException:
-        if how == "set":  # it may arrive yet
-            lease.late = late
+        lease.late = late  # it may arrive yet
+        if how == "set":
             runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
         raise
     if answer.state != calls.HELD:
@@ -81,7 +78,7 @@ def renew_by_token(
     if held is None:
         return False
     if how == "add":
-        how, left = "keep", held.left + left  # as in renew()
+        left += held.left  # as in renew()
     request = held.request._replace(replicas=0 if partition.store.memory else replicas)
     with take_slot(partition) as late:
         answer = yield from calls.renew(request, how, left, replicas=request.replicas, late=late)

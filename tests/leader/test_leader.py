@@ -210,16 +210,6 @@ def test_a_grant_that_comes_late_is_no_term_but_the_next_one_is(network: Proxy, 
         me(term, "exit", None, None, None)
 
 
-def test_a_term_that_is_given_a_near_end_goes_on_as_it_is_renewed(crowd: Crowd) -> None:
-    me, term = crowd(), leader(NAME, ttl=9)
-    me(term, "enter")
-    assert me(term, "lead")
-    assert me(term, "extend", 0.5, replace_ttl=True)
-    until(lambda: me.read(term.remaining) > 3)  # which is what it was given
-    assert me(term, "lead")
-    me(term, "exit", None, None, None)
-
-
 def test_with_cancel_the_task_is_cancelled_before_anybody_else_can_lead(own: RedisServer) -> None:
     async def lead() -> None:
         async with leader(NAME, ttl=1.5, on_lost="cancel") as term:

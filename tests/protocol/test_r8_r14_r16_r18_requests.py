@@ -160,25 +160,39 @@ def test_r8_a_suspension_that_was_given_up_does_not_begin_after_a_resume(
     assert me(lock, "status") is LockStatus.FREE
 
 
-@pytest.mark.parametrize("renewed", [False, pytest.param(True, marks=pytest.mark.complete)], ids=["by hand", "renewed"])
-def test_r8_an_extend_that_arrives_after_its_caller_gave_up_shortens_no_later_lease(
-    renewed: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, retry_for: Callable[[float], None]
-) -> None:
+@pytest.mark.parametrize(
+    ("word", "given_up", "then"),
+    [
+        ("set", ("extend", 20, True), ("extend", LONG, False)),
+        ("add", ("extend", LONG, False), ("extend", 20, True)),
+        ("detach", ("detach", 20), ("detach", LONG)),
+        pytest.param("detach", ("detach", 20), None, marks=pytest.mark.complete),
+    ],
+    ids=["shorter", "longer", "detached", "renewed"],
+)
+def test_r8_what_moves_a_lease_and_arrives_after_its_caller_gave_up_undoes_no_later_move(
+    word: str, given_up: Any, then: Any, impatient: Proxy, crowd: Crowd, client: redis.Redis,
+    retry_for: Callable[[float], None],
+) -> None:  # fmt: skip
+    def move(method: str, seconds: float, *replaces: bool) -> None:
+        me(lock, method, seconds, **({"replace_ttl": True} if any(replaces) else {}))
+
     retry_for(GENEROUS)
-    me, lock = crowd(), Lock(NAME, using="other", ttl=LONG, auto_renew=renewed)
+    me, lock = crowd(), Lock(NAME, using="other", ttl=LONG, auto_renew=then is None)
     me(lock, "acquire")
     me(lock, "extend", 1)  # the script is known
-    late = impatient.hold_request("\r\nset\r\n")
+    late = impatient.hold_request(f"\r\n{word}\r\n")
     retry_for(0)
     with pytest.raises(LockUnavailable):
-        me(lock, "extend", 20, replace_ttl=True)
+        move(*given_up)
     retry_for(GENEROUS)
-    if renewed:
+    if then is None:
         until(lambda: me.read(lock.remaining) > 20)
     else:
-        me(lock, "extend", LONG)
+        move(*then)
+    before = client.pttl(LOCK)
     late.arrive()
-    assert me.read(lock.remaining) < client.pttl(LOCK) / 1000
+    assert abs(client.pttl(LOCK) - before) < GENEROUS * 1000
 
 
 def test_r8_a_lock_whose_release_may_still_arrive_is_not_used_again(
