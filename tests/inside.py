@@ -185,7 +185,7 @@ class Process:
 
     def renew(self, request: Request, how: str = "keep", left: float = 30, fence: int | None = None) -> calls.Renewed:
         """``how``: keep, confirm, set, detach or raise."""
-        with calls_once.take_slot(self._partition) as late:
+        with calls_once.take_slot(self._partition, request.name) as late:
             return run(calls.renew(request, how, left, fence, late=late))
 
     def force(self, name: str, highest: int | None = None, what: str = "") -> bool:

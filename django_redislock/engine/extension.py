@@ -80,7 +80,7 @@ def renew_by_token(
     if how == "add":
         left += held.left  # as in renew()
     request = held.request._replace(replicas=0 if partition.store.memory else replicas)
-    with take_slot(partition) as late:
+    with take_slot(partition, name) as late:
         answer = yield from calls.renew(request, how, left, replicas=request.replicas, late=late)
     if answer.state != calls.HELD:
         return False

@@ -31,28 +31,30 @@ def call_once(
 
     A repetition is recognised for 60 s.
     """
-    with take_slot(partition) as (slot, number):
+    with take_slot(partition, name) as (slot, number):
         reply = yield from call(partition, script.command((slot, *keys), (number, *args)), name, noun=noun)
     return reply.answer  # type: ignore[no-any-return]
 
 
 @contextmanager
-def take_slot(partition: Partition) -> Iterator[tuple[str, str]]:
-    """The key of a slot for one call, and the call's number."""
+def take_slot(partition: Partition, name: str) -> Iterator[tuple[str, str]]:
+    """The key of a slot for one call that concerns ``name``, and the call's number."""
     free = partition.free_slots
     try:
-        slot, last = free.pop()  # the one used last, so that few slots are in use
+        # that of a call on this name which was given up, and may arrive yet; else the one used last: few are in use
+        slot, last, _ = free.pop(next((i for i, (*_, late) in enumerate(free) if late == name), -1))
     except IndexError:
         slot, last = f"{partition.prefix}slot:{secrets.token_urlsafe(12)}", 0
-    refused = False
+    late, refused = name, False
     try:
         yield slot, str(last + 1)
+        late = ""
     except LockUnavailable as error:
         refused = isinstance(error.__cause__, ResponseError)  # perhaps because of a foreign value under its key
         raise
     finally:
         if not refused:
-            free.append((slot, last + 1))
+            free.append((slot, last + 1, late))
 
 
 BATCH = 250  # members in one step, so that none keeps Redis for longer than a few milliseconds

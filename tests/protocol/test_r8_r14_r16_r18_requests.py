@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 import django_redislock
 from django_redislock import (
+    Counter,
     Lock,
     LockedCommand,
     LockLost,
@@ -146,14 +147,21 @@ def test_r8_what_arrives_after_its_repetition_neither_shortens_a_lease_nor_suspe
 def test_r8_a_suspension_that_was_given_up_does_not_begin_after_a_resume(
     impatient: Proxy, crowd: Crowd, retry_for: Callable[[float], None]
 ) -> None:
+    """Though the same outage has met others of its process."""
     retry_for(GENEROUS)
-    me, lock = crowd(), Lock(NAME, using="other")
-    me(lock, "suspend", 1)  # the script is known
+    me, you, lock, counter = crowd(), crowd(), Lock(NAME, using="other"), Counter("visits", using="other")
+    me(lock, "suspend", 1)  # the scripts are known
     assert me(lock, "resume")
-    late = impatient.hold_request(f"{PREFIX}queue:{NAME}")
+    you(counter, "incr")
+    late, lost = (impatient.hold_request(f"{PREFIX}{key}") for key in (f"queue:{NAME}", "counter:"))
     retry_for(0)
-    with pytest.raises(LockUnavailable):
-        me(lock, "suspend", 3600)
+    suspending = me.start(lock, "suspend", 3600)
+    assert late.caught.wait(GENEROUS)
+    counting = you.start(counter, "incr")
+    for given_up in (suspending, counting):
+        with pytest.raises(LockUnavailable):
+            given_up.result(GENEROUS)
+    lost.end()
     retry_for(GENEROUS)
     assert not me(lock, "resume")
     late.arrive()
