@@ -380,8 +380,8 @@ def test_when_a_computation_takes_long_one_of_those_who_wait_for_it_asks_redis_l
         lose_patience()
         until(lambda: "event=still-waiting" in caplog.text)
         until(lambda: waiting_for_values() == 2)
+        until(lambda: list_locks()[0].waiters == 1)  # once its process has subscribed
         lock = list_locks()[0]
-        assert lock.waiters == 1
         held = f"event=still-waiting name={NAME} owner={lock.owner} fence={lock.fence} waited="
         assert caplog.text.replace('"', "").count(held) == 1
         value.go.set()
