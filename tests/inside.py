@@ -807,8 +807,10 @@ def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = Fals
         held = threading.Thread(target=runtime().watchdog._mutex.acquire)
         held.start()
         held.join()
+        me = threading.current_thread()  # those of before still run, in truth
         for module in ("engine.watchdog", "base.processes"):
-            patch.setattr(f"django_redislock.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
+            ends = SimpleNamespace(is_finalizing=lambda: threading.current_thread() is me)
+            patch.setattr(f"django_redislock.{module}.sys", ends)
 
 
 def interrupt_acquisition(undo: Callable[[], object]) -> Callable[[], bool]:
