@@ -38,6 +38,7 @@ if first then --@release-grants
   local usual = channel and #ttl < 6 --[[@suspects-skipped]]and not suspects --[[@]]--[[@release-suspends]]and not plan --[[@]]and string.byte(channel, -17) ~= 33
   local drawn
   if usual and --[[@the-dead]]redis.pcall('PUBSUB', 'NUMSUB', channel)[2] ~= 0--[[@or]]true--[[@]] then
+    redis.call('DEL', KEYS.lock) -- a deletion first: where memory has run out, Redis lets such a script go on
 --#include draw
   end
   if drawn then
