@@ -231,11 +231,6 @@ def _commit(database: str) -> None:
 
 def prune_fences(output: Output, *, older_than: timedelta, dry_run: bool, database: str, **options: Any) -> None:
     """Delete old fences that the database keeps of claimed locks."""
-    if database not in connections:
-        raise CommandError(
-            f"Unknown database alias {database!r}. The aliases in DATABASES are: {', '.join(connections)}.",
-            returncode=2,
-        )
     try:
         deleted, left = prune(older_than, using=database, dry_run=dry_run)
         _commit(database)

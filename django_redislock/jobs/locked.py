@@ -79,11 +79,6 @@ def locked(
         return locked()(first)
     given = given_name(first, name, "locked", token)
     options.setdefault("template", template_of(given))
-    if are_several(given) and options.get("limit") is not None:
-        raise TypeError(
-            "locked() takes a limit with one name, not with a list: a set has locks alone. Put another locked() with "
-            "the limit above."
-        )
     # a wrong option is an error here, not at the first call; the settings may not name the alias ``using`` yet
     known_options = SetOptions if are_several(given) else SectionOptions
     checked = read_options(options, "locked()", known_options, beside=["at_least", "name", "token"])

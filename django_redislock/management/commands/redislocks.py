@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_redislock import LockPool, LockUnavailable
 from django_redislock.base.names import check_name
@@ -191,6 +191,7 @@ def _add_subcommands(parser: CommandParser) -> None:
     add(
         "--database",
         metavar="ALIAS",
+        choices=tuple(connections),
         default=DEFAULT_DB_ALIAS,
         help=f"Alias in DATABASES; by default {DEFAULT_DB_ALIAS!r}.",
     )
