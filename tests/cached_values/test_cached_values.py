@@ -36,7 +36,7 @@ from django_redislock import (
 from django_redislock.testing import own_locks
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, until
-from tests.helpers.cancelling import Interrupt, Interrupter
+from tests.helpers.cancelling import Interrupt, interrupters
 from tests.inside import joins_at_the_end, limit, lose_patience, values_under_way, waiting_for_values
 from tests.lock.conftest import receiving
 
@@ -478,13 +478,12 @@ def test_a_waiter_for_a_computation_that_is_interrupted_anywhere_computes(
     """R18: whether before it computes, or when it is about to tell the others that it has ended."""
     limit(monkeypatch, value_patience=0.05)
     ours = str(Path(django_redislock.__file__).parent)
-    waits, places = other(), Interrupter(lambda file: file.startswith(ours))
+    waits = other()
     locked_get_or_set("warm-up", int)
-    places.run(lambda: locked_get_or_set("counted", int))
-    assert places.places > 50
-    for place in range(places.places):
+    for place, one in enumerate(interrupters(lambda file: file.startswith(ours))):
         get = partial(locked_get_or_set, f"key-{place}", int)
         with suppress(Interrupt):
-            Interrupter(lambda file: file.startswith(ours), place).run(get)
+            one.run(get)
         caches["default"].delete(f"key-{place}")
         waits(get)
+    assert one.places > 50

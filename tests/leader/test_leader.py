@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from itertools import count
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from django_redislock import Lock, LockError, LockLost, force_release, get_lock,
 from django_redislock.testing import hold, lose
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, until
-from tests.helpers.cancelling import Interrupt, Interrupter
+from tests.helpers.cancelling import Interrupt, interrupters
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import LOCK, NAME, leftovers, queued
@@ -305,13 +304,10 @@ def test_a_block_that_catches_what_has_interrupted_lead_ends_in_silence(awaits: 
             with suppress(Interrupt):
                 await term.alead()
 
-    for place in count():
-        one = Interrupter(lambda file: file in WHERE_LOCKS_ARE_ACQUIRED, place)
+    for one in interrupters(lambda file: file in WHERE_LOCKS_ARE_ACQUIRED):
         with suppress(Interrupt):  # at the end of the block
             one.run(lambda: asyncio.run(asection()) if awaits else section())
-        if not one.struck:
-            break
-    assert place > 20
+    assert one.places > 20
     until(lambda: leftovers(client) == [])
 
 

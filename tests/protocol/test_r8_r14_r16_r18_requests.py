@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -41,9 +41,9 @@ from django_redislock import (
 )
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, server_time, until
-from tests.helpers.cancelling import Interrupt, Interrupter
+from tests.helpers.cancelling import Interrupt, interrupters
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued, value
+from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, put, queued, value
 from tests.inside import (
     ACQUIRE_PERMIT,
     CHECKOUT,
@@ -440,12 +440,7 @@ def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(ho
     LockPool("accounts").extend(["alice"])
     with suppress(ValueError):
         section()
-    places = Interrupter(lambda file: file.startswith(OURS))
-    with suppress(ValueError):
-        places.run(section)
-    assert places.places > 50  # newer Pythons check for signals at fewer places
-    for place in range(places.places):
-        one = Interrupter(lambda file: file.startswith(OURS), place)
+    for one in interrupters(lambda file: file.startswith(OURS)):
         with suppress(Interrupt, ValueError):
             one.run(section)
         deadline = monotonic() + GENEROUS
@@ -455,6 +450,7 @@ def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(ho
             assert monotonic() < deadline, f"{leftovers(client)}, {kept_by_callers()}, interrupted at {one.struck}"
         with suppress(ValueError):
             section()  # so that the next one finds a connection
+    assert one.places > 50  # newer Pythons check for signals at fewer places
     assert inside.shown_here() < shown_before + 10
 
 
@@ -465,28 +461,27 @@ def test_r18_a_section_that_is_interrupted_when_it_has_waited_leaves_no_waiter(
     how: str, busy: str, client: redis.Redis
 ) -> None:
     """The oldest waiter of a process looks by the clock for the others: a dead one would never look."""
-    section, other, lock, over = SECTIONS[how], Other(), Lock(busy, ttl=LONG), threading.Event()
+    section, other, over = SECTIONS[how], Other(), threading.Event()
     until(lambda: Ears().start() or Ears().ready)
 
     def release() -> None:
         until(lambda: queued(client, busy) or over.is_set())
-        lock.release()
+        force_release(busy)
 
-    for place in count():
+    for one in interrupters(lambda file: file in WHERE_LOCKS_ARE_ACQUIRED):
         over.clear()
-        other(lock.acquire)
+        put(client, busy)  # by another process: a thread of ours that acquires ends the tracing on Python 3.13
         released = other.start(release)
-        one = Interrupter(lambda file: file in WHERE_LOCKS_ARE_ACQUIRED, place)
         with suppress(Interrupt, ValueError):
             one.run(section)
         over.set()
         released.result(GENEROUS)
+        if sys.version_info < (3, 11):
+            gc.collect()  # as above
         deadline = monotonic() + GENEROUS
         while kept := kept_by_callers():
             assert monotonic() < deadline, f"{kept}, interrupted at {one.struck}"
-        if not one.struck:
-            break
-    assert place > 20
+    assert one.places > 20
     other.end()
 
 

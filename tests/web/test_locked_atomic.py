@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import count
 from time import monotonic
 from typing import Any
 from unittest.mock import Mock
@@ -30,7 +29,7 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, never, until
-from tests.helpers.cancelling import Interrupt, Interrupter
+from tests.helpers.cancelling import Interrupt, interrupters
 from tests.helpers.databases import Account, Commits
 from tests.helpers.state import held
 from tests.inside import WHERE_TRANSACTIONS_BEGIN
@@ -78,8 +77,7 @@ def test_it_is_held_until_commit_and_serves_many_threads(run: Run, account: Acco
 @pytest.mark.parametrize("run", ["block", "function"], indirect=True)  # an ExitStack may be interrupted as it enters it
 def test_wherever_it_is_interrupted_no_transaction_stays_open(run: Run, account: Account) -> None:
     """Where CPython runs signal handlers in the code that begins and ends the transaction."""
-    for place in count():
-        one = Interrupter(lambda file: file in WHERE_TRANSACTIONS_BEGIN, place)
+    for one in interrupters(lambda file: file in WHERE_TRANSACTIONS_BEGIN):
         with suppress(Interrupt):
             one.run(lambda: run(account.book))
         deadline = monotonic() + GENEROUS
@@ -87,9 +85,7 @@ def test_wherever_it_is_interrupted_no_transaction_stays_open(run: Run, account:
             if sys.version_info < (3, 11):
                 gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
             assert monotonic() < deadline, f"interrupted at {one.struck}"
-        if not one.struck:
-            break
-    assert place > 20
+    assert one.places > 20
     before = account.balance
     run(account.book)
     assert account.balance == before + 1
