@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any
 
+import django
 import pytest
 import redis
 from asgiref.sync import sync_to_async
@@ -85,6 +86,8 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
     how: str, crowd: Crowd, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Losses are told by a thread of their own. What a receiver raises is logged."""
+    # Django 6.1 drops the error of a coroutine that is cancelled
+    logged = 0 if how == "well" or ("cancelled" in how and django.VERSION >= (6, 1)) else 5
     seen: list[tuple[object, type, str]] = []
 
     def receiver(*, sender: type, signal: object, **facts: Any) -> None:
@@ -103,7 +106,7 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
         with pytest.raises(LockLost):
             me(lock, "release")
         until(lambda: len(seen) == 5)
-        until(lambda: caplog.text.count("event=receiver-failed") == (0 if how == "well" else 5))
+        until(lambda: caplog.text.count("event=receiver-failed") == logged)
     assert {signal for signal, _, _ in seen} == set(ALL)
     assert {sender for _, sender, _ in seen} == {Lock}
     if "coroutine" not in how:
