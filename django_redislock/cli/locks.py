@@ -131,6 +131,8 @@ def clear(
         raise CommandError("Give either names, or --match PATTERN, or --all.", returncode=2)
     if permit is not None and len(names) != 1:
         raise CommandError("--permit takes the name of one semaphore, such as semaphore:export.", returncode=2)
+    if user is not None:
+        _check_user(user)
     names, several = list(dict.fromkeys(names)), len(stores) > 1
     pattern = "*" if match is None else match
     found = (get_lock(name, using=store.alias) for name, store in product(names, stores))
@@ -205,6 +207,21 @@ def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str
             if released and apps.is_installed("django.contrib.admin"):
                 _record(output, released, by, user)
     return left
+
+
+def _check_user(name: str) -> None:
+    """Refuse a name that the site does not know, while there is still something to record."""
+    if not apps.is_installed("django.contrib.admin"):
+        problem = "there is no history without django.contrib.admin: leave out --user"
+        raise CommandError(f"Nothing was force-released: {problem}.", returncode=2)
+    from ..admin import changelist as history
+
+    try:
+        known = history.find_user(name) is not None
+    except Exception:
+        return  # a database out of reach keeps no lock held; _record() says why nothing was recorded
+    if not known:
+        raise CommandError(f"Nothing was force-released: the site has no user {printable(name)!r}.", returncode=2)
 
 
 def _record(output: Output, locks: Sequence[LockInfo], by: str, user: str) -> None:

@@ -75,6 +75,8 @@ def test_the_old_holder_the_site_and_the_log_are_told_and_by_whom_it_was_done(
 def test_it_stands_in_the_history_of_the_lock_if_the_site_has_one_and_the_user(settings: Any) -> None:
     hold("a")
     err = io.StringIO()
+    refused = ["clear", "a", "--noinput", "--user", "jo"]
+    fails(2, r"^Nothing was force-released: the site has no user 'jo'\.$", *refused)
     assert cleared("a", "--noinput", stderr=err) == "a"
     said = f"Not recorded in the admin's history: the site has no user {USER!r}. Name one with --user.\n"
     assert (err.getvalue(), LogEntry.objects.count()) == (said, 0)
@@ -88,6 +90,7 @@ def test_it_stands_in_the_history_of_the_lock_if_the_site_has_one_and_the_user(s
         assert entry.change_message.endswith(f" ({BY})")
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django.contrib.admin"]
     hold("a")
+    fails(2, r"no history without django\.contrib\.admin", *refused)
     assert cleared("a", "--noinput") == "a"
 
 
