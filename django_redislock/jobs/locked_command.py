@@ -102,10 +102,13 @@ class LockedCommand(BaseCommand):
         }
         every: Any = {**given, **self.lock_options}
         lock = Lock(name, **every) if self.lock_limit is None else Semaphore(name, limit=self.lock_limit, **every)
-        at_least = seconds(self.lock_at_least, "lock_at_least", least=0)
+        at_least, status = seconds(self.lock_at_least, "lock_at_least", least=0), self.lock_busy_status
+        if not isinstance(status, int) or not 0 <= status <= 255:  # else it would show on the day that it is busy
+            what = f"{type(self).__qualname__}.lock_busy_status"
+            raise ValueError(f"{what} must be an exit status from 0 to 255, not {shown(status)}.")
         with ExitStack() as stack:
             with quiet_when_busy(self, options.get("verbosity", 1)):
-                stack.enter_context(held(lock, busy_status=self.lock_busy_status, at_least=at_least))
+                stack.enter_context(held(lock, busy_status=status, at_least=at_least))
             if (outer := vars(self).get("lock")) is not None:  # the command has executed itself, with other options
                 stack.callback(setattr, self, "lock", outer)
             self.lock = lock

@@ -116,6 +116,7 @@ def test_the_options_of_the_lock_are_those_of_the_class(settings: Any) -> None:
     [
         ({"lock_options": {"fair": True}}, r"takes no option 'fair'\. The options are: adopt, attempts, "),
         ({"lock_options": {"name": "x"}}, r"argument 'name'"),
+        *[({"lock_busy_status": status}, r"^Command\.lock_busy_status ") for status in (999, "75")],
         ({"lock_timeout": 5}, "does not know. Did you mean 'lock_ttl' or 'lock_blocking_timeout'"),
         (
             {"lock_on": 5},
