@@ -1,7 +1,5 @@
 """Where one command is not enough, the logic of locks is written once, as generators that yield what they wait for.
 
-Sync and async drive them.
-
 Such a generator does no I/O itself: it yields requests (a command for Redis, a pause), is sent their results, and
 returns its own. :func:`run` performs the requests in the calling thread, :func:`arun` in the running event loop. A
 generator that is closed (GeneratorExit) must end without another request.

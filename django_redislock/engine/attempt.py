@@ -29,8 +29,8 @@ from .waiters import Park, Waiter, make_waiter
 LISTENING_WITHIN = 0.5  # seconds that a subscription may take, where it must stand before the first request
 GONE = "it was released, has ended, or somebody else holds it"
 LATE_ANSWERS = 3  # grants that arrive after their own lease, before Redis is said to be too slow
-WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
-LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
+WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff counts as missed
+LOOK_LATE = 0.5  # seconds: a look that is later means that the process did not run
 
 
 class Granted(NamedTuple):
@@ -255,9 +255,9 @@ def _poll(attempt: Attempt) -> Steps[Granted | None]:
 
 
 def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
-    """Look when told to, and by the clock for when nobody tells."""
+    """Look when told to, and by the clock in case nobody tells."""
     listener = attempt.listener
-    by_clock = False  # nothing but the clock, and in time, has led to this look
+    by_clock = False  # this look was due by the clock, and is not late
     heard = queued_under = 0
     pace: Pace | None = None
     if attempt.request.token is not None:

@@ -38,7 +38,7 @@ FEW = 16  # entries that are copied each time
 
 
 class Held:
-    """An acquisition, as the context shows it, and whose it is. Each is an Acquisition, which see."""
+    """What the context shows of an Acquisition (acquisition.py), and whose it is."""
 
     # with the dict, which few need: for what has a default in this class, or in those that follow
     __slots__ = (
@@ -54,7 +54,7 @@ class Held:
     _pid: int
     _caller: Any  # weak
     _keeper: Any  # weak: it is renewed as long as this lives
-    _ground: weakref.ref[Any] | None
+    _ground: weakref.ref[Any] | None  # where it is given back: see ground()
 
     @property
     def caller(self) -> Runner | None:

@@ -187,7 +187,7 @@ class Enterable:
     def __enter__(self) -> Self:
         if _get_running_loop() is not None:
             refuse_event_loop("Use async with instead.")
-        block = block_of(self)
+        block = block_of(self)  # that whose __exit__ was looked up just now, see ExitMethod
         acquisition = self._acquisition()
         try:
             if block is not None:

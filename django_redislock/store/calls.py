@@ -108,7 +108,7 @@ class AcquireReply(NamedTuple):
 
 def acquire_command(request: LockRequest, wait: str, ticket: int | None = None) -> Command:
     """Return the command; ``wait``: NOT_AT_ALL, QUEUED, polled() or ADOPTING."""
-    # spelled out, as in release_command(): each lock comes here, and Script.command() would be one more call
+    # written out, as in release_command(): each lock comes here, and Script.command() would be one more call
     partition, keys = request.partition, request.keys
     script = _CHECKOUT
     more: tuple[str, ...] = ()

@@ -71,7 +71,7 @@ def try_once(partition: Partition, command: Command, by: float | None) -> Tried:
     try:
         if store.clustered:
             answers, node = partition.exchange((command,), by)
-        else:  # spelled out: each lock comes here
+        else:  # written out: each lock comes here
             node = store._node_by_tag[0]
             answers, _ = store.threads.exchange(node, (command,), by)
     except (*CONNECTION_ERRORS, ResponseError) as error:

@@ -5,8 +5,9 @@ becomes ``KEYS[2]``. ``--#include name`` brings in what follows ``--#piece name`
 where it is needed: each function that a script makes costs time.
 
 A script on one lock exists three times, as locks are stored in three ways (docs/protocol.rst): ``key``, ``member`` and
-``permits``. ``@lock`` in the header stands for the keys of either, and ``--#include @lock`` for a piece such as
-``lock_key``. What only some of the three have (``release_fast_key``) is nothing for the others.
+``permits``. ``@lock`` in the header stands for the keys of that way, and ``--#include @lock`` for a piece such as
+``lock_key``. What only some of the three have (``release_fast_key``) is left out for the others. A piece is brought in
+once, where it is first asked for; inside an ``if``, it is there for that block alone.
 
 Parts of a script that keep a rule of docs/protocol.rst have its name, so that tests can leave the rule out and see what
 breaks: ``--@name`` at the end of a line, or ``--[[@name]]text--[[@or]]instead--[[@]]`` within one. Nothing of that is

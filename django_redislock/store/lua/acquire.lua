@@ -12,10 +12,10 @@
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
 --            false, 1 = a handoff to this process ran out unheard, the limit before, if it was another}; the last three may
 --            be missing. States: calls.py
-local there -- how many keys exist of a lock that is not idle, KEYS.gone among them
+local there -- how many of these keys exist: lock, queue, waiters, gone
 local value -- that of the lock
 local drawn -- the next fence or ticket, if it has been drawn
-local plain = false -- whether a newcomer has met a lock that is held, and has no more to do than to queue
+local only_queues = false -- whether the lock is held, and the caller a newcomer without a token or a bound
 --#include @acquire_fast
 --#include @lock
 --#include unheard
@@ -23,19 +23,19 @@ local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
 if not ARGV.ticket then ARGV.ticket, ARGV.token, ARGV.own, ARGV.most, ARGV.limit = '', '-', '', '', '' end
 local ticket, limit_before = drawn or ARGV.ticket, nil
 
--- for all others, the functions in here would be made for nothing, and take a third of the time
-if not plain or ticket == '' and ARGV.wait ~= '0' then
+-- all else; also where a ticket was wanted, and could not be drawn. The functions in here take a third of the time
+if not only_queues or ticket == '' and ARGV.wait ~= '0' then
 --#include grant
   local idle = there == 0 -- whether nobody has it and nobody waits, and no handoff of it has run out
 --#include @idle
   if idle --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
-    local fence = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
+    local fence = grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)
     if fence % 8 == 0 then
       -- leases that ended by themselves, of processes that died: every change of a lease moves its entry
       local past = redis.call('ZRANGE', KEYS.index, '-inf', us - 1000000, 'BYSCORE', 'LIMIT', 0, 16)
       if #past > 0 then redis.call('ZREM', KEYS.index, unpack(past)) end
     end
-    return {GRANTED, us, fence, tonumber(ARGV.ttl)}
+    return {GRANTED, us, tonumber(fence), tonumber(ARGV.ttl)}
   end
 
 --#include queue
@@ -94,9 +94,9 @@ if not plain or ticket == '' and ARGV.wait ~= '0' then
       if verdict == 'take' then
         redis.call('ZREM', KEYS.queue, ARGV.id)
         redis.call('HDEL', KEYS.waiters, ARGV.id)
-        local taken = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
+        local taken = grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)
 --#include @grant_rest
-        return {GRANTED, us, taken, tonumber(ARGV.ttl), false, unheard, limit_before}
+        return {GRANTED, us, tonumber(taken), tonumber(ARGV.ttl), false, unheard, limit_before}
       end
       if verdict == 'more' then return {MORE, us, tonumber(ARGV.ticket) or 0, 0} end
     end

@@ -21,8 +21,8 @@ local detaches = --[[@withdraw-adopted]]flag == 'a' and ARGV.how == 'withdraw'--
 if held and not detaches then erase_lock(flag, value) end
 if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end --@release-marks
 
+-- (not of a member of a pool: somebody may want any member)
 --#include @release_unwanted
--- (a member of a pool has none: somebody may want any member)
 --#include @grant_next
 if detaches then
   -- at least 1 ms: Redis refuses to write a key for less

@@ -35,7 +35,7 @@ if value then
     left = math.max(--[[@renewal-lengthens]]left, --[[@]]ms)
   end
   -- a deletion first: where memory has run out, Redis lets a script go on that has begun with one
-  redis.call('HDEL', KEYS.waiters, '-')
+  redis.call('HDEL', KEYS.waiters, '-') -- nobody writes that field
   if KEYS.late then redis.call('SET', KEYS.late, math.max(last, ARGV.number) .. ' ', 'PX', 60000) end
   if how == 'note' then next_fence() end --@fence-noted
   if handed or how == 'detach' then

@@ -8,7 +8,7 @@ there = redis.call('EXISTS', --[[@idle-lock]]KEYS.lock, --[[@]]--[[@idle-queue]]
 if there > 0 and ARGV.wait ~= 'a' and not ARGV.ticket then
   value = redis.call('GET', KEYS.lock)
   local id, flag = string.match(value or '', '^(%S+) %S+ (%S) ')
-  plain = id and id ~= --[[@already-mine]]ARGV.id--[[@or]]id--[[@]] and flag ~= 's' and redis.call('EXISTS', KEYS.gone) == 0
+  only_queues = id and id ~= --[[@already-mine]]ARGV.id--[[@or]]id--[[@]] and flag ~= 's' and redis.call('EXISTS', KEYS.gone) == 0
 end
 --#include acquire_fast
 
@@ -27,20 +27,23 @@ if value and string.sub(value, 1, #head) == head and not KEYS.gone and redis.cal
 end
 
 --#piece hand_over_fast_key
--- Release where this process holds the lock and the first in its queue lives: what hand_off does, written out as well.
+-- Release where this process holds the lock and the first in its queue lives: what hand_over (queue.lua) does, written out
+-- as well.
 --#include clock
-head = string.sub(head, 1, -3)
+head = string.sub(head, 1, -3) -- without the flag
 local flag = value and not KEYS.gone and not ARGV.how and string.sub(value, 1, #head) == head and string.sub(value, #head + 1, #head + 1)
 local first = flag and flag ~= 'd' and redis.call('ZRANGE', KEYS.queue, 0, 0--[[@order]]--[[@or]], 'REV'--[[@]])[1]
 if first then --@release-grants
   local suspects, plan, entry = unpack(redis.call('HMGET', KEYS.waiters, '?', '~', first))
   local channel, ttl, token, owner = string.match(entry or '', '^(%S+) ([1-9]%d*) 0 (%S+) (.*)$')
+  -- it does not poll (0), nor is a suspect; no suspension is planned; its TTL is below 100 s, so that `waiters` outlives the
+  -- handoff anyway; and its channel is not a cluster's
   local usual = channel and #ttl < 6 --[[@suspects-skipped]]and not suspects --[[@]]--[[@release-suspends]]and not plan --[[@]]and string.byte(channel, -17) ~= 33
   local drawn
   if usual and --[[@the-dead]]redis.pcall('PUBSUB', 'NUMSUB', channel)[2] ~= 0--[[@or]]true--[[@]] then
     redis.call('DEL', KEYS.lock) -- a deletion first: where memory has run out, Redis lets such a script go on
 --#include draw
-  end
+  end -- if nothing was drawn, release.lua goes on, with the value of the lock that it had
   if drawn then
     local ms = math.min(ttl--[[@grant-short]], math.max(3000, math.floor(ttl / 3))--[[@]])
     local granted = first .. ' ' .. channel .. ' h ' .. drawn .. ' ' .. drawn .. ' ' .. token .. ' ' .. owner
@@ -55,7 +58,8 @@ if first then --@release-grants
 end
 
 --#piece release_unwanted_key
--- For release.lua, which may return here. Nobody waits; release_fast_key has asked that for all others.
+-- For release.lua, which may return here. Nobody waits. (With the flags c and h, somebody does, or a mark is to be cleared:
+-- release_fast_key has looked.)
 if held and (flag == 'a' or flag == 'd' or KEYS.gone) and not detaches and channel == ARGV.channel and redis.call('EXISTS', KEYS.queue, KEYS.waiters) == 0 then
   unlist()
   return {1, 0}
@@ -64,7 +68,7 @@ end
 --#piece lock_key
 -- The lock is a key of its own, which Redis deletes when the lease ends.
 --#include single
--- not MGET or EXISTS, which do not tell a key of another type from a lock
+-- not by MGET or EXISTS, which do not tell a key of another type from a lock
 local function read_lock() return redis.call('GET', KEYS.lock) end
 
 local function write_lock(value, ms) redis.call('SET', KEYS.lock, value, 'PX', ms) end

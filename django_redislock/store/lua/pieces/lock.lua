@@ -87,10 +87,10 @@ end
   end
 
 --#piece acquire_fast
--- The grant of a lock that nobody has and nobody waits for: seven in eight, as the others sweep the index as well. A plain
--- newcomer where somebody has it only draws a ticket.
+-- The grant of a lock that nobody has and nobody waits for: seven in eight, as the others sweep the index as well. Who only
+-- queues draws a ticket.
 local grants = there == 0 and us % 8 ~= 0 --[[@adopt-only-free]]and ARGV.wait ~= 'a'--[[@]]
-if grants or plain and ARGV.wait ~= '0' then
+if grants or only_queues and ARGV.wait ~= '0' then
 --#include draw
 end
 if grants and drawn then

@@ -125,7 +125,7 @@ local function note_lapsed(waiters, field)
   end
 end
 
--- as clear_suspect(): at most 100, of those in the sorted set `granted`
+-- a look is a sign of life, as in enqueue: clears the caller's marks, of at most 100 in the sorted set `granted`
 local function clear_handoffs(waiters, granted)
   local fields = {}
   for i, id in ipairs(redis.call('ZRANGE', granted, 0, 99)) do fields[i] = '!' .. id end
@@ -164,7 +164,8 @@ local function tell_to_look(queue, waiters, called, first)
   end
 end
 
--- a handoff: a grant to somebody who waits, with a lease until the new holder is seen to live
+-- a handoff: a grant to somebody who waits, with a lease until the new holder is seen to live. hand_over_fast_key has the
+-- same, written out
 local function hand_over(waiters, grant_to, id, channel, ttl, token, owner)
   local lease = math.min(ttl--[[@grant-short]], math.max(3000, math.floor(ttl / 3))--[[@]])
   local field, name, fence, since = grant_to(id, channel, lease, token, owner)
