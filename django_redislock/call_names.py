@@ -217,11 +217,14 @@ def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
 def _evaluated_where_possible(signature: inspect.Signature, function: Callable[..., Any]) -> inspect.Signature:
     """Annotations may name what is defined later, or for type checkers alone: these stay as they are."""
 
+    # an object has none, but the function by which its class is called
+    known = getattr(function, "__globals__", None) or getattr(type(function).__call__, "__globals__", {})
+
     def value(annotation: Any) -> Any:
         if not isinstance(annotation, str):
             return annotation
         try:
-            return eval(annotation, getattr(function, "__globals__", {}))
+            return eval(annotation, known)
         except Exception:
             return annotation
 

@@ -185,7 +185,9 @@ class LockAdmin(_ReadOnly, LockFields, LockModelAdmin):
             self._release(request, locks, _fences(request) or highest, gone, permit)
             return None
         if not locks:
-            self.message_user(request, gettext("Nobody holds these locks any more."), messages.WARNING)
+            nobody = gettext("Nobody holds these locks any more.")
+            nobody = nobody if permit is None else gettext("Nobody shown there holds this permit any more.")
+            self.message_user(request, nobody, messages.WARNING)
             return None
         title = gettext("Force-release the lock") if one else gettext("Force-release locks")
         context = {

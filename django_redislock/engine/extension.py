@@ -29,15 +29,16 @@ def renew(lease: Lease, how: str, left: float, *, acknowledged: bool = True) -> 
     if how != "detach":
         lease.check_not_ending("extend")
     if how == "add":
-        left = lease.left_with(left)  # which may be sent again if the answer is lost
+        how, left = "keep", lease.left_with(left)  # which may be sent again if the answer is lost
     elif how == "set" and lease.renewing:
         left = max(left, lease.ttl)  # not less than a renewal that is answered meanwhile
     request = lease.request if acknowledged else lease.request._replace(replicas=0)
-    if how != "add":
+    late = lease.late
+    if how in ("set", "detach"):
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
-    lease.moves += 1
-    late = request.gone, str(lease.moves)
+        lease.sets += 1
+        late = request.gone, str(lease.sets)
     try:
         answer = yield from calls.renew(request, how, left, lease.fence, replicas=request.replicas, late=late)
     except BaseException:
@@ -78,7 +79,7 @@ def renew_by_token(
     if held is None:
         return False
     if how == "add":
-        left += held.left  # as in renew()
+        how, left = "keep", held.left + left  # as in renew()
     request = held.request._replace(replicas=0 if partition.store.memory else replicas)
     with take_slot(partition, name) as late:
         answer = yield from calls.renew(request, how, left, replicas=request.replicas, late=late)

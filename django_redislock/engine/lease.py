@@ -115,9 +115,9 @@ class Lease:
     canceller: Canceller | None = None
     changing: bool = False  # Redis is being asked to detach it
     detaching: float = 0.0  # detach() was called, for so many seconds; if it was interrupted, nobody knows the token
-    late: tuple[str, str] | None = None  # goes with its renewals, where an acquire or a move may still arrive
+    late: tuple[str, str] | None = None  # goes with its renewals, where an acquire or a set may still arrive
     lost_reason: str = ""
-    moves: int = 0  # of its end, by its holder
+    sets: int = 0  # how often its end was set, by detach() too
     tried_release: bool = False
     unrenewed: str = OVER  # why it is lost if only its time is over, and it was not to be renewed
     urgent: bool = False  # ask Redis now, whatever the clock says
@@ -196,7 +196,7 @@ class Lease:
         """It is held, says Redis, which was asked to move its end; ``how``, ``left``: see renew_command()."""
         if how in ("set", "detach"):
             asked = lease_end(answer.sent, left)
-        elif how in ("keep", "add"):
+        elif how == "keep":
             asked = max(self.ends + self.spare, lease_end(answer.sent, left))
         else:
             asked = self._confirmed_end()

@@ -16,7 +16,7 @@ from ..base.name_templates import Template
 from ..base.names import lock_name
 from ..base.steps import refuse_event_loop
 from ..base.times import Seconds, seconds
-from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
+from ..exceptions import LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from ..lock import Lock
 from ..options import SemaphoreOptions, choose_waiting
 from ..semaphore import Semaphore
@@ -138,12 +138,16 @@ def quiet_when_busy(command: BaseCommand, verbosity: int) -> Iterator[None]:
 @contextmanager
 def held(lock: Lock, *, busy_status: int, at_least: float = 0.0) -> Iterator[None]:
     """Hold ``lock`` during a block, at least for ``at_least`` seconds; errors become CommandErrors."""
-    begun = False
+    begun = released = False
     try:
         with lock:  # not entered by hand: an interruption right after that would leave it held
             begun = True
             yield
-            lock._held("keep").keep(at_least)
+            acquisition = lock._own()
+            if acquisition is None:
+                released = True  # or detached, by the command itself
+            else:
+                acquisition.keep(at_least)
     except LockUnavailable as error:
         if begun:  # it is an error of the work, or of its end
             raise
@@ -156,3 +160,6 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0) -> Iterator[Non
         if error.name != lock.name:
             raise
         raise CommandError(str(error), returncode=LOST) from error
+    except LockNotOwned:
+        if not released:
+            raise

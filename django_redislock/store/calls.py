@@ -288,10 +288,10 @@ class Renewed(NamedTuple):
 def renew_command(
     request: LockRequest, how: str, left: float, fence: int | None = None, late: tuple[str, str] | None = None
 ) -> Command:
-    """``how``: keep (at least ``left`` seconds from now), add (as keep, once), confirm (at least the TTL from the grant
-    on), set (``left`` from now), detach (as set, and nobody here holds it any more), note (as confirm, and the next
-    fence is above the highest known here). ``fence``: of the acquisition; None: whatever this attempt holds. ``late``:
-    see renew.lua, the key and the number.
+    """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant on), set (``left``
+    from now), detach (as set, and nobody here holds it any more), note (as confirm, and the next fence is above the
+    highest known here). ``fence``: of the acquisition; None: whatever this attempt holds. ``late``: see renew.lua, the
+    key and the number.
     """
     partition, keys = request.partition, request.keys
     args = (request.name, request.id, request.channel, str(partition.highest_fence), _ms(request.ttl), how, _ms(left))

@@ -42,8 +42,12 @@ def take_slot(partition: Partition, name: str) -> Iterator[tuple[str, str]]:
     free = partition.free_slots
     try:
         # that of a call on this name which was given up, and may arrive yet; else the one used last: few are in use
-        slot, last, _ = free.pop(next((i for i, (*_, late) in enumerate(free) if late == name), -1))
-    except IndexError:
+        if given_up := [each for each in free if each[2] == name]:
+            slot, last, _ = given_up[-1]
+            free.remove(given_up[-1])
+        else:
+            slot, last, _ = free.pop()
+    except (IndexError, ValueError):  # there is none, or another thread has just taken it
         slot, last = f"{partition.prefix}slot:{secrets.token_urlsafe(12)}", 0
     late, refused = name, False
     try:

@@ -172,7 +172,7 @@ def test_a_semaphore_shows_how_many_hold_it_and_who_and_all_are_force_released(a
 
 
 ONE_PERMIT = ["The permit was force-released."]
-NOBODY = ["Nobody holds these locks any more."]
+NOBODY = ["Nobody shown there holds this permit any more."]
 
 
 def permit_links(page: str) -> list[str]:

@@ -48,7 +48,7 @@ def test_a_lock_that_is_lost_while_it_is_extended_stays_lost(crowd: Crowd, netwo
     losses: list[LockLost] = []
     me, lock = crowd(), Lock(NAME, ttl=1.5, auto_renew=False, on_lost=losses.append)
     me(lock, "acquire")
-    held = network.hold_answer("\r\nadd\r\n")
+    held = network.hold_answer("keep")
     extending = me.start(lock, "extend", 600)
     until(lambda: losses)
     held.let_go()

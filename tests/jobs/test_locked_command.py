@@ -196,6 +196,12 @@ def test_an_error_of_the_command_propagates_and_the_lock_is_free(error: type[Bas
     assert get_lock("report") is None
 
 
+@pytest.mark.parametrize("end", ["release", "detach"])
+def test_a_command_may_give_its_lock_away_by_itself(end: str) -> None:
+    assert report(lambda command, **options: getattr(command.lock, end)() and "", lock_at_least=20) == ""
+    assert (get_lock("report") is None) is (end == "release")
+
+
 @pytest.mark.parametrize(("at_least", "request_"), [(0, RELEASE), (600, "detach")])
 def test_a_command_interrupted_while_it_releases_leaves_no_lock(
     at_least: float, request_: str, network: Proxy, other: Callable[[], Other]

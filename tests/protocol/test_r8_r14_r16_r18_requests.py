@@ -172,11 +172,10 @@ def test_r8_a_suspension_that_was_given_up_does_not_begin_after_a_resume(
     ("word", "given_up", "then"),
     [
         ("set", ("extend", 20, True), ("extend", LONG, False)),
-        ("add", ("extend", LONG, False), ("extend", 20, True)),
         ("detach", ("detach", 20), ("detach", LONG)),
         pytest.param("detach", ("detach", 20), None, marks=pytest.mark.complete),
     ],
-    ids=["shorter", "longer", "detached", "renewed"],
+    ids=["shorter", "detached", "renewed"],
 )
 def test_r8_what_moves_a_lease_and_arrives_after_its_caller_gave_up_undoes_no_later_move(
     word: str, given_up: Any, then: Any, impatient: Proxy, crowd: Crowd, client: redis.Redis,

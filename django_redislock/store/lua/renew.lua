@@ -1,11 +1,10 @@
 -- renew: moves the end of a lease that this attempt holds; confirms a handoff.
 -- KEYS     @lock queue waiters index fence never late
---            late: gone, or a slot (see once): for add, set and detach, as they may arrive after what came later; for
---            the others, where one of these, or an acquire of this attempt, may still arrive
+--            late: gone, or a slot (see once): for set and detach, as they may arrive after what came later; for the
+--            others, where one of these, or an acquire of this attempt, may still arrive
 -- ARGV     name id channel known ttl how ms token fence number
---            how: keep = at least ms from now; add = the same, once; confirm = at least ttl from the grant; set = ms
---            from now; detach = the same, and nobody here holds it any more; note = as confirm, and the next fence is
---            above known
+--            how: keep = at least ms from now; confirm = at least ttl from the grant; set = ms from now; detach = the
+--            same, and nobody here holds it any more; note = as confirm, and the next fence is above known
 --            fence: of the acquisition; '' for whatever this attempt holds
 -- returns  {state, server us, lease left in ms of whoever holds it}; states: calls.py
 --#include @lock
@@ -13,7 +12,8 @@
 local LOST, HELD, ADOPTED = 0, 1, 2
 local value, answer, how = read_lock(), nil, ARGV.how
 local last = KEYS.late and tonumber(string.match(redis.call('GET', KEYS.late) or '', '^%d+')) or 0
-if KEYS.late and how ~= 'keep' and last >= tonumber(ARGV.number) then how = 'confirm' end -- it was done, or is over
+local sets = how == 'set' or how == 'detach'
+if sets and last >= tonumber(ARGV.number or 1) then how, sets = 'confirm', false end -- it was carried out before, or is over
 if value then
   local id, channel, flag, fence, since, token, owner = parse_holder(value)
   -- the same attempt with another fence: a failover forgot its grant and let others in, before its turn came again (C3)
@@ -29,9 +29,9 @@ if value then
   local handed = flag == 'h' or flag == 'p'
   -- a handoff begins with a short lease: confirmed, it is a full one from the grant on
   if handed then left = math.max(--[[@confirm-lengthens]]left, --[[@]]math.ceil((since - us) / 1000) + tonumber(ARGV.ttl)) end
-  if how == 'set' or how == 'detach' then
+  if sets then
     left = ms
-  elseif how == 'keep' or how == 'add' then
+  elseif how == 'keep' then
     left = math.max(--[[@renewal-lengthens]]left, --[[@]]ms)
   end
   -- a deletion first: where memory has run out, Redis lets a script go on that has begun with one
