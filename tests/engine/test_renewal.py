@@ -1,5 +1,6 @@
 """Renewal and loss, where calls overtake them or something fails; and calls and the log while Redis is away."""
 
+import asyncio
 import re
 import shutil
 import threading
@@ -134,6 +135,22 @@ def test_a_renewal_that_crosses_detach_or_the_release_is_no_loss(
     until(again)  # by the thread that has brought that answer
     assert "event=lost" not in caplog.text
     another.release()
+
+
+def test_extensions_at_once_all_count(network: Proxy, client: redis.Redis) -> None:
+    async def extend_twice() -> None:
+        async with Lock(NAME, ttl=60, auto_renew=False) as lock:
+            await lock.aextend(1)  # the script is known
+            held = network.hold_request("keep")
+            first = asyncio.create_task(lock.aextend(1000))
+            await asyncio.to_thread(held.caught.wait, GENEROUS)
+            await lock.aextend(5)
+            held.let_go()
+            await first
+            assert lock.remaining() > 900
+            assert int(client.pttl(LOCK)) > 900_000
+
+    asyncio.run(extend_twice())
 
 
 @pytest.mark.complete
