@@ -127,6 +127,7 @@ _LIMITS = {
     "orders": "engine.order.MOST",  # pairs of locks
     "last_words": "engine.dispatch.LAST_WORDS",  # seconds that the end of a process waits for all servers
     "sit_out": "engine.listener.SIT_OUT",
+    "polls_late": "base.pace.PATIENCE",  # seconds for which a waiter that polls counts as alive, at least
     "look_late": "engine.attempt.LOOK_LATE",  # seconds by which a look is late if the process stood
     "remember_for": "engine.watchdog.REMEMBER_FOR",
 }

@@ -396,8 +396,9 @@ def test_with_the_setting_everybody_polls(crowd: Crowd, settings: Any, client: r
 
 
 def test_polling_and_woken_waiters_share_one_queue_however_often_each_of_them_looks(
-    crowd: Crowd, client: redis.Redis
+    crowd: Crowd, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    limit(monkeypatch, polls_late=GENEROUS)
     order, waiting = list[int](), []
     with Lock(NAME):
         for number in range(9):
