@@ -13,7 +13,7 @@ from django_redislock import Lock, LockLost, LockPool, LockStatus, LockUnavailab
 from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, until
-from tests.helpers.state import NAME, QUEUE, TOKEN, WAITERS, holder, leftovers
+from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, WAITERS, holder, leftovers
 from tests.inside import own_process
 
 from .conftest import LONG, MEMBER, POOL, Join, lapse, listed, subscribed, told
@@ -99,6 +99,19 @@ def test_r2_a_holder_can_renew_release_and_hand_over_when_redis_is_out_of_memory
     assert first.force(name)
     assert told(second) == [["f", WAITER]]
     root.config_set("maxmemory", 0)
+
+
+def test_r2_a_release_frees_the_lock_though_somebody_else_has_written_its_queue(
+    ghosts: tuple[redis.Redis, Ghost, Ghost],
+) -> None:
+    root, first, second = ghosts
+    assert take(first, HOLDER, NAME) == inside.GRANTED
+    second.queue(WAITER, name=NAME)
+    root.delete(QUEUE)
+    root.rpush(QUEUE, "foreign")
+    with pytest.raises(LockUnavailable, match="which is a list"):
+        first.release(first.request(HOLDER, name=NAME))
+    assert not root.exists(LOCK)
 
 
 @pytest.mark.usefixtures("look_soon")

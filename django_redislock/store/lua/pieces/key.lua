@@ -32,7 +32,11 @@ end
 --#include clock
 head = string.sub(head, 1, -3) -- without the flag
 local flag = value and not KEYS.gone and not ARGV.how and string.sub(value, 1, #head) == head and string.sub(value, #head + 1, #head + 1)
-local first = flag and flag ~= 'd' and redis.call('ZRANGE', KEYS.queue, 0, 0--[[@order]]--[[@or]], 'REV'--[[@]])[1]
+local first
+if flag and flag ~= 'd' then
+  redis.call('DEL', KEYS.lock) -- first, whatever stands in the other keys; and where memory has run out, see R2
+  first = redis.call('ZRANGE', KEYS.queue, 0, 0--[[@order]]--[[@or]], 'REV'--[[@]])[1]
+end
 if first then --@release-grants
   local suspects, plan, entry = unpack(redis.call('HMGET', KEYS.waiters, '?', '~', first))
   local channel, ttl, token, owner = string.match(entry or '', '^(%S+) ([1-9]%d*) 0 (%S+) (.*)$')
@@ -41,15 +45,14 @@ if first then --@release-grants
   local usual = channel and #ttl < 6 --[[@suspects-skipped]]and not suspects --[[@]]--[[@release-suspends]]and not plan --[[@]]and string.byte(channel, -17) ~= 33
   local drawn
   if usual and --[[@the-dead]]redis.pcall('PUBSUB', 'NUMSUB', channel)[2] ~= 0--[[@or]]true--[[@]] then
-    redis.call('DEL', KEYS.lock) -- a deletion first: where memory has run out, Redis lets such a script go on
 --#include draw
   end -- if nothing was drawn, release.lua goes on, with the value of the lock that it had
   if drawn then
     local ms = math.min(ttl--[[@grant-short]], math.max(3000, math.floor(ttl / 3))--[[@]])
     local granted = first .. ' ' .. channel .. ' h ' .. drawn .. ' ' .. drawn .. ' ' .. token .. ' ' .. owner
+    redis.call('ZREM', KEYS.queue, first)
     redis.call('SET', KEYS.lock, granted, 'PX', ms) --@grant-written
     redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name)
-    redis.call('ZREM', KEYS.queue, first)
     redis.call('HSET', KEYS.waiters, '!', channel) --@grant-marked
     redis.call('HDEL', KEYS.waiters, first)
     redis.pcall('PUBLISH', channel, 'g ' .. first .. ' ' .. drawn .. ' ' .. drawn .. ' ' .. ms .. ' ' .. ARGV.name) --@grant-told
