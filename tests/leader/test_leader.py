@@ -307,7 +307,6 @@ def test_a_block_that_catches_what_has_interrupted_lead_ends_in_silence(awaits: 
     for one in interrupters(lambda file: file in WHERE_LOCKS_ARE_ACQUIRED):
         with suppress(Interrupt):  # at the end of the block
             one.run(lambda: asyncio.run(asection()) if awaits else section())
-    assert one.places > 20
     until(lambda: leftovers(client) == [])
 
 

@@ -41,7 +41,7 @@ from django_redislock import (
 )
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, server_time, until
-from tests.helpers.cancelling import Interrupt, interrupters
+from tests.helpers.cancelling import Interrupt, Interrupter, interrupters
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, put, queued, value
 from tests.inside import (
@@ -448,8 +448,7 @@ def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(ho
                 gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
             assert monotonic() < deadline, f"{leftovers(client)}, {kept_by_callers()}, interrupted at {one.struck}"
         with suppress(ValueError):
-            section()  # so that the next one finds a connection
-    assert one.places > 50  # newer Pythons check for signals at fewer places
+            Interrupter(lambda file: file.startswith(OURS)).run(section)  # so that the next one finds a connection
     assert inside.shown_here() < shown_before + 10
 
 
@@ -480,7 +479,6 @@ def test_r18_a_section_that_is_interrupted_when_it_has_waited_leaves_no_waiter(
         deadline = monotonic() + GENEROUS
         while kept := kept_by_callers():
             assert monotonic() < deadline, f"{kept}, interrupted at {one.struck}"
-    assert one.places > 20
     other.end()
 
 

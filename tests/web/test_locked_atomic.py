@@ -85,7 +85,6 @@ def test_wherever_it_is_interrupted_no_transaction_stays_open(run: Run, account:
             if sys.version_info < (3, 11):
                 gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
             assert monotonic() < deadline, f"interrupted at {one.struck}"
-    assert one.places > 20
     before = account.balance
     run(account.book)
     assert account.balance == before + 1
