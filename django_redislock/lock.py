@@ -247,7 +247,7 @@ class Lock(Enterable):
     def extend(self, additional: Seconds, *, replace_ttl: bool = False) -> bool:
         """Add ``additional`` seconds to the lease, or (``replace_ttl``) make it end that many seconds from now.
 
-        That of a renewed lock is never made shorter than its TTL. To make a lock end at a given time, use
+        The lease of a renewed lock is never made shorter than its TTL. To make a lock end at a given time, use
         ``auto_renew=False`` or :meth:`detach`. Always returns True.
         Raises LockNotOwned, LockLost, LockUnavailable.
         """

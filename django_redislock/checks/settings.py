@@ -121,7 +121,7 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         try:
             store = get_store(alias)
         except LockUnavailable:
-            continue  # it is there, and away
+            continue  # its server is away: the check of the server says so
         except ImproperlyConfigured as error:
             yield _unusable(alias, where, error)
             continue

@@ -66,7 +66,7 @@ class CurrentHolder:
         elif holder is not None and holder.id == own:
             outcome = "own"
             text = f"Could not acquire the lock {name!r} {within}: this thread or task holds it already."
-            if request.token is None:  # that of a job that is being queued cannot be acquired again
+            if request.token is None:  # the lock of a job that is being queued cannot be acquired again
                 text += " Pass reentrant=True to acquire it again."
         elif self.full:
             outcome = "full"

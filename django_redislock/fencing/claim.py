@@ -120,8 +120,8 @@ def _explaining(lease: Lease, alias: str) -> Iterator[None]:
         words = str(error).partition("\n")[0]
         raise LockUnavailable(
             f"The lock {lease.name!r} could not be claimed on the database {alias!r}, which says {words!r}. Another "
-            f"transaction that has claimed it (with SQLite, any that writes) may still be open, of a holder that has "
-            f"lost the lock, or has released it before COMMIT and now waits for it; or, if two aliases lead to the "
+            f"transaction that has claimed it (with SQLite, any that writes) may still be open: that of a holder that "
+            f"has lost the lock, or has released it before COMMIT and now waits for it; or, if two aliases lead to the "
             f"same database, it is this lock's own claim on the other one.",
             lease.name,
         ) from error

@@ -102,7 +102,8 @@ class LockedCommand(BaseCommand):
         }
         every: Any = {**given, **self.lock_options}
         lock = Lock(name, **every) if self.lock_limit is None else Semaphore(name, limit=self.lock_limit, **every)
-        at_least, status = seconds(self.lock_at_least, "lock_at_least", least=0), self.lock_busy_status
+        at_least = seconds(self.lock_at_least, "lock_at_least", least=0)
+        status = self.lock_busy_status
         if not isinstance(status, int) or not 0 <= status <= 255:  # else it would show on the day that it is busy
             what = f"{type(self).__qualname__}.lock_busy_status"
             raise ValueError(f"{what} must be an exit status from 0 to 255, not {shown(status)}.")

@@ -307,6 +307,14 @@ def test_selecting_all_pages_means_the_locks_that_the_search_found(admin: Client
     assert len(logged()) == 120
 
 
+def test_the_locks_that_were_selected_are_read_together(admin: Client, client: redis.Redis, trips: list[int]) -> None:
+    for number in range(20):
+        put(client, f"order:{number}")
+    trips.clear()
+    asked = select(admin, "order:x", *(f"order:{number}" for number in range(20)))
+    assert (asked.context["total"], len(trips)) == (20, 2 + 2)  # Django reads the list as well
+
+
 def test_the_history_is_written_while_more_locks_are_released(admin: Any, client: Any, monkeypatch: Any) -> None:
     limit(monkeypatch, list_batch=2)
     for name in "abcde":

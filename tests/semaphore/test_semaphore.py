@@ -412,9 +412,7 @@ def test_functions_commands_and_programs_have_limits(crowd: Crowd, client: redis
     with pytest.raises(CommandError, match=r"^Could not acquire the semaphore 'export:7' at once: none of "):
         call_command(Report())
     assert sh("exit 7", "--limit", "2", name=NAME) == 75
-    fails(
-        1, "argument --limit: must be a whole number of 1 or more, not '0'", "run", NAME, "--limit", "0", "--", "true"
-    )
+    fails(1, "argument --limit: must be a whole number, 1 or more, not '0'", "run", NAME, "--limit", "0", "--", "true")
     for other in others:
         other.release()
 

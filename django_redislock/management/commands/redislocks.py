@@ -107,8 +107,8 @@ def _age(text: str) -> timedelta:
 
 def _number(text: str, least: int = 1, most: float = math.inf) -> int:
     if not text.isdecimal() or not least <= int(text) <= most:
-        bounds = f"from {least} to {most}" if most < math.inf else f"of {least} or more"
-        raise ValueError(f"must be a whole number {bounds}, not {text!r}")
+        bounds = f"from {least} to {most}" if most < math.inf else f"{least} or more"
+        raise ValueError(f"must be a whole number, {bounds}, not {text!r}")
     return int(text)
 
 

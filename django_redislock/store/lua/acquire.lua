@@ -23,7 +23,8 @@ local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
 if not ARGV.ticket then ARGV.ticket, ARGV.token, ARGV.own, ARGV.most, ARGV.limit = '', '-', '', '', '' end
 local ticket, limit_before = drawn or ARGV.ticket, nil
 
--- all else; also where a ticket was wanted, and could not be drawn. The functions in here take a third of the time
+-- all other cases, among them that a ticket is wanted and none was drawn. Making the functions of this block takes a third
+-- of a script's time
 if not only_queues or ticket == '' and ARGV.wait ~= '0' then
 --#include grant
   local idle = there == 0 -- whether nobody has it and nobody waits, and no handoff of it has run out
