@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache, partial
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +19,7 @@ import redis.exceptions
 from .base.display import Secret, SecretBytes, shown
 from .base.names import TOKEN_DIGEST, check_name, token_digest
 from .base.steps import run
-from .base.times import LONGEST, seconds, ttl_seconds
+from .base.times import LONGEST, NEVER, seconds, ttl_seconds
 from .engine.acquisition import Acquisition
 from .engine.extension import release_by_token, renew, renew_by_token
 from .engine.with_block import ExitMethod, WithBlock, block_of
@@ -29,7 +28,7 @@ from .open_transactions import warn_of_release
 from .options import ANY_NUMBER, Options, terms_of
 from .store.calls import BEARER, find_held, read_holder
 from .store.lock_store import Partition
-from .store.stores import get_partition, get_store
+from .store.stores import get_partition
 
 
 def encode_token(token: object) -> SecretBytes:
@@ -55,6 +54,10 @@ def bears(token: bytes, stored: str) -> bool:
 
 class CacheLockUnavailable(LockUnavailable, redis.exceptions.ConnectionError):
     """LockUnavailable from ``cache.lock()``: redis-py raises a ConnectionError there, so this is one too."""
+
+    @classmethod
+    def of(cls, error: LockUnavailable) -> CacheLockUnavailable:
+        return cls(str(error), error.name, lease_left=error.lease_left)
 
 
 class _PerThread(threading.local):
@@ -120,9 +123,8 @@ class CacheLock:
         self.local: Any = _PerThread() if thread_local else SimpleNamespace(token=None, held=None)
         # wrong arguments are an error here, not at the first acquire
         self._options()
-        _patience(blocking_timeout)
-        with _as_redis_has_it():
-            get_store(using)
+        if blocking_timeout is not None:
+            _patience(blocking_timeout)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -147,24 +149,21 @@ class CacheLock:
 
     def release(self) -> None:
         """Release the lock to the next waiter. LockError: not locked here. LockNotOwnedError: it has expired."""
-        token = self._token("release")
-        held = self._held(token)
+        token, held = self._current("release")
         self.local.token = self.local.held = None
         try:
-            with _as_redis_has_it():
-                if held is None:
-                    if not run(release_by_token(self._partition(), self.name, partial(bears, token))):
-                        raise self._not_owned("release")
-                # as with redis-py: whoever bears the token may release, whoever has extended the lock since
-                elif held.its_lease.lost or not held.release_at_once(BEARER):
-                    lease = held.its_lease
-                    if not lease.lost:
-                        run(held.release_lease(bearer=True))
-                    elif not run(release_by_token(lease.partition, lease.name, lease.token.__eq__)):
-                        raise lease.lost_error()  # unless another bearer has extended it in time
-        except LockUnavailable:
+            if held is None:
+                if not run(release_by_token(self._partition(), self.name, partial(bears, token))):
+                    raise self._not_owned("release")
+            # as with redis-py: whoever bears the token may release, whoever has extended the lock since
+            elif (lease := held.its_lease).lost or not held.release_at_once(BEARER):
+                if not lease.lost:
+                    run(held.release_lease(bearer=True))
+                elif not run(release_by_token(lease.partition, lease.name, lease.token.__eq__)):
+                    raise lease.lost_error()  # unless another bearer has extended it in time
+        except LockUnavailable as error:
             self.local.token, self.local.held = bytes(token), held  # so that it can be tried again
-            raise
+            raise CacheLockUnavailable.of(error) from error
         except LockError:
             raise
         except BaseException:  # interrupted: it has to end all the same
@@ -184,17 +183,21 @@ class CacheLock:
 
     def locked(self) -> bool:
         """Return whether anybody holds the lock."""
-        with _as_redis_has_it():
+        try:
             return run(read_holder(self._partition(), self.name))[0]
+        except LockUnavailable as error:
+            raise CacheLockUnavailable.of(error) from error
 
     def owned(self) -> bool:
         """Return whether it is held by this lock: by this thread, or with ``thread_local=False`` by this object."""
         try:
-            token = self._token("own")
+            token, _ = self._current("own")
         except LockError:
             return False
-        with _as_redis_has_it():
+        try:
             return run(find_held(self._partition(), self.name, partial(bears, token))) is not None
+        except LockUnavailable as error:
+            raise CacheLockUnavailable.of(error) from error
 
     def __enter__(self) -> CacheLock:
         refusal = self._acquire(self.blocking, self.blocking_timeout, None, block_of(self))
@@ -230,61 +233,58 @@ class CacheLock:
     ) -> LockNotAcquired | None:
         """Why it failed, if it did. ``given``: the token as the caller knows it."""
         ours = None if given is None else make_token(given)
-        with _as_redis_has_it():
-            acquisition = Acquisition(self.name, self._options(), token=ours)
-            try:
-                refusal = acquisition.acquire(acquisition.terms.deadline(bool(blocking), _patience(timeout)))
-                if refusal is not None:
-                    return refusal
-                if not self.thread_local:
-                    acquisition.keep_for(self)
-                if not self.thread_local or self.timeout:
-                    # it ends by itself or in another thread, so whoever waits for it in this one may wait
-                    acquisition.disown()
-                if block is not None:
-                    block.enter(acquisition)  # last: neither of the others leaves it to anybody who may die
-                self.local.held = acquisition
-                self.local.token = acquisition.its_lease.token.encode() if given is None else bytes(given)
-                return None
-            except BaseException:
+        # one that ends by itself or in another thread is not shown, so whoever waits for it in this one may wait
+        shown = self.thread_local and not self.timeout
+        acquisition: Acquisition | None = None
+        try:
+            acquisition = Acquisition(self.name, self._options(), token=ours, shown=shown)
+            endless = blocking is True and timeout is None
+            refusal = acquisition.acquire(
+                NEVER if endless else acquisition.terms.deadline(bool(blocking), _patience(timeout))
+            )
+            if refusal is not None:
+                return refusal
+            if not self.thread_local:
+                acquisition.keep_for(self)
+            if block is not None:
+                block.enter(acquisition)  # last: keep_for() does not leave it to anybody who may die
+            self.local.held = acquisition
+            self.local.token = acquisition.its_lease.token.encode() if given is None else bytes(given)
+            return None
+        except BaseException as error:
+            if acquisition is not None:
                 acquisition.abandon()
-                raise
+            if isinstance(error, LockUnavailable):
+                raise CacheLockUnavailable.of(error) from error
+            raise
 
     def _renew(self, verb: str, how: str, left: float | None) -> Literal[True]:
-        token = self._token(verb)
+        token, held = self._current(verb)
         if not self.timeout:
             raise LockError(f"Cannot {verb} a lock with no timeout", self.name)
         left = _lease(self.timeout, "timeout") if left is None else left
-        held, replicas = self._held(token), terms_of(self._options(), self.name).replicas
-        with _as_redis_has_it():
+        replicas = terms_of(self._options(), self.name).replicas
+        try:
             if held is not None and not held.its_lease.lost:
                 run(renew(held.its_lease, how, left))
             elif not run(renew_by_token(self._partition(), self.name, partial(bears, token), how, left, replicas)):
                 # None: another process has acquired it, and gave us the token
                 raise self._not_owned(verb) if held is None else held.its_lease.lost_error()
+        except LockUnavailable as error:
+            raise CacheLockUnavailable.of(error) from error
         return True
 
-    def _token(self, verb: str) -> SecretBytes:
-        """That of the acquisition here."""
+    def _current(self, verb: str) -> tuple[SecretBytes, Acquisition | None]:
+        """The token here, and the acquisition that it is of; None for that of another process, which was set here."""
         token, held = self.local.token, self.local.held
-        if token is None or (held is not None and not held.its_lease.here):
+        lease = None if held is None else held.lease
+        if token is None or (lease is not None and not lease.here):
             raise LockError(f"Cannot {verb} an unlocked lock", self.name)
-        return encode_token(token)
-
-    def _held(self, token: bytes) -> Acquisition | None:
-        held: Acquisition | None = self.local.held
-        return held if held is not None and bears(token, held.its_lease.token) else None
+        token = encode_token(token)
+        return token, held if lease is not None and bears(token, lease.token) else None
 
     def _not_owned(self, verb: str) -> LockNotOwned:
         return LockNotOwned(f"Cannot {verb} a lock that's no longer owned", self.name)
-
-
-@contextmanager
-def _as_redis_has_it() -> Iterator[None]:
-    try:
-        yield
-    except LockUnavailable as error:
-        raise CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left) from error
 
 
 def _lease(value: float, what: str, check: Callable[[object, str], float] = ttl_seconds) -> float:

@@ -27,7 +27,7 @@ from .exceptions import LockError, LockNotOwned
 from .fencing.claim import claim
 from .inspection.info import LockInfo, LockStatus, inspect, read_status, resume, suspend
 from .open_transactions import warn_of_release
-from .options import LockOptions, check_timeout, read_options
+from .options import DEFAULTS, LockOptions, check_timeout, read_options
 from .store.calls import read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition
@@ -122,7 +122,7 @@ class Lock(Enterable):
             refuse_semaphore(name)
         if "{" in name:
             warn_of_fields(name)
-        self._options = read_options(options, "Lock()", beside=["token"])
+        self._options = read_options(options, "Lock()", beside=["token"]) if options else DEFAULTS
         self._token = None if token is None else check_token(token)
         self._acquisitions: list[Acquisition] = []  # of all threads and tasks
         self._latest: Lease | None = None

@@ -98,10 +98,10 @@ def warn_of_release(released: str | Released) -> None:
         name, claimed = released.name, released.claimed
         if released.unclaimed:
             warn_unclaimed()
-    reaction = conf().RELEASE_IN_TRANSACTION
-    if reaction == "ignore" or asyncio._get_running_loop() is not None:
+    if not _connected or asyncio._get_running_loop() is not None:
         return
-    aliases = [alias for alias in open_aliases() if not has_claimed(claimed, alias)] if _connected else []
+    reaction = conf().RELEASE_IN_TRANSACTION
+    aliases = [] if reaction == "ignore" else [each for each in open_aliases() if not has_claimed(claimed, each)]
     if not aliases:
         return
     text = (

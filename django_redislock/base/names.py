@@ -51,7 +51,7 @@ def check_name(name: str, noun: str = "lock") -> str:
     """Return ``name`` when it can name a lock (or ``noun``), else raise ``TypeError`` or ``ValueError``."""
     if not isinstance(name, str):
         raise TypeError(f"A {noun}'s name must be a str, not {shown(name)} ({type(name).__name__}).")
-    return _check_text(exact(name), noun)
+    return _check_text(name if type(name) is str else exact(name), noun)
 
 
 def exact(value: Any) -> Any:

@@ -31,7 +31,7 @@ from ..store.stores import get_partition, get_store
 from ..store.wire import Command
 from .announcements import reason_of, tell_acquired, tell_refused
 from .attempt import Attempt, wait_for_lock
-from .held import Held, caller, ground, leases_on, runs, show
+from .held import Held, caller, ground, leases_on, runs, show, shown_above
 from .lease import Canceller, Lease
 from .listener import Listener
 from .old_code import take_old_key
@@ -69,7 +69,7 @@ class Acquisition(Releasable):
     """One attempt to acquire a lock for whoever makes this object, and then the lock, until it is released.
 
     It exists before anything is sent, and always knows what there is to give back: :meth:`abandon` does so, wherever an
-    exception was raised. From the beginning, the context shows it.
+    exception was raised. From the beginning, the context shows it, unless it is not to be ``shown``.
 
     ``name`` is that of a lock, of a semaphore (if the options have a limit), or of a pool, any member of which will do.
     ``through`` is the object by which users hold the lock, a Lock: while that lives, the lock is renewed; None, where
@@ -93,6 +93,7 @@ class Acquisition(Releasable):
         token: str | None = None,
         purpose: str = "",
         template: str = "",
+        shown: bool = True,
     ) -> None:
         self.name = name = name if options.limit is None else capped_name(semaphore_name(name))
         self.options: Options = options
@@ -114,7 +115,7 @@ class Acquisition(Releasable):
         self._keeper = self._through
         self.lease = self._ground = self._finalizer = self._request = None
         self.over, self._generation = False, 0
-        above = show(self, self.keys[0])
+        above = show(self, self.keys[0]) if shown else shown_above(self.keys[0])
         self._above = above if options.limit is None else ()  # whoever holds a permit may want another one
 
     # -- getting it -------------------------------------------------------------------------------------------------

@@ -131,19 +131,24 @@ def _not_over(shown: References) -> References:
 def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
     """Show it in this context under one of its keys, though nothing may be held yet.
 
-    Returns what was shown before: all under this key, and the latest under others.
+    Returns what was shown before; see shown_above().
     """
-    mine = weakref.ref(acquisition)
-    known, late = _shown.get()
-    if not known and len(late) < 2 and not any(map(_existing, chain(*late.values()))):  # nearly always
+    mine, above, (known, late) = weakref.ref(acquisition), shown_above(key), _shown.get()
+    if above or known or len(late) > 1:
+        _put(key, (*_not_over(_get(key)), mine))
+    else:  # nearly always
         _shown.set(({}, {key: (mine,)}))
-        return ()
-    above = _not_over(_get(key))
-    _put(key, (*above, mine))
+    return above
+
+
+def shown_above(key: Key) -> tuple[Held, ...]:
+    """Return what this context shows: all under this key, and the latest under others."""
     known, late = _shown.get()
+    if not known and not any(map(_existing, chain(*late.values()))):  # nearly always
+        return ()
     latest = islice(chain(reversed(late.items()), reversed(known.items())), FEW)
     others = [shown for other, shown in latest if other != key]
-    return tuple(filter(None, map(_existing, (*above, *chain(*others)))))
+    return tuple(filter(None, map(_existing, (*_not_over(_get(key)), *chain(*others)))))
 
 
 def hide(acquisition: Held) -> None:

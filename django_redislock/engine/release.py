@@ -26,7 +26,7 @@ from ..store.retry import Tried, atry_once, try_once
 from ..store.wire import Command
 from .announcements import tell_released
 from .extension import detach
-from .held import Held, hide, show
+from .held import Held, show
 from .lease import OLD_KEY, VANISHED, Lease
 from .runtime import Runtime, runtime
 from .with_block import Finalizer
@@ -132,11 +132,6 @@ class Releasable(Ending, Held):
         if abandon:
             self.abandon_after(keeper)
 
-    def disown(self) -> None:
-        """It is for somebody else to release: the context does not show it any more."""
-        hide(self)
-        self._finalizer = None
-
     def abandon_after(self, block: object) -> None:
         """Give all back in the background if ``block`` dies before this was given back by other means."""
         watchdog = self._runtime.watchdog
@@ -200,7 +195,7 @@ class Releasable(Ending, Held):
         """End the lease if the first try has released the lock, and return True; else keep the try for release()."""
         lease = self.lease
         assert lease is not None
-        if not calls.released_at_once(tried):
+        if tried[1] != calls.RELEASED_AT_ONCE:
             self._tried = tried
             lease.releases -= 1
             return False

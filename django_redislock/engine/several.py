@@ -20,7 +20,7 @@ from ..base.steps import DRIVING_LOOP, Step, Steps, arun, run
 from ..base.times import Deadline, monotonic
 from ..exceptions import LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from ..options import OnLost, Options, Terms
-from ..store.calls import HOLDER, released_at_once
+from ..store.calls import HOLDER, RELEASED_AT_ONCE
 from ..store.lock_store import Partition
 from ..store.loop_connections import ENTERING, LEAVING
 from ..store.retry import Roundtrip, Tried
@@ -155,7 +155,7 @@ class Several(Ending):
         if behind:
             answers = yield from _send(partition, [command for _, command in behind], deadline.answer_by)
             for (one, _), answer in zip(behind, answers, strict=True):
-                one.forget_try(given_back=released_at_once(answer))
+                one.forget_try(given_back=answer[1] == RELEASED_AT_ONCE)
         for one in near[:got]:
             yield from tell_acquired(one.its_lease, monotonic() - begun)
         return got, tried[got] if got < len(tried) else None

@@ -197,10 +197,8 @@ def state_at_once(tried: Tried) -> int | None:
     return answers[0][0] if node is not None and type(answers[0]) is list else None
 
 
-def released_at_once(tried: Tried) -> bool:
-    """Return whether a first try has released a lock, and nothing is left to do."""
-    _, answers, node = tried
-    return node is not None and answers[0] == [RELEASED, 0]
+# the answers of a first try that has released a lock, where nothing is left to do
+RELEASED_AT_ONCE = [[RELEASED, 0]]
 
 
 class Released(NamedTuple):

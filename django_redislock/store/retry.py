@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,9 +82,14 @@ def try_once(partition: Partition, command: Command, by: float | None) -> Tried:
 
 async def atry_once(partition: Partition, command: Command, by: float | None, urgency: int) -> Tried:
     """See try_once()."""
-    sent = monotonic()
+    sent, store = monotonic(), partition.store
     try:
-        answers, node = await partition.aexchange((command,), by, urgency=urgency)
+        connections = None if store.clustered or store.memory else store.connections_in(asyncio.get_running_loop())
+        if connections is None:
+            answers, node = await partition.aexchange((command,), by, urgency=urgency)
+        else:  # written out, as in try_once()
+            node = store._node_by_tag[0]
+            answers, _ = await connections.exchange(node, (command,), by, urgency=urgency)
     except (*CONNECTION_ERRORS, ResponseError) as error:
         return sent, error, None
     return sent, answers, node

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import (
     AskError,
@@ -62,7 +63,8 @@ class Refused(ConnectionError):
 # These say nothing against the node, nor against the connections to it that there are
 BLAMELESS = (NotAsked, Replaced, AuthenticationError)
 
-# The connections of which _ask() uses the parser: not those for sentinels, which look at each answer, nor a site's own
+# The connections that are read and written to directly: not those for sentinels, which look at each answer, nor those
+# of a site's own class
 _PLAIN = frozenset({Connection, SSLConnection, UnixDomainSocketConnection})
 
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, InvalidResponse, OSError)
@@ -150,12 +152,26 @@ def is_stale(connection: Any) -> bool:
 
 def read(connection: Any) -> Any:
     """Return the next answer or message; an error that the server has sent is an answer."""
-    if type(connection) in _PLAIN:
-        return _ask(connection)
     try:
-        return connection.read_response()
+        if type(connection) not in _PLAIN:
+            return connection.read_response()
+        parser = connection._parser
+        reader: Any = getattr(parser, "_reader", None)
+        # each lock comes here: what redis-py's parser with hiredis does, in fewer steps
+        answer = parser.read_response() if reader is None else reader.gets()
+        while answer is NOT_ENOUGH_DATA:
+            count = connection._sock.recv_into(parser._buffer)
+            if not count:
+                raise ConnectionError("Connection closed by server.")
+            reader.feed(parser._buffer, 0, count)
+            answer = reader.gets()
     except ResponseError as error:
         return classified(error)
+    except OSError as error:
+        raise with_address(error, connection) from error
+    if isinstance(answer, ConnectionError):  # LOADING, say
+        raise answer
+    return classified(answer) if isinstance(answer, ResponseError) else answer
 
 
 def exchange(connection: Connection, commands: Sequence[Command], by: float | None = None) -> list[Any]:
@@ -165,7 +181,8 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
     """
     try:
         if by is None and len(commands) == 1 and type(connection) in _PLAIN and connection._sock is not None:
-            return [_ask(connection, SecretBytes(_pack(commands[0])))]
+            connection._sock.sendall(SecretBytes(_pack(commands[0])))
+            return [read(connection)]
         connection.send_packed_command([pack(commands)], check_health=False)
         answers: list[Any] = []
         for _ in commands:
@@ -177,24 +194,16 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
         if isinstance(error.__context__, BlockingIOError):  # what the system says at the end of its time limit
             raise TimeoutError(f"Timeout while talking to {connection._host_error()}") from None
         raise
-
-
-def _ask(connection: Any, packed: bytes = b"") -> Any:
-    """Send a command, if there is one, and return what comes next. Each lock comes here: the connection's own methods
-    do the same in more steps."""
-    try:
-        if packed:
-            connection._sock.sendall(packed)
-        answer = connection._parser.read_response()
     except OSError as error:
         raise with_address(error, connection) from error
-    return classified(answer) if isinstance(answer, ResponseError) else answer
 
 
 def with_address(error: OSError, connection: Any) -> RedisError:
     """The error that the connection itself would raise for one of the system's: it says whose connection it was."""
-    kind = TimeoutError if isinstance(error, builtins.TimeoutError) else ConnectionError
-    return kind(f"Error while talking to {connection._host_error()}: {error}")
+    # the second is what the system says at the end of its time limit
+    if isinstance(error, (builtins.TimeoutError, BlockingIOError)):
+        return TimeoutError(f"Timeout while talking to {connection._host_error()}")
+    return ConnectionError(f"Error while talking to {connection._host_error()}: {error}")
 
 
 def classified(error: ResponseError) -> ResponseError:
