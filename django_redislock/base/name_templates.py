@@ -75,6 +75,7 @@ class Template:
         self.fields: frozenset[str] = frozenset(
             self._check_field(name, spec or "", how) for _, name, spec, how in parsed if name is not None
         )
+        self._text: str | None = None if self.fields else template.format()  # {{ is {
 
     def _check_field(self, field: str, spec: str, conversion: str | None) -> str:
         """The name of the value that the field shows."""
@@ -95,6 +96,8 @@ class Template:
 
     def fill(self, values: Mapping[str, Any]) -> str:
         """The text. A field that ``values`` lacks raises ``ValueError``, which lists their names."""
+        if self._text is not None:
+            return self._text
         try:
             text = _Formatter(self.quoted).vformat(self.template, (), values)
         except (KeyError, AttributeError, IndexError, TypeError, ValueError) as error:
@@ -102,4 +105,4 @@ class Template:
                 f"Cannot fill the {self.noun} {self.template!r}: {type(error).__name__}: {error}. "
                 f"Available values: {', '.join(sorted(values)) or 'none'}."
             ) from error
-        return capped_name(text) if self.quoted and self.fields else text
+        return capped_name(text) if self.quoted else text

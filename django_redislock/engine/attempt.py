@@ -144,9 +144,8 @@ class Attempt:
                     check_acknowledged(self.request, reply.acknowledged)
                 elif self.confirms:
                     granted = yield from self.confirm(reply.number)
-                if granted is None:
-                    continue
-                return reply, granted
+                if granted is not None:
+                    return reply, granted
             late += 1
             if late >= LATE_ANSWERS:
                 noun, name = known_as(self.request.name)
