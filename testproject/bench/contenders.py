@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import redis
 import redis.asyncio
+from django.core.cache import cache
 
 import django_redislock  # another checkout may have no pools
 from django_redislock import Lock
@@ -172,6 +173,18 @@ class OurLock(Contender):
             await held.arelease()
         else:
             held.release()
+
+
+class OurCacheLock(Contender):
+    """Ours as ``cache.lock()``, with redis-py's methods and errors."""
+
+    key = "cache.lock"
+    in_coroutines = False
+    commands = ("evalsha",)
+
+    def make(self, name: str, ttl: int) -> Any:
+        ours: Any = cache  # of our class
+        return ours.lock(name, timeout=ttl)
 
 
 class OtherLock(OurLock):

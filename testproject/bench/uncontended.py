@@ -15,7 +15,7 @@ from statistics import median
 from types import FrameType
 from typing import NamedTuple
 
-from .contenders import Contender, Floor, OurLock, PythonRedisLock, RedisPy
+from .contenders import Contender, Floor, OurCacheLock, OurLock, PythonRedisLock, RedisPy
 from .figures import Figures, median_ratio
 from .report import Row
 from .worker import Worker
@@ -32,7 +32,7 @@ while os.getppid() == int(sys.argv[1]):
     pass
 """
 
-KINDS = (Floor, RedisPy, PythonRedisLock, OurLock)
+KINDS = (Floor, RedisPy, PythonRedisLock, OurLock, OurCacheLock)
 ROWS = (
     Row("us", "time per acquire + release, us", "{:.1f}"),
     Row("x_floor", "time / floor", "{:.3f}"),

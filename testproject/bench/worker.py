@@ -215,7 +215,7 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings.configure(
         INSTALLED_APPS=["django_redislock"],
-        CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}},
+        CACHES={"default": {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": url}},
         REDISLOCK={"CLUSTER": cluster},
     )
     django.setup()
