@@ -8,13 +8,12 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
 from typing import Any
 
 from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.steps import arun
-from ..base.times import GRACE, Alarm, is_frozen, monotonic
+from ..base.times import GRACE, monotonic
 from .node import AbortableConnection, Node
 from .sentinels import believe, connect
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Slot, find, surplus, taken
@@ -52,7 +51,7 @@ class _Limit:
     def begin(self, until: float) -> None:
         """An exchange begins, which may last until then."""
         self._until, self.struck = until, False
-        if until < self._rings or is_frozen():  # then the alarm may have been set before, and never ring
+        if until < self._rings:
             self._set(until)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -69,7 +68,7 @@ class _Limit:
     def _set(self, at: float) -> None:
         self._silence()
         self._rings = at
-        self._alarm = Alarm(self._loop, at - monotonic(), self._ring)
+        self._alarm = self._loop.call_later(at - monotonic(), self._ring)
 
     def _silence(self) -> None:
         if self._alarm is not None:
@@ -89,7 +88,7 @@ class _Limit:
             self.struck = True
             self._connection.abort()
             self._rings = monotonic() + 0.1
-            self._alarm = Alarm(self._loop, 0.1, self._strike)  # it may just have been connected
+            self._alarm = self._loop.call_later(0.1, self._strike)  # it may just have been connected
 
 
 class LoopSlot(Slot):
@@ -211,7 +210,7 @@ class LoopConnections:
         loop = asyncio.get_running_loop()
         granted = loop.create_future()
         self._queues[urgency].append((loan, granted))
-        limit = Alarm(loop, patience, partial(Alarm, loop, AFTER_HANGING, partial(self._give_up, granted)))
+        limit = loop.call_later(patience, loop.call_later, AFTER_HANGING, self._give_up, granted)
         try:
             await granted
         finally:

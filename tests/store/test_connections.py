@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import redis
-from freezegun import freeze_time
 from redis.utils import HIREDIS_AVAILABLE
 
 import django_redislock
@@ -424,13 +423,6 @@ def test_names_stand_for_positions_and_an_unknown_one_is_a_clear_error(monkeypat
     assert put_together(monkeypatch, f"{head}return {{KEYS.fence, ARGV.name}}\n") == "return {KEYS[2], ARGV[1]}\n"
     with pytest.raises(ValueError, match=r"The script made \(key\) uses a name that its header does not have"):
         put_together(monkeypatch, f"{head}return KEYS.queue\n")
-
-
-@pytest.mark.complete
-async def test_an_exchange_has_a_limit_though_the_clock_was_frozen_after_the_one_before() -> None:
-    await WIRE.aexchange(("ECHO", "1"), within=GENEROUS)
-    with freeze_time(real_asyncio=False), pytest.raises(redis.TimeoutError):
-        await WIRE.aexchange(("BLPOP", "busy", str(GENEROUS)), within=0.3)
 
 
 async def test_a_connection_whose_exchanges_all_ended_in_time_is_not_closed_when_the_first_would_be_late() -> None:
