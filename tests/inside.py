@@ -111,7 +111,7 @@ _LIMITS = {
     "listening_within": "engine.attempt.LISTENING_WITHIN",
     "message_within": "engine.receiver.MESSAGE_WITHIN",  # seconds from the first byte of a message to its last
     "leads_for": "engine.receiver.LEADS_FOR",  # seconds that a waiting thread reads the messages
-    "confirm_after": "engine.agenda.CONFIRM_AFTER",
+    "confirm_after": "engine.lease.CONFIRM_AFTER",
     "idle_look": "engine.watchdog.IDLE_LOOK",
     "look_around": "engine.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
     "idle_for_threads": "store.thread_connections.IDLE_FOR",

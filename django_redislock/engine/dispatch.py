@@ -23,15 +23,17 @@ from ..base.pace import LAST_RETRY, Outage
 from ..base.processes import make_thread, try_start
 from ..base.steps import run
 from ..base.times import monotonic
-from ..store.calls import HELD
+from ..store.calls import HELD, LockRequest, Renewed
 from ..store.lock_store import Partition
 from ..store.node import Node
+from ..store.old_key import OldKey
 from ..store.retry import ask_replicas
 from ..store.scripts import wants_source, with_source
 from ..store.sentinels import believe, connect
 from ..store.thread_connections import ThreadConnections
 from ..store.wire import BLAMELESS, Command, Refused, change_timeout, exchange, hints_at_failover, is_stale, wording
 from .announcements import Notifier
+from .lease import Lease
 
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 BATCH = 250  # commands in one write
@@ -50,6 +52,39 @@ class Outgoing(NamedTuple):
     due: float
     how: str = ""
     replicas: int = 0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Pending:
+    """A release, or a withdrawal from a queue, that still has to be sent; or the same for the key of old code."""
+
+    partition: Partition
+    command: Callable[[], Command]
+    until: float  # monotonic
+    matters: bool  # whether to log a failure
+    due: float  # monotonic
+    request: LockRequest | None = None  # whose answer says whether there is more to release
+
+    def outgoing(self) -> Outgoing:
+        self.due = math.inf  # until it is known that it has to be sent once more
+        return Outgoing(self, self.command(), 0.0)
+
+
+class Following(NamedTuple):
+    """The key of old code, which is to end no sooner than our lease: Redis has answered that with its renewal."""
+
+    lease: Lease
+    old: OldKey
+    answer: Renewed
+    matters: bool = True
+
+    @property
+    def partition(self) -> Partition:
+        return self.old.partition
+
+    @property
+    def ttl(self) -> float:
+        return self.lease.ttl
 
 
 class Unacknowledged(ResponseError):

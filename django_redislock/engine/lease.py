@@ -1,4 +1,6 @@
-"""One acquisition of a lock, as its holder knows it; and ``on_lost="cancel"``, which ends the task that has lost it."""
+"""One acquisition of a lock, as its holder knows it: until when, and when to ask Redis next; and ``on_lost="cancel"``,
+which ends the task that has lost it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ from ..store.calls import LockRequest, Renewed, lease_end, lease_left
 from ..store.lock_store import Partition
 
 Task = asyncio.Task[Any]
+
+CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
 
 
 class Canceller:
@@ -234,6 +238,32 @@ class Lease:
             self.fenced = True
         elif fenced:
             self.fenced = tuple(dict.fromkeys([*(self.fenced or ()), *fenced]))
+
+    # -- when the watchdog looks at it, and what it asks ------------------------------------------------------------
+
+    def next_check(self) -> float:
+        """When to look at it (monotonic), where it was just granted, or was renewed, or did not need to be.
+
+        So a loss that no message reports is noticed within a third of the TTL, as long as Redis answers.
+        """
+        now = monotonic()
+        if not self.seen:
+            return now + min(CONFIRM_AFTER, max(0.0, self.ends - now) / 3)
+        # early enough for several tries, even if the holder has set an end that is near
+        soonest = now + min(self.ttl / 20, (self.ends - now) / 3)
+        due = self.known + self.ttl / 3  # whatever the end: it may be lost
+        if self.renewing:
+            due = min(due, self.ends + self.spare - self.ttl * 2 / 3)
+        return min(max(due, soonest), self.ends)
+
+    def question(self, *, first: bool, urgent: bool) -> str:
+        """What to ask of Redis now: "keep" to renew it, "confirm" whether it is held (in full), "" for nothing.
+
+        ``first``: this is the first look; it asks nothing, as a rule. ``urgent``: Redis has to be asked in any case.
+        """
+        if self.renewing and (urgent or self.handed or not first or self.ends - monotonic() < self.ttl / 2):
+            return "keep"
+        return "confirm" if urgent or self.handed or not first else ""
 
     # -- who may release it -----------------------------------------------------------------------------------------
 

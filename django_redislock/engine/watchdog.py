@@ -26,11 +26,9 @@ from ..store.calls import LockRequest, Renewed
 from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.stores import all_stores
-from . import agenda
-from .agenda import Following, Pending, Task, call_for, next_check
 from .announcements import Notifier, reason_of, tell_lost
-from .dispatch import Dispatch, Outgoing
-from .lease import LIMITED, OLD_KEY, OVER, STOPPED, Lease
+from .dispatch import Dispatch, Following, Outgoing, Pending
+from .lease import CONFIRM_AFTER, LIMITED, OLD_KEY, OVER, STOPPED, Lease
 from .with_block import Interruptions
 
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
@@ -38,6 +36,8 @@ LOOK_AROUND = 1.0  # seconds between looks for sections that were interrupted
 IDLE_LOOK = 5.0  # the same where nothing is held
 TICK = 0.05  # seconds at least between looks at all leases: docs/limits.rst
 UNRENEWED = "no longer renewed"
+
+Task = Lease | Pending
 
 
 class Watchdog:
@@ -77,8 +77,8 @@ class Watchdog:
     def watch(self, lease: Lease) -> None:
         """Renew this lease from now on, and tell its holder when it is lost."""
         lease.watched = True
-        # as next_check() says, which would be one call more for each lock. Most are released before that
-        lease.due = due = lease.since + min(agenda.CONFIRM_AFTER, (lease.ends - lease.since) / 3)
+        # as Lease.next_check() says, which would be one call more for each lock. Most are released before that
+        lease.due = due = lease.since + min(CONFIRM_AFTER, (lease.ends - lease.since) / 3)
         self._leases[lease.id] = lease
         self._used = True  # only now; and only then may this look how long the thread sleeps: see _sleep()
         if due < self._sleeps_until or not self.runs:
@@ -117,7 +117,7 @@ class Watchdog:
 
     def _plan_next(self, lease: Lease) -> None:
         if lease.watched:
-            self._plan(next_check(lease), lease)
+            self._plan(lease.next_check(), lease)
 
     def leases(self) -> list[Lease]:
         """All that this process holds."""
@@ -244,7 +244,7 @@ class Watchdog:
                 # after all that: a finalizer may have run on this thread, which nobody wakes
                 used, self._used = self._used, False
                 if used:  # locks in quick succession must not wake this thread each time: none is due sooner than that
-                    until = min(until, now + agenda.CONFIRM_AFTER)
+                    until = min(until, now + CONFIRM_AFTER)
                 self._sleeps_until = until
                 told = self._alarm.wait(until - now)
                 self._sleeps_until = -math.inf
@@ -277,7 +277,7 @@ class Watchdog:
         if lease.changing:  # the answer to that counts for more than the clock. Later, ask in any case
             lease.urgent, lease.seen = False, True
             with self._mutex:
-                self._plan(now + agenda.CONFIRM_AFTER, lease)
+                self._plan(now + CONFIRM_AFTER, lease)
             return None
         if now >= lease.ends:
             self.lose(lease, lease.end_reason)
@@ -298,7 +298,7 @@ class Watchdog:
         if lease.renewing and lease.terms.max_hold is not None and now - lease.since >= lease.terms.max_hold:
             self._notifier.log(WARNING, "max-hold", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.stop_renewing(LIMITED)
-        how = call_for(lease, first=first, urgent=urgent)
+        how = lease.question(first=first, urgent=urgent)
         if not how:
             with self._mutex:
                 self._plan_next(lease)
@@ -352,7 +352,7 @@ class Watchdog:
                     self.moved(lease, outgoing.how, lease.ttl, answer)
         elif lease.changing:
             with self._mutex:  # asked while it is being detached
-                self._plan(min(monotonic() + agenda.CONFIRM_AFTER, lease.ends), lease)
+                self._plan(min(monotonic() + CONFIRM_AFTER, lease.ends), lease)
         else:
             # once its time is over, it is no loss of another kind that Redis does not know it any more
             self.lose(lease, lease.end_reason if monotonic() >= lease.ends else reason_of(answer))
