@@ -8,7 +8,7 @@ from typing import Any
 from django.core.signals import setting_changed
 
 from ..base.processes import PerProcess
-from ..conf import Conf, conf
+from ..conf import conf
 from ..exceptions import LockUnavailable
 from .aliases import check_alias, check_allowed, find_config, forget_servers, lock_aliases
 from .lock_store import LockStore, Partition
@@ -16,14 +16,7 @@ from .lock_store import LockStore, Partition
 _Key = tuple[str, str, bool]  # alias, prefix, whether CLUSTER names it
 
 
-class _Stores:
-    def __init__(self) -> None:
-        self.found: dict[_Key, LockStore] = {}
-        # what was looked up under these settings, by what was given for the alias
-        self.known: tuple[Conf | None, dict[str | None, LockStore]] = (None, {})
-
-
-_stores = PerProcess(_Stores)
+_stores: PerProcess[dict[_Key, LockStore]] = PerProcess(dict)
 # called with each store whose alias may lead elsewhere by now, as CACHES has changed
 when_outdated: list[Callable[[LockStore], object]] = []
 
@@ -41,27 +34,19 @@ def make_store(alias: str, key_prefix: str) -> LockStore:
 def get_store(using: str | None = None) -> LockStore:
     """The store of the alias ``using`` (None: the one in the settings). One per alias and process."""
     settings, stores = conf(), _stores.get()
-    under, known = stores.known
-    if under is not settings:
-        known = {}
-        stores.known = settings, known
-    if using is not None and not isinstance(using, str):
-        check_alias(using)  # a list, say, could not be looked up
-    found = known.get(using)
-    if found is not None:
-        return found
     alias = settings.CACHE if using is None else using
+    if not isinstance(alias, str):
+        check_alias(alias)  # a list, say, could not be looked up
     key = (alias, settings.KEY_PREFIX, settings.is_cluster(alias))
-    found = stores.found.get(key)
+    found = stores.get(key)
     if found is None:
         made = make_store(alias, settings.KEY_PREFIX)
-        found = stores.found.setdefault(key, made)  # another thread may have come first
+        found = stores.setdefault(key, made)  # another thread may have come first
         made.when_closed(lambda: _drop(key, made))
         if _stores.peek() is not stores:  # CACHES has changed meanwhile, and whoever closed the others did not see it
             found.close()
     elif found.memory:
         check_allowed(found.alias)  # the setting may have changed
-    known[using] = found
     return found
 
 
@@ -72,12 +57,12 @@ def get_partition(using: str | None = None, name: str = "") -> Partition:
 
 def made_stores() -> list[LockStore]:
     """The stores that this process has made under the current KEY_PREFIX."""
-    return [store for (_, prefix, _), store in list(_stores.get().found.items()) if prefix == conf().KEY_PREFIX]
+    return [store for (_, prefix, _), store in list(_stores.get().items()) if prefix == conf().KEY_PREFIX]
 
 
 def all_stores() -> list[LockStore]:
     """All stores that this process has made."""
-    return list(_stores.get().found.values())
+    return list(_stores.get().values())
 
 
 def get_stores(using: str | None = None) -> list[LockStore]:
@@ -114,16 +99,15 @@ def reach_stores() -> dict[str, LockStore | LockUnavailable]:
 def _drop(key: _Key, closed: LockStore) -> None:
     """Stop giving out a closed store: nothing listens there."""
     stores = _stores.get()
-    if stores.found.get(key) is closed:
-        stores.found.pop(key, None)
-        stores.known = None, {}  # after that, so that whoever looks it up anew finds no closed one
+    if stores.get(key) is closed:
+        stores.pop(key, None)
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
     if setting == "CACHES":
         closing = _stores.reset()
         forget_servers()
-        for store in list(closing.found.values()) if closing is not None else ():
+        for store in list((closing or {}).values()):
             store.close()
             for callback in when_outdated:
                 callback(store)
