@@ -15,7 +15,7 @@ from typing import Any, TypedDict, TypeVar, overload
 from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
-from .base.compat import Unpack
+from .base import Unpack
 from .base.display import shown
 from .base.names import fit_name, quote
 from .base.processes import PerProcess

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import ref
 
-from .base.compat import Self, Unpack
+from .base import Self, Unpack
 from .base.name_templates import warn_of_fields
 from .base.steps import Steps, refuse_event_loop
 from .engine.acquisition import Acquisition

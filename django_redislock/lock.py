@@ -12,7 +12,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS
 
-from .base.compat import Unpack
+from .base import Unpack
 from .base.name_templates import warn_of_fields
 from .base.names import SEMAPHORE, check_name, check_token, refuse_semaphore
 from .base.steps import Steps, arun, refuse_event_loop, run, run_blocking

@@ -10,7 +10,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS
 
-from .base.compat import Unpack
+from .base import Unpack
 from .base.display import shown
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, refuse_semaphore

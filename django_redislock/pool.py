@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from .base.compat import Self, Unpack
+from .base import Self, Unpack
 from .base.display import shown
 from .base.names import check_name, member_name, pool_name, quote, unquoted
 from .base.steps import Steps, arun, run_blocking

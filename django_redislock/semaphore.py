@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from .base.compat import Unpack
+from .base import Unpack
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, known_as, semaphore_name
 from .base.steps import Steps

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import SynchronousOnlyOperation
 
-from ..base.compat import Self
+from ..base import Self
 from ..base.steps import arun, refuse_event_loop, run
 from ..base.times import Seconds
 from ..exceptions import LockError

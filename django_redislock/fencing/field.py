@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
 
-from ..base.compat import Self
+from ..base import Self
 from ..base.display import shown
 from ..base.names import SEMAPHORE
 from ..exceptions import LockLost

@@ -15,7 +15,7 @@ from typing import Any
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.utils import timezone
 
-from ..base.compat import Unpack
+from ..base import Unpack
 from ..call_names import Name
 from ..engine.owner import running_django_task
 from ..exceptions import LockError, LockUnavailable

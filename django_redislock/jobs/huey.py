@@ -11,7 +11,7 @@ from huey.api import Huey, RedisHuey, Result, TaskWrapper
 from huey.exceptions import CancelExecution, RateLimitExceeded, RetryTask
 from huey.utils import normalize_time
 
-from ..base.compat import Unpack
+from ..base import Unpack
 from ..call_names import Name
 from ..exceptions import LockError, LockUnavailable
 from ..options import JobOptions

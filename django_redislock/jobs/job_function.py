@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from ..base.compat import Unpack
+from ..base import Unpack
 from ..call_names import Name, check_function, given_name, wraps
 from ..options import JobOptions
 from .job_lock import Job, JobLock, running_job

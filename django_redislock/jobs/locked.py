@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 
-from ..base.compat import Unpack
+from ..base import Unpack
 from ..base.display import shown
 from ..base.steps import Call, Steps, arun, run_blocking
 from ..base.times import Seconds, seconds

@@ -14,7 +14,7 @@ from rq import Callback, Queue, Retry, get_current_job
 from rq.job import Job, JobStatus
 from rq.utils import now
 
-from ..base.compat import Unpack
+from ..base import Unpack
 from ..call_names import Name
 from ..exceptions import LockError
 from ..options import JobOptions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from ..base.compat import Unpack
+from ..base import Unpack
 from ..base.display import Secret, shown
 from ..base.name_templates import has_fields
 from ..base.names import check_name

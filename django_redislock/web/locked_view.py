@@ -13,7 +13,7 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
-from ..base.compat import Unpack
+from ..base import Unpack
 from ..base.display import shown
 from ..base.pace import note_held
 from ..base.steps import Call, CallOut, Steps, arun, run_blocking
