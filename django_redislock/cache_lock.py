@@ -245,9 +245,9 @@ class CacheLock:
             if refusal is not None:
                 return refusal
             if not self.thread_local:
-                acquisition.keep_for(self)
+                acquisition.tie_to(self)
             if block is not None:
-                block.enter(acquisition)  # last: keep_for() does not leave it to anybody who may die
+                block.enter(acquisition)  # last: tie_to() does not leave it to anybody who may die
             self.local.held = acquisition
             self.local.token = acquisition.its_lease.token.encode() if given is None else bytes(given)
             return None

@@ -252,7 +252,7 @@ class Terms:
         if self.stands_by:
             self.blocking_timeout, self.auto_renew, self.most, self.slow_wait = None, True, None, math.inf
         # until when to wait, where that is without end
-        self.endless: Deadline | None = NEVER if self.blocking and self.blocking_timeout is None else None
+        self.no_deadline: Deadline | None = NEVER if self.blocking and self.blocking_timeout is None else None
         self.place: object = None  # where such locks are, as the engine has found out
         # one command is all that it takes to get such a lock, if it is free
         moves = settings.ALSO_LOCK is not None and options.limit is None

@@ -157,7 +157,7 @@ CHECKOUT, RELEASE_MEMBER = calls._CHECKOUT.sha, calls._RELEASE["member"].sha
 ACQUIRE_PERMIT, FORCE_PERMIT = calls._ACQUIRE["permits"].sha, calls._FORCE["permits"].sha
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
-WAS_ADOPTED, WAS_RELEASED = _reasons.ADOPTED, _reasons.RELEASED
+WAS_ADOPTED, WAS_RELEASED = _reasons.ADOPTED_ELSEWHERE, _reasons.RELEASED_ELSEWHERE
 HAS_ENDED, WAS_NOT_RENEWED = _reasons.ENDED, _reasons.OVER
 
 
@@ -294,10 +294,10 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
             self.polled = self.polled or wait not in (QUEUED, NOT_AT_ALL)
             return super().look(wait, *tried, **how)
 
-        def leave(self) -> None:
+        def unregister(self) -> None:
             uncertain = (self.ticket is None and self.unknown) or (self.polled and self.request.limit is not None)
             on_end(0 if uncertain else self.ticket)
-            super().leave()
+            super().unregister()
 
     release = calls.release
 
@@ -817,7 +817,7 @@ def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = Fals
 def interrupt_acquisition(undo: Callable[[], object]) -> Callable[[], bool]:
     """An acquisition is interrupted whose lock is given back by ``undo``; returns whether that is over."""
     block, acquisition = Frame(), SimpleNamespace(abandon=undo)
-    runtime().watchdog.wake_up()
+    runtime().watchdog.ensure_runs()
     finalizer = Finalizer(block, runtime().watchdog.interruptions.note)
     finalizer.acquisition = cast("Any", acquisition)
     return lambda: not (finalizer() or runtime().watchdog.interruptions)

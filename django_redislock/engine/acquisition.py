@@ -53,12 +53,12 @@ class Frame:
 class Place:
     """Where the acquisitions with these options are at home, in this process: kept, as looking it up takes its time."""
 
-    __slots__ = ("generation", "listener", "partition", "pid", "runtime", "store")
+    __slots__ = ("fork", "listener", "partition", "pid", "runtime", "store")
 
     def __init__(self, options: Options) -> None:
         self.pid: int = os.getpid()
         self.runtime: Runtime = runtime()
-        self.generation: object = processes.generation  # only now: runtime() notices a fork of which nobody has told
+        self.fork: object = processes.generation  # only now: runtime() notices a fork of which no hook has told
         self.store: LockStore = get_store(options.using)
         # of a cluster's, it depends on the name
         self.partition: Partition | None = None if self.store.clustered else self.store.partition(0)
@@ -103,7 +103,7 @@ class Acquisition(Releasable):
         self.terms = terms = terms_of(options, name)
         self._pid = pid = os.getpid()
         place: Any = terms.place
-        if place is None or place.pid != pid or place.generation is not processes.generation or place.store.closed:
+        if place is None or place.pid != pid or place.fork is not processes.generation or place.store.closed:
             place = terms.place = Place(options)
         self._runtime = place.runtime
         self.partition = partition = place.partition or get_partition(options.using, name)
@@ -126,7 +126,7 @@ class Acquisition(Releasable):
         ``deadline``: None: that of the options. Raises LockUnavailable, and LockError for a caller that would wait for
         itself. Where this is interrupted, the caller abandons it: see abandon_cancelled().
         """
-        begun, deadline = monotonic(), deadline or self.terms.endless or self.terms.deadline()
+        begun, deadline = monotonic(), deadline or self.terms.no_deadline or self.terms.deadline()
         command, tried = self.prepare_first_try(deadline, None), None
         if command is not None:
             tried = try_once(self.partition, command, None if deadline is NEVER else deadline.answer_by)
@@ -138,7 +138,7 @@ class Acquisition(Releasable):
 
     async def aacquire(self, deadline: Deadline | None = None) -> LockNotAcquired | None:
         """See acquire()."""
-        begun, deadline = monotonic(), deadline or self.terms.endless or self.terms.deadline()
+        begun, deadline = monotonic(), deadline or self.terms.no_deadline or self.terms.deadline()
         command, tried = self.prepare_first_try(deadline, asyncio.get_running_loop()), None
         if command is not None:
             by = None if deadline is NEVER else deadline.answer_by
@@ -159,7 +159,7 @@ class Acquisition(Releasable):
 
         None: one command is not enough; go_on() does it.
         """
-        if (self._above and self._meets_itself(deadline)) or self.token is not None or not self.terms.plain:
+        if (self._above and self._check_above(deadline)) or self.token is not None or not self.terms.plain:
             return None
         listener, wait = self._listener, calls.NOT_AT_ALL
         if listener.ready and deadline.waits and listener.polled:
@@ -172,7 +172,7 @@ class Acquisition(Releasable):
             wait = calls.QUEUED
         return calls.acquire_command(request, wait)
 
-    def give_up_try(self, tried: Tried) -> Command | None:
+    def command_to_give_back(self, tried: Tried) -> Command | None:
         """Return the command that releases what the first try has got; None: nothing. See forget_try()."""
         assert self._request is not None
         state = calls.state_at_once(tried)
@@ -188,7 +188,7 @@ class Acquisition(Releasable):
             self._runtime.watchdog.abandon(self._request, unknown=True, how=calls.WITHDRAWAL)
         self._request = None
 
-    def _meets_itself(self, deadline: Deadline) -> bool:
+    def _check_above(self, deadline: Deadline) -> bool:
         """Return whether this lock is held above already (see _enter_again()); if not, note the order of others."""
         if any(self.keys[0] in one.keys for one in self._above):
             return True
@@ -198,7 +198,7 @@ class Acquisition(Releasable):
         return False
 
     def stand_beside(self, others: Set[Held]) -> None:
-        """These are acquired together with it, in an order that is always the same."""
+        """Forget that the context shows these ``others``: all are of one set, whose order is always the same."""
         if self._above:
             self._above = tuple(one for one in self._above if one not in others)
 
@@ -232,12 +232,12 @@ class Acquisition(Releasable):
         granted = yield from (attempt.adopt() if self.options.adopt else wait_for_lock(attempt))
         if granted is not None:
             request = attempt.request if old is None else attempt.request._replace(old=old)
-            fence, ends, unconfirmed = granted
-            lease = Lease(request, self.terms, fence, ends, self.template, unconfirmed, attempt.unknown)
+            fence, ends, handed = granted
+            lease = Lease(request, self.terms, fence, ends, self.template, handed=handed, unknown=attempt.unknown)
             lease.canceller = canceller
             self._enter(lease)
             self._runtime.watchdog.watch(lease)
-            attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
+            attempt.unregister()  # only now that the lease is watched, so that a late wake still finds its addressee
             if old is None or (yield from take_old_key(attempt, lease, old, adopts=self.options.adopt)):
                 self._attempt = self._waiter = None
                 if lock_acquired.receivers or logger.isEnabledFor(DEBUG):
@@ -245,18 +245,18 @@ class Acquisition(Releasable):
                 return None
         trouble: LockUnavailable | None = None
         try:
-            yield from (attempt.withdraw() if granted is None else self._give_up(lease))
+            yield from (attempt.withdraw() if granted is None else self._release_untold(lease))
         except LockUnavailable as error:
             trouble = error
             self.abandon()
-        attempt.leave()
+        attempt.unregister()
         self._mark_over()
         refusal = attempt.refusal(adopting=self.options.adopt, own=above.id if above is not None and own else None)
         refusal.__cause__ = trouble
         yield from tell_refused(self.name, self.template, refusal)
         return refusal
 
-    def _give_up(self, lease: Lease) -> Steps[None]:
+    def _release_untold(self, lease: Lease) -> Steps[None]:
         """Release the lock, of which nobody was told: it was not all that it took."""
         watchdog = self._runtime.watchdog
         watchdog.unwatch(lease)
@@ -269,7 +269,7 @@ class Acquisition(Releasable):
         """The lease under which this was called for, if it is held still; and whether it is the caller's own."""
         runner = self.caller
         if runner is not None and not runs(runner):
-            runner = caller()  # whoever awaits what that has called for
+            runner = caller()  # it has made the coroutine, and has ended: this one awaits it
         found = leases_on(self.keys[0], self._above, runner)
         if found and self._runtime.watchdog.interruptions.abandon_under(found[0][0]):
             found = leases_on(self.keys[0], self._above, runner)  # another acquisition may use it as well
@@ -282,8 +282,10 @@ class Acquisition(Releasable):
         """
         adopts, endless = self.options.adopt, deadline.endless and self.options.attempts is None
         reentrant = (self.options.reentrant and not adopts) or (self.token is not None and held.token == self.token)
+        # who would wait for itself without end is refused. Not so who waits for a parent, or for a time, or who wants
+        # another acquisition
         if not reentrant and (not own or adopts or not endless):
-            return False  # it waits for a parent; or for itself, but not without end; or wants another acquisition
+            return False
         try:
             if reentrant:
                 held.shares.append(self)  # before it is sure, so that whoever leaves meanwhile is not the last
@@ -354,7 +356,7 @@ class Acquisition(Releasable):
 
     @property
     def half_obtained(self) -> bool:
-        """Whether the call that was to get the lock has left before all of it was done."""
+        """Whether the call that was to get the lock was interrupted before it was done."""
         return self._attempt is not None or self._waiter is not None
 
     def abandon(self) -> None:
@@ -369,7 +371,7 @@ class Acquisition(Releasable):
             if self.lease is None and attempt.asked:
                 attempt.asked = False
                 watchdog.abandon(attempt.request, unknown=attempt.unknown, how=calls.WITHDRAWAL)
-            attempt.leave()
+            attempt.unregister()
             return
         if self.lease is None and request is not None and not self.over:  # inside of the first try
             watchdog.abandon(request, unknown=True, how=calls.WITHDRAWAL)

@@ -23,9 +23,8 @@ from ..base.steps import Steps
 from ..base.times import monotonic
 from ..exceptions import LockNotAcquired
 from ..signals import lock_acquired, lock_lost, lock_not_acquired, lock_released, send, sending
-from ..store.calls import ADOPTED as ADOPTED_ELSEWHERE
-from ..store.calls import OLD_LOST, Renewed
-from .lease import ADOPTED, OLD_KEY, OVER, TAKEN, VANISHED, Lease
+from ..store.calls import ADOPTED, OLD_LOST, Renewed
+from .lease import ADOPTED_ELSEWHERE, OLD_KEY, OVER, TAKEN, VANISHED, Lease
 
 THREADS = 8  # at most; several, so that a receiver that hangs does not hold up the others
 
@@ -116,8 +115,8 @@ def _tell(event: str, signal: Signal, facts: dict[str, Any], logged: dict[str, A
 
 def reason_of(answer: Renewed) -> str:
     """Why a lease was lost, according to the answer to its renewal."""
-    if answer.state == ADOPTED_ELSEWHERE:
-        return ADOPTED
+    if answer.state == ADOPTED:
+        return ADOPTED_ELSEWHERE
     if answer.state == OLD_LOST:
         return OLD_KEY
     return TAKEN if answer.held_by_other else VANISHED

@@ -38,14 +38,14 @@ class Granted(NamedTuple):
 
     fence: int
     ends: float  # monotonic
-    unconfirmed: bool  # nothing has shown yet that it has its whole lease
+    handed: bool  # by a release, so with a short lease until it is confirmed
 
 
 @dataclass(eq=False, repr=False)
 class Attempt:
-    """An attempt (see docs/protocol.rst) up to its grant, from where its first try was not enough.
+    """Asking and waiting for a lock, from the second command on, until it is granted: the first was not enough.
 
-    Its id was drawn for it alone and is never used again.
+    Its id was drawn for it alone and is never used again. (docs/protocol.rst calls all of it an attempt.)
     """
 
     request: LockRequest
@@ -60,8 +60,8 @@ class Attempt:
     tries: int = 0
 
     def __post_init__(self) -> None:
-        self.wanted: LockRequest = self.request  # the same, or of a pool, whichever member was granted
-        # a handoff before it counts: for the replicas (C6), or as a leader needs a whole lease
+        self.wanted: LockRequest = self.request  # as it was made: ``request`` gets the name of a pool's granted member
+        # whether to confirm a handoff before it counts: for the replicas (C6), or as a leader needs a whole lease
         self.confirms: bool = bool(self.request.replicas) or self.terms.stands_by
         self.current_holder: CurrentHolder = CurrentHolder(self.begun + self.terms.slow_wait)
         self.asked: bool = self.tried is not None  # there may be something of it in Redis
@@ -135,7 +135,7 @@ class Attempt:
                 self.current_holder.note(reply.holder, reply.left, self.waiter)
                 self.current_holder.full = reply.state == calls.FULL
                 return reply, None
-            # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
+            # no more than the TTL counts: where more is left, the server's clock has jumped back, and may be put right
             ends = calls.lease_end(reply.sent, min(reply.left, request.ttl))
             if monotonic() < ends:
                 self.use_member_name(f"{self.request.name}{reply.member}")
@@ -196,8 +196,8 @@ class Attempt:
             self.request, tries=self.tries, waited=waited, waits=waits, adopting=adopting, own=own
         )
 
-    def leave(self) -> None:
-        """Stop listening."""
+    def unregister(self) -> None:
+        """Let messages reach us no longer."""
         if self.waiter is not None:
             self.listener.waiters.discard(self.waiter)
 

@@ -44,12 +44,13 @@ _Outages = WeakKeyDictionary[Node, Outage]
 class Outgoing(NamedTuple):
     """A command to send, and how many replicas have to acknowledge it.
 
-    The rest is for the watchdog: what it is for, when it was due, and what it asks for.
+    The rest is for the watchdog: what it is for, the time that stood in its ``due`` when it was made (if another stands
+    there when the answer comes, the lease was changed meanwhile), and what it asks for.
     """
 
     task: Any
     command: Command
-    due: float
+    stamp: float
     how: str = ""
     replicas: int = 0
 

@@ -14,7 +14,7 @@ from ..store.lock_store import Partition
 from .announcements import reason_of
 from .attempt import check_acknowledged
 from .held import Held
-from .lease import RELEASED, Lease
+from .lease import RELEASED_ELSEWHERE, Lease
 from .runtime import runtime
 
 
@@ -98,7 +98,7 @@ def release_by_token(partition: Partition, name: str, bears: Callable[[str], boo
     released = answer.state == calls.RELEASED or answer.repeated
     lease = runtime().watchdog.lease_of(held.request.id)
     if released and lease is not None:
-        runtime().watchdog.lose(lease, RELEASED)  # Redis tells only other processes
+        runtime().watchdog.lose(lease, RELEASED_ELSEWHERE)  # Redis tells only other processes
     return released
 
 

@@ -52,9 +52,12 @@ class Held:
     keys: tuple[Key, ...]  # under which it is shown
     over: bool  # given back, or never got
     _pid: int
-    _caller: Any  # weak
-    _keeper: Any  # weak: it is renewed as long as this lives
-    _ground: weakref.ref[Any] | None  # where it is given back: see ground()
+    # three answers to "whose is it", each a weak reference or None: who has called for it, and may release it ...
+    _caller: Any
+    # ... what has to live for it to be renewed (as a rule the Lock, see _through in release.py) ...
+    _keeper: Any
+    # ... and the thread or event loop where it is given back, which has to run for that: see ground()
+    _ground: weakref.ref[Any] | None
 
     @property
     def caller(self) -> Runner | None:

@@ -17,7 +17,7 @@ from ..store.calls import ENDLESS, FREE, WITHDRAWAL, LockRequest, lease_end
 from ..store.lock_store import Partition
 from ..store.node import Node
 from ..store.records import make_keys
-from .lease import ADOPTED, FORCED, RELEASED
+from .lease import ADOPTED_ELSEWHERE, FORCED, RELEASED_ELSEWHERE
 from .waiters import Grant, Loop, Waiter, Waiters
 from .watchdog import Watchdog
 
@@ -30,7 +30,7 @@ RECHECK_EVERY = 5.0  # seconds between looks of all waiters because of late mess
 
 # The first letter of a message tells a waiter that it has the lock (g) or shall look (w), or a holder why it has
 # lost the lock. A grant has three numbers, and on a cluster the id of its node. The probe (R3) does not match.
-LOST = {"f": FORCED, "a": ADOPTED, "r": RELEASED}
+LOST = {"f": FORCED, "a": ADOPTED_ELSEWHERE, "r": RELEASED_ELSEWHERE}
 _GRANT = r"(\d{1,16}) (\d{1,17}) (\d{1,12})(|@[0-9a-f]{40}|@\?) "
 _MESSAGE = re.compile(rf"(?:(g)|([wfar])) ({TOKEN}) (?(1){_GRANT})([^\ud800-\udfff]+)")
 

@@ -28,7 +28,7 @@ from .waiters import ThreadWaiter, Waiter
 
 MESSAGE_WITHIN = 1.0  # seconds from the first byte of a message to its last
 LEADS_FOR = 0.1  # seconds a waiting thread reads, and for which the receiver's thread then expects it to wait again
-_OF_A_CUT = TypeError, ValueError, AttributeError
+_OF_A_CUT = TypeError, ValueError, AttributeError  # what reading raises where another thread closes the connection
 
 
 class Interrupted(ConnectionError):
@@ -93,7 +93,7 @@ class Receiver:
                 sent = monotonic()
                 (answer,) = exchange(connection, [probe_command(listener.partition)])
                 found[listener] = counted = probed(self.node, answer, sent)
-                if not isinstance(counted, PASSING):  # as of one channel of this connection, so of all
+                if not isinstance(counted, PASSING):  # any other answer is that for every channel of this connection
                     return dict.fromkeys(asked, counted) | found
         finally:
             connection.disconnect()
@@ -114,7 +114,7 @@ class Receiver:
             self.end()
 
     def cut(self) -> None:
-        """Cut the connection, on which wakes no longer arrive."""
+        """Cut the connection, on which wakes no longer arrive. (In the memory mode there is none, and all arrive.)"""
         if not self._memory:
             self.end()
 
@@ -139,7 +139,7 @@ class Receiver:
         """Read in the thread of ``waiter`` until it is told something, if it is the only one that waits.
 
         It returns at once if another thread reads, at ``until`` (monotonic), and after LEADS_FOR; then our thread
-        reads. A wake that is not a message does not end it.
+        reads. A wake that is not a message is noticed only then.
         """
         if self.trouble is not None or self._lone() is not waiter or not self._take(waiter):
             return
@@ -192,7 +192,7 @@ class Receiver:
     def _stop(self, waiter: ThreadWaiter | None, told: bool) -> bool:
         """Be no longer the reader. Return whether our thread may rest.
 
-        ``waiter``: the only one, if so; when it was ``told`` something, its thread may soon wait again, and read.
+        ``waiter``: the only waiter, or None; when it was ``told`` something, its thread may soon wait again, and read.
         """
         with self._mutex:
             self._reader = None

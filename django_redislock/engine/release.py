@@ -4,6 +4,9 @@
 ``release``          for whoever calls release(): errors are raised, and it can be tried again
 ``end``, ``exit``    at the end of a block or function: ``at_least`` is kept, and no error hides that of the work
 ``abandon``          in the background: it was interrupted, or Redis does not answer; asks nothing, raises nothing
+
+Where one of these is interrupted or cancelled, the lock is abandoned: by ``release()`` and all coroutines themselves,
+and by the callers of ``release_at_once()`` and ``release_lease()``.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from .with_block import Finalizer
 
 
 class Ending:
-    """What follows from end()."""
+    """How an Acquisition, and Several, give back what they have: what both share, built on end() and abandon()."""
 
     __slots__ = ()
 
@@ -118,7 +121,7 @@ class Releasable(Ending, Held):
         self.keys = (*self.keys, key)
         show(self, key)
 
-    def keep_for(self, keeper: object, *, abandon: bool = False) -> None:
+    def tie_to(self, keeper: object, *, abandon: bool = False) -> None:
         """Renew it as long as ``keeper`` lives, whatever has become of the thread or task that acquired it.
 
         It is no longer theirs, but belongs to whoever runs under it; so its loss no longer cancels the task.
@@ -136,7 +139,7 @@ class Releasable(Ending, Held):
         """Give all back in the background if ``block`` dies before this was given back by other means."""
         watchdog = self._runtime.watchdog
         if not watchdog.runs:
-            watchdog.wake_up()
+            watchdog.ensure_runs()
         self._finalizer = Finalizer(block, watchdog.interruptions.note)
         self._finalizer.acquisition = self
 
@@ -273,13 +276,13 @@ class Releasable(Ending, Held):
 
         As release(), except that a lock which was detached ends in silence, that ``at_least`` is kept, and that no loss
         is raised over ``error``. A release that Redis could not be told of is tried again in the background; where it
-        could not be told of ``at_least``, the lock is left to its lease. ``facts``: see Several.
+        could not be told of ``at_least``, the lock is left to its lease. ``facts`` are for Several.
         """
         lease = self.its_lease
         if lease.cancelled_by(error):
             self.abandon()
             raise lease.lost_error()
-        # nothing may be awaited any more; or it is, on purpose, for the bearer of the token to release
+        # nothing may be awaited any more; or the lock was left, on purpose, for the bearer of the token to release
         if isinstance(error, GeneratorExit) or lease.detached:
             self.abandon()
             return False
@@ -297,7 +300,7 @@ class Releasable(Ending, Held):
             lost = lease.lost
             if left:
                 trouble.lease_left = max(left, lease.remaining())  # the former if Redis was told after all
-            self.give_up(error)  # hardly anybody would try again
+            self.leave_to_background(error)  # hardly anybody would try again
             if lost and error is None:
                 raise lease.lost_error() from trouble
             raise
@@ -309,7 +312,7 @@ class Releasable(Ending, Held):
         left = lease.since + self.at_least - monotonic()
         return left if error is None and left >= 0.001 and lease.is_last(self) and lease.here else 0.0
 
-    def give_up(self, error: BaseException | None) -> None:
+    def leave_to_background(self, error: BaseException | None) -> None:
         """See end(): Redis cannot be told. Release the lock in the background or, with ``at_least``, let it end."""
         if self._seconds_kept(error):
             self._runtime.watchdog.end(self.its_lease)
@@ -346,7 +349,7 @@ class Releasable(Ending, Held):
 
     def _mark_over(self) -> None:
         """There is nothing to give back any more."""
-        self.over, self._finalizer, self._above = True, None, ()  # which is how contexts know
+        self.over, self._finalizer, self._above = True, None, ()  # contexts go by ``over``
         through = None if self._through is None else self._through()
         if through is not None:
             through.left(self)

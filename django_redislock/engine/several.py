@@ -150,7 +150,7 @@ class Several(Ending):
         behind = [
             (one, command)
             for one, found in zip(near[got + 1 :], tried[got + 1 :], strict=False)
-            if (command := one.give_up_try(found)) is not None
+            if (command := one.command_to_give_back(found)) is not None
         ]
         if behind:
             answers = yield from _send(partition, [command for _, command in behind], deadline.answer_by)
@@ -186,7 +186,7 @@ class Several(Ending):
                 if away is not None:  # not to wait for Redis once more
                     if lease.is_last(one) and not lease.lost:
                         unreleased.append(LockUnavailable(str(away), lease.name, lease_left=lease.remaining()))
-                    one.give_up(error)
+                    one.leave_to_background(error)
                     continue
                 try:
                     free = (yield from one.end(error)) and free

@@ -1,10 +1,10 @@
 """The watchdog: one background thread per process that renews leases, confirms handoffs and notices losses.
 
-It only keeps time. What is to be sent goes through the dispatch, with timeouts of at most a sixth of the TTL, and what
-is to be told through the notifier: neither a slow Redis nor slow code of the site delays a renewal, or the news that a
-lease has ended.
+It keeps time, and gives back what was interrupted. What is to be sent goes through the dispatch, with timeouts of at
+most a sixth of the TTL, and what is to be told through the notifier: neither a slow Redis nor slow code of the site
+delays a renewal, or the news that a lease has ended.
 
-The module is long because all that it does to a lease happens under one mutex (R12), and is read in one go.
+The module is long because whether an answer still counts is decided under one mutex (R12), and is read in one go.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Watchdog:
         self.alarms: Notifier = Notifier()  # what is lost, and may have to be stopped: behind nothing else
         self._listen = listen
         self._lock = threading.RLock()  # a finalizer may run on this thread and close a generator that holds a lock
-        self._alarm = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._alone = False
         self._leases: dict[str, Lease] = {}  # by id
         self._used = False  # something was watched or planned since the thread went to sleep
@@ -68,7 +68,7 @@ class Watchdog:
         if not self._alone and sys.is_finalizing():
             # a finalizer of the site's, after all other threads were stopped: our own may have been stopped inside
             self._lock = threading.RLock()
-            self._alarm = threading.Condition(self._lock)
+            self._changed = threading.Condition(self._lock)
             self._alone = True
         return self._lock
 
@@ -80,7 +80,7 @@ class Watchdog:
         # as Lease.next_check() says, which would be one call more for each lock. Most are released before that
         lease.due = due = lease.since + min(CONFIRM_AFTER, (lease.ends - lease.since) / 3)
         self._leases[lease.id] = lease
-        self._used = True  # only now; and only then may this look how long the thread sleeps: see _sleep()
+        self._used = True  # after the lease is known, and before this looks how long the thread sleeps: see _sleep()
         if due < self._sleeps_until or not self.runs:
             with self._mutex:
                 self._wake_for(due)
@@ -142,15 +142,15 @@ class Watchdog:
                 with suppress(RuntimeError):  # no thread can be started now: the next one sends it, or the end
                     self._plan(now, task)
 
-    def wake_up(self) -> None:
+    def ensure_runs(self) -> None:
         """Be there to abandon what is interrupted from now on."""
         with self._mutex:
             self._start()
 
     def send_pending(self) -> None:
-        """Before the process ends, and its threads with it: what was not yet sent. Takes LAST_WORDS in all.
+        """Send what was not sent yet, before the process ends, and its threads with it. Takes LAST_WORDS (dispatch.py).
 
-        And what no coroutine will give back any more: some servers stop their event loop in the middle of requests.
+        It also releases what no coroutine will: some servers stop their event loop in the middle of requests.
         """
         self._abandon_interrupted()
         for stranded in [one for lease in self.leases() for one in lease.shares if one.stranded]:
@@ -170,7 +170,7 @@ class Watchdog:
 
     def _wake_for(self, due: float) -> None:
         if (self.runs or not self._start()) and due < self._sleeps_until:
-            self._alarm.notify_all()  # one that is about to end may wait as well
+            self._changed.notify_all()  # one that is about to end may wait as well
 
     def _start(self) -> bool:
         """Start the thread, unless it runs; return whether it was started."""
@@ -231,7 +231,7 @@ class Watchdog:
         """Rest, and wait until something is due; return that, or nothing where it is time to look around."""
         with self._mutex:
             if rests:
-                self._alarm.wait(TICK)  # all are looked at each time: nobody ends this rest, see _wake_for()
+                self._changed.wait(TICK)  # all are looked at each time: nobody ends this rest, see _wake_for()
             while self._thread is me and not self.interruptions:
                 self._sleeps_until = math.inf  # before this looks: a lease that it has not seen wakes it
                 planned: list[Task] = [*(lease for lease in self.leases() if lease.watched), *self._pending]
@@ -246,7 +246,7 @@ class Watchdog:
                 if used:  # locks in quick succession must not wake this thread each time: none is due sooner than that
                     until = min(until, now + CONFIRM_AFTER)
                 self._sleeps_until = until
-                told = self._alarm.wait(until - now)
+                told = self._changed.wait(until - now)
                 self._sleeps_until = -math.inf
                 if not told:
                     return []
@@ -320,7 +320,7 @@ class Watchdog:
                 self._note(task, outgoing, found)
             else:  # only then does it count
                 command = old.command("keep", answer[2] / 1000)
-                self._dispatch.send([Outgoing(Following(task, old, found), command, outgoing.due, outgoing.how)])
+                self._dispatch.send([Outgoing(Following(task, old, found), command, outgoing.stamp, outgoing.how)])
             return
         if isinstance(task, Following):
             if answer:
@@ -348,7 +348,7 @@ class Watchdog:
         if answer.state == calls.HELD:
             with self._mutex:
                 # not when it was released, or extended by its holder, while the answer was on its way
-                if lease.watched and lease.due == outgoing.due:
+                if lease.watched and lease.due == outgoing.stamp:
                     self.moved(lease, outgoing.how, lease.ttl, answer)
         elif lease.changing:
             with self._mutex:  # asked while it is being detached

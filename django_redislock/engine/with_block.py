@@ -165,7 +165,7 @@ async def _aleave(block: WithBlock, error: BaseException | None, kept: object) -
         else:
             await arun(block.lock._end(acquisition, error))
     except (LockError, CancelledError):
-        raise
+        raise  # cancelled: what was awaited has abandoned it
     except BaseException:  # interrupted, see _leave()
         if acquisition is not None:  # pragma: no branch (then there is nothing to interrupt)
             acquisition.abandon()

@@ -23,11 +23,12 @@ from .wire import Command
 # States of acquire. ALREADY: granted by an earlier call or a handoff, or adopted. REQUEUED: busy, and the waiter had
 # been dropped from the queue. FULL: busy, and the queue is full.
 BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, REQUEUED, FULL = range(7)
-# states of renew; ADOPTED: another acquisition with our token holds it. OLD_LOST, also of release: of old_key.py
+# states of renew. ADOPTED: another acquisition with our token holds it. OLD_LOST (of release as well): we hold it, but
+# not the key of old code, see old_key.py
 LOST, HELD, ADOPTED, OLD_LOST = range(4)
 # states of release
 NOT_HELD, RELEASED, DETACHED = range(3)
-# who releases it; see release.lua
+# on what grounds it is released; see release.lua
 HOLDER, BEARER, WITHDRAWAL = "", "bearer", "withdraw"
 
 # what to force-release; see force.lua
@@ -95,7 +96,7 @@ class AcquireReply(NamedTuple):
 
     state: int
     us: int  # server time, microseconds
-    number: int  # fence when granted, else ticket
+    number: int  # fence when granted, else ticket: as a rule, the time at which it was drawn, as ``us``
     left: float  # seconds of lease, of whoever holds the lock; or ENDLESS, FREE
     sent: float  # local monotonic time
     repeated: bool  # an earlier try may still arrive

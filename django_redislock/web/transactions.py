@@ -98,9 +98,9 @@ class LateRelease:
                 hide(one)
         for one in acquisition.acquisitions:
             if atomic == begun:
-                one.keep_for(keeper, abandon=True)
+                one.tie_to(keeper, abandon=True)
             else:
-                one.keep_for(request)
+                one.tie_to(request)
         _after_close(request, self.release)
 
     def ended(self, part: str, keeper: object) -> None:
