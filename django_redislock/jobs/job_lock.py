@@ -118,8 +118,7 @@ class JobLock:
         checked: Options = read_options(options, what, SectionOptions, beside=[*OPTIONS])
         if checked.adopt:
             raise ValueError(f"{what} takes no adopt: a job adopts its own lock by itself.")
-        self.from_enqueue: bool = lock_from == "enqueue"
-        self.busy: str = busy
+        self.from_enqueue, self.busy = lock_from == "enqueue", busy
         self.queued_ttl: float = seconds(queued_ttl, "queued_ttl")
         self.at_least: float = seconds(at_least, "at_least", least=0)
         if checked.limit is not None and self.from_enqueue:
@@ -239,7 +238,7 @@ class JobLock:
             return
         except LockError:
             pass  # it is gone already
-        self._run_once_more(lock, job)
+        self._run_once_more(lock, job, never_ran=True)
 
     # -- when it runs -------------------------------------------------------------------------------------------------
 
@@ -309,8 +308,7 @@ class JobLock:
         try:
             result = self._ran(body)
         except BaseException as error:
-            wait = job.comes_back_in(error)
-            if wait is not None:
+            if (wait := job.comes_back_in(error)) is not None:
                 running.keep_for_next(wait)
             raise
         finally:
@@ -333,13 +331,16 @@ class JobLock:
         log_event(INFO, "job-repeated", name=lock.name, job=job.id)
         return job.repeated()
 
-    def _run_once_more(self, lock: Lock, job: Job) -> None:
-        """Queue another run if one was asked for, which only one is told; or if nobody can tell."""
+    def _run_once_more(self, lock: Lock, job: Job, *, never_ran: bool = False) -> None:
+        """Queue another run if one was asked for, or if nobody can tell."""
         if self.busy != "merge":
             return
         _wait_for_release(lock)
+        asked = self._asked(lock)
         with suppress(LockUnavailable):
-            if not self._asked(lock).reset():
+            # that run forgets it when it begins: until then, a copy has to see it, if this worker is killed. Of a job
+            # that is revoked, it is forgotten at once, or it would come back each time
+            if not (asked.reset() if never_ran else asked.get()):
                 return
         before = _once_more.set(True)
         try:
