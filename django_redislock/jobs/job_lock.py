@@ -129,11 +129,10 @@ class JobLock:
         if is_async(function) and not awaits:  # nobody would await it before the lock is free
             raise TypeError(f"{what} cannot lock {function!r}: write a plain function that calls asyncio.run().")
         check_kind(function, checked, what, is_async=False)
-        self._function, self._signature, self._what = function, signature, what
+        self._function, self._signature, self._what, self._options = function, signature, what, options
         self._texts = CallTexts(name, checked.note)
         self._texts.check(function, signature)
         self._limit: int | None = options.pop("limit", None)
-        self._options: dict[str, Any] = options
         self._using, self._template = checked.using, checked.template
 
     def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None = None, **options: Any) -> Lock:
@@ -229,6 +228,9 @@ class JobLock:
             return  # permits do not wait in queues
         # it does not wait for whoever uses the lock, but for Redis, as long as RETRY_FOR says
         lock = self.make(args, kwargs, job.id, adopt=True, blocking=True, blocking_timeout=None)
+        with suppress(LockUnavailable):  # then the lock cannot be released either
+            if self.at_least and self._has_ended(job):
+                return  # this is a copy, and the lock is to stay
         try:
             if not lock.acquire():
                 return
@@ -238,7 +240,7 @@ class JobLock:
             return
         except LockError:
             pass  # it is gone already
-        self._run_once_more(lock, job, never_ran=True)
+        self._run_once_more(lock, job, self._asked(lock).reset)  # or it would come back as often as it is revoked
 
     # -- when it runs -------------------------------------------------------------------------------------------------
 
@@ -284,7 +286,8 @@ class JobLock:
                     return self._run_inside(job, running, body)
             finally:
                 if running is not None and not running.kept:
-                    self._run_once_more(lock, job)
+                    # the next run resets it: if this worker is killed before, a copy has to see it
+                    self._run_once_more(lock, job, self._asked(lock).get)
         except BaseException as error:
             if running is None and isinstance(error, (LockNotAcquired, LockUnavailable)):
                 raise _NotRun from error
@@ -331,16 +334,13 @@ class JobLock:
         log_event(INFO, "job-repeated", name=lock.name, job=job.id)
         return job.repeated()
 
-    def _run_once_more(self, lock: Lock, job: Job, *, never_ran: bool = False) -> None:
-        """Queue another run if one was asked for, or if nobody can tell."""
+    def _run_once_more(self, lock: Lock, job: Job, asked: Callable[[], int]) -> None:
+        """Queue another run if one was ``asked`` for, or if nobody can tell."""
         if self.busy != "merge":
             return
         _wait_for_release(lock)
-        asked = self._asked(lock)
         with suppress(LockUnavailable):
-            # that run forgets it when it begins: until then, a copy has to see it, if this worker is killed. Of a job
-            # that is revoked, it is forgotten at once, or it would come back each time
-            if not (asked.reset() if never_ran else asked.get()):
+            if not asked():
                 return
         before = _once_more.set(True)
         try:
@@ -360,8 +360,7 @@ class Running:
 
     def __init__(self, kind: JobLock, id: str, lock: Lock) -> None:
         self.kind, self.id, self.lock = kind, id, lock
-        self.kept = False  # the lock, for the next run
-        self.marked = False  # as ended
+        self.kept = self.marked = False  # the lock, for the next run; the job, as ended
 
     def keep_for_next(self, wait: float = 0.0, most: float = math.inf) -> None:
         """Leave the lock to the next run of the same job. See JobLock.enqueue()."""

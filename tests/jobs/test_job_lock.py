@@ -147,6 +147,13 @@ def test_a_copy_that_waits_for_the_end_leaves_the_lock_as_long_as_it_has_to_stay
     assert lease_of(NAME) > 200
 
 
+def test_a_copy_that_expires_after_the_end_leaves_the_lock_as_long_as_it_has_to_stay() -> None:
+    lock, job = make(at_least=300), Job()
+    assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
+    lock.release(job, (7,), {})
+    assert lease_of(NAME) > 200
+
+
 def test_it_comes_again_after_the_time_that_such_jobs_take() -> None:
     lock, job = make(busy="retry", template="slow"), Job()
     lock.run(Job("other-other-other-other"), (7,), {}, lambda: sleep(1.2))
