@@ -146,10 +146,9 @@ def test_a_handoff_by_a_replaced_master_that_wakes_up_is_ignored(
     assert all(future.result(30) for future in waiting)
 
 
-def test_replicas_acknowledge_grants_and_handoffs(own_cluster: Cluster, crowd: Any, queue: Queue) -> None:
+def test_replicas_acknowledge_grants_and_handoffs(own_cluster: Cluster, me: Any, you: Any, queue: Queue) -> None:
     first = own_cluster.masters()[0]
     (name,), (replica,) = names_on(own_cluster, first), own_cluster.replicas_of(first)
-    me, you = crowd(), crowd()
     lock, following, plain = Lock(name, replicas=1), Lock(name, replicas=1), Lock(name)
     with use(own_cluster, REPLICAS=2), pytest.raises(LockUnavailable, match="1 of 2 replicas"):
         Lock(name).acquire()

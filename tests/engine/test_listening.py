@@ -427,11 +427,10 @@ def test_the_number_of_attempts_is_the_number_of_calls_and_no_delay_follows_the_
 
 
 @pytest.mark.complete
-def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(crowd: Crowd, client: redis.Redis) -> None:
+def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(me: Any, client: redis.Redis) -> None:
     def impatient(seconds: float) -> Lock:
         return Lock(NAME, poll=True, backoff=ConstantBackoff(600), blocking_timeout=seconds)
 
-    me = crowd()
     with Lock(NAME):
         with pytest.raises(LockNotAcquired) as caught:
             me(impatient(2), "enter")

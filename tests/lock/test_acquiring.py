@@ -24,8 +24,7 @@ from .conftest import Block, until_told
 FAILING = (ZeroDivisionError, ZeroDivisionError(), None)
 
 
-def test_a_free_lock_is_acquired_at_once_and_by_nobody_else(crowd: Crowd, using: str) -> None:
-    me, you = crowd(), crowd()
+def test_a_free_lock_is_acquired_at_once_and_by_nobody_else(me: Any, you: Any, using: str) -> None:
     assert me(Lock(NAME, using=using), "acquire") is True
     for once in ({"blocking": False}, {"blocking_timeout": 0}):
         assert you(Lock(NAME, using=using, **once), "acquire") is False
@@ -46,11 +45,10 @@ def test_a_free_lock_is_acquired_at_once_and_by_nobody_else(crowd: Crowd, using:
     ],
 )
 def test_a_bounded_wait_ends_in_time_and_leaves_the_queue(
-    crowd: Crowd, using: str, made: dict[str, Any], asked: dict[str, Any], least: float, settings: Any
+    me: Any, you: Any, using: str, made: dict[str, Any], asked: dict[str, Any], least: float, settings: Any
 ) -> None:
     """The arguments of acquire() override those of the constructor, and those the setting."""
     settings.REDISLOCK = {"BLOCKING_TIMEOUT": 0.1}
-    me, you = crowd(), crowd()
     me(Lock(NAME, using=using), "acquire")
     begin = monotonic()
     assert you(Lock(NAME, using=using, **made), "acquire", **asked) is False
@@ -96,9 +94,8 @@ def test_what_a_signal_handler_raises_ends_a_wait_and_leaves_no_place_in_the_que
     assert worker.expect("acquired") == ["True"]
 
 
-def test_each_acquisition_has_a_token_and_a_higher_fence_of_its_own(crowd: Crowd, client: redis.Redis) -> None:
+def test_each_acquisition_has_a_token_and_a_higher_fence_of_its_own(me: Any, you: Any, client: redis.Redis) -> None:
     """Across names, people, and a Redis that forgets everything."""
-    me, you = crowd(), crowd()
     seen: list[tuple[str, int]] = []
     for _ in range(5):
         for who, name in ((me, NAME), (me, "order:43"), (you, NAME)):
@@ -120,9 +117,8 @@ def test_a_lock_keeps_the_ttl_that_it_was_acquired_with(settings: Any) -> None:
     assert lock.ttl == 30
 
 
-def test_a_token_can_be_given_to_the_constructor_or_to_acquire(crowd: Crowd, client: redis.Redis) -> None:
+def test_a_token_can_be_given_to_the_constructor_or_to_acquire(me: Any, client: redis.Redis) -> None:
     assert FairLock is Lock
-    me = crowd()
     for lock, given in ((Lock(NAME, token=TOKEN), {}), (Lock(NAME), {"token": TOKEN})):
         assert repr(lock) == f"<Lock {NAME!r}>"
         me(lock, "acquire", **given)

@@ -79,9 +79,8 @@ def test_the_bearer_of_a_token_may_release_the_lock_and_adopts_it_before_extendi
 
 
 def test_a_lock_that_was_entered_several_times_is_detached_for_all_of_them_and_their_blocks_leave_it(
-    crowd: Crowd, using: str
+    me: Any, you: Any, using: str
 ) -> None:
-    me, you = crowd(), crowd()
     outer, inner = (Lock(NAME, ttl=600, reentrant=True, using=using) for _ in range(2))
     for lock in (outer, inner):
         me(lock, "enter")
@@ -201,8 +200,7 @@ def test_a_lock_that_is_gone_is_lost_for_one_who_only_adopts(since: str, crowd: 
     assert (get_lock(NAME, using=using) is not None) == busy
 
 
-def test_a_lock_that_is_still_in_use_is_busy(crowd: Crowd, using: str) -> None:
-    me, you = crowd(), crowd()
+def test_a_lock_that_is_still_in_use_is_busy(me: Any, you: Any, using: str) -> None:
     held = Lock(NAME, token=TOKEN, using=using)
     me(held, "acquire")
     assert you(adopter(TOKEN, using=using), "acquire", blocking_timeout=GENEROUS) is False
@@ -223,10 +221,9 @@ def test_without_a_token_nothing_is_adopted_or_sent(crowd: Crowd) -> None:
 
 
 def test_an_adoption_whose_caller_never_learned_of_it_is_left_to_the_next_one_with_the_token(
-    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], client: redis.Redis
+    me: Any, you: Any, network: Proxy, retry_for: Callable[[float], None], client: redis.Redis
 ) -> None:
     retry_for(0.1)
-    me, you = crowd(), crowd()
     token = left(me, ttl=600)
     lost = network.lose_answer(token, times=1000)
     with pytest.raises(LockUnavailable):

@@ -100,11 +100,10 @@ def test_extending_a_lost_lease_raises_lock_lost(
 )
 def test_a_lease_that_redis_may_have_shortened_is_lost_before_anybody_else_gets_the_lock(
     method: str, options: dict[str, Any], auto_renew: bool, seconds: float, retried: float,
-    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None],
+    me: Any, you: Any, network: Proxy, retry_for: Callable[[float], None],
 ) -> None:  # fmt: skip
     retry_for(retried)
     losses: list[LockLost] = []
-    me, you = crowd(), crowd()
     lock = Lock(NAME, ttl=600, auto_renew=auto_renew, using="far", on_lost=losses.append)
     me(lock, "acquire")
     lost = network.lose_answer("detach" if method == "detach" else "\r\nset\r\n", times=1000)
@@ -163,9 +162,8 @@ def noticed(heard: Heard) -> bool:
 @pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
 @pytest.mark.complete
 def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
-    take: Callable[[Any], Any], crowd: Crowd, client: redis.Redis, heard: Heard
+    take: Callable[[Any], Any], me: Any, client: redis.Redis, heard: Heard
 ) -> None:
-    me = crowd()
     lock = take(me)
     me(lock, "extend", FAR, replace_ttl=True)
     before = count(client, "evalsha")

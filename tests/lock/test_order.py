@@ -248,11 +248,10 @@ def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
 
 @pytest.mark.complete
 def test_when_redis_hangs_the_waiters_of_a_process_give_up_together(
-    crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch
+    me: Any, crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them looks, and the others do not wait to find out by themselves, one after the other."""
     limit(monkeypatch, look_every=0.2, sit_out=3)
-    me = crowd()
     with caches(alias(DJANGO_REDIS, own.url, socket_timeout=1)):
         me(Lock(NAME, ttl=300), "acquire")
         waiting = [crowd().start(Lock(NAME), "acquire") for _ in range(15)]

@@ -138,8 +138,7 @@ def test_a_long_wait_is_logged_once_with_the_holder_unless_it_is_on_purpose(
     assert caplog.text.count("still-waiting") == 2
 
 
-def test_lock_not_acquired_says_how_long_it_was_tried_and_how_long_the_lock_is_still_busy(crowd: Crowd) -> None:
-    me, you = crowd(), crowd()
+def test_lock_not_acquired_says_how_long_it_was_tried_and_how_long_the_lock_is_still_busy(me: Any, you: Any) -> None:
     me(Lock(NAME, ttl=100), "acquire")
     text = rf"^Could not acquire the lock '{NAME}' "
     with pytest.raises(LockNotAcquired, match=rf"{text}at once: held by \S+ .*\.$") as caught:

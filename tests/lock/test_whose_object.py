@@ -227,8 +227,7 @@ def test_a_lost_lock_is_not_entered_again_or_refused_but_acquired_anew(
     assert holder(client) == ""
 
 
-def test_whoever_has_lost_many_locks_goes_on_with_new_ones(crowd: Crowd) -> None:
-    me = crowd()
+def test_whoever_has_lost_many_locks_goes_on_with_new_ones(me: Any) -> None:
     for ttl in (0.5, 600):  # it waits for its own lock, as that ends by itself
         locks = [Lock(f"seat:{number}", ttl=ttl, auto_renew=False) for number in range(60)]
         for lock in locks:

@@ -54,8 +54,7 @@ def test_names_are_acquired_once_each_in_the_order_of_their_bytes(me: Any, heard
 
 
 @pytest.mark.parametrize("options", [{"blocking": False}, {"blocking_timeout": 0.05}, {"poll": True}])
-def test_where_one_is_busy_none_is_held(options: Any, crowd: Crowd, client: redis.Redis) -> None:
-    me, you = crowd(), crowd()
+def test_where_one_is_busy_none_is_held(options: Any, me: Any, you: Any, client: redis.Redis) -> None:
     you(Lock(B), "acquire")
     options = {"blocking_timeout": 0.05, **options}
     locks, block = LockSet(A, B, C, **options), Block(LockSet(A, B, C, **options), never)
@@ -170,8 +169,7 @@ def test_when_one_is_lost_all_count_as_lost_and_it_is_told_once(me: Any, client:
         me(locks, "release")
 
 
-def test_one_that_is_lost_while_it_waits_for_the_next_is_an_error(crowd: Crowd, client: redis.Redis) -> None:
-    me, you = crowd(), crowd()
+def test_one_that_is_lost_while_it_waits_for_the_next_is_an_error(me: Any, you: Any, client: redis.Redis) -> None:
     you(Lock(B), "acquire")
     locks = LockSet(A, B)
     waiting = me.start(locks, "acquire")

@@ -359,9 +359,8 @@ def test_settings_know_it_by_its_name_among_those_of_locks(settings: Any) -> Non
             Semaphore(NAME, limit=1).__enter__()
 
 
-def test_a_view_too_many_gets_429(crowd: Crowd, settings: Any, tmp_path: Any) -> None:
+def test_a_view_too_many_gets_429(me: Any, you: Any, crowd: Crowd, settings: Any, tmp_path: Any) -> None:
     settings.ROOT_URLCONF = pages = Pages(awaits=crowd.awaits)
-    me, you = crowd(), crowd()
     inside, go_on = threading.Event(), threading.Event()
 
     def body(request: Any, pk: int) -> Generator[None, None, str]:

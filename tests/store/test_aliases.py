@@ -326,8 +326,7 @@ def test_what_asks_for_replicas_works(crowd: Crowd, settings: Any) -> None:
 
 @in_memory
 @KINDS
-def test_each_alias_has_a_server_of_its_own(crowd: Crowd, settings: Any) -> None:
-    me, you = crowd(), crowd()
+def test_each_alias_has_a_server_of_its_own(me: Any, you: Any, settings: Any) -> None:
     me(Lock(NAME), "acquire")
     assert me(Lock(NAME, using="default"), "locked")
     assert not me(Lock(NAME, using="second"), "locked")

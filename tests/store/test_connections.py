@@ -201,10 +201,9 @@ def test_an_answer_is_waited_for_no_longer_than_the_time_that_is_left_and_given_
     [("killed", -1.0), ("killed", 1000.0), ("unasked", -1.0), ("closed", -1.0), ("reset", -1.0), ("reset", 1000.0)],
 )
 def test_a_connection_that_is_not_as_we_left_it_is_replaced(
-    how: str, look_after: float, one: None, crowd: Crowd, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    how: str, look_after: float, one: None, me: Any, crowd: Crowd, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, check_idle_threads=look_after, check_idle_loops=look_after)
-    me = crowd()
     for _ in range(2):
         assert not me(Lock("a"), "locked")
         if how == "killed":

@@ -66,8 +66,7 @@ def test_a_key_of_another_type_is_an_error_that_names_it_and_says_what_it_is(
         CALLS[call][0](me)
 
 
-def test_so_are_the_waiters_of_a_held_lock_and_other_locks_go_on(crowd: Crowd, client: redis.Redis) -> None:
-    me = crowd()
+def test_so_are_the_waiters_of_a_held_lock_and_other_locks_go_on(me: Any, crowd: Crowd, client: redis.Redis) -> None:
     me(Lock(NAME), "acquire")
     with named(client, f"waiters:{NAME}"):
         crowd()(Lock(NAME), "acquire", blocking_timeout=5)

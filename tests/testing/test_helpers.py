@@ -199,8 +199,7 @@ def test_the_mixin_covers_set_up_and_clean_up() -> None:
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
-def test_what_somebody_else_holds_is_busy_until_the_block_ends(crowd: Crowd, heard: list[Any]) -> None:
-    me = crowd()
+def test_what_somebody_else_holds_is_busy_until_the_block_ends(me: Any, heard: list[Any]) -> None:
     with hold("waited-for"):
         got = me.start(Lock("waited-for", blocking_timeout=GENEROUS), "acquire")
         until(lambda: get_lock("waited-for").waiters)  # type: ignore[union-attr]

@@ -56,9 +56,8 @@ def plain(method: str = "GET") -> HttpRequest:
     return RequestFactory().generic(method, "/")
 
 
-def test_a_view_runs_under_the_lock_of_its_url_however_long(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
+def test_a_view_runs_under_the_lock_of_its_url_however_long(me: Any, pages: Pages, client: redis.Redis) -> None:
     pages.add("order/<str:pk>/", "order:{pk}", lambda request, pk: lock_names(client))
-    me = crowd()
     assert me(pages, "get", "/order/4:2/").content == b"order:4%3A2"
     one, other = (me(pages, "get", f"/order/{'x' * 600}{end}/").content.decode() for end in "ab")
     assert one.startswith("order:xxx")
@@ -445,7 +444,7 @@ def test_views_of_rest_framework_respond_in_json() -> None:
             assert "Accept" in response.headers["Vary"]
 
 
-def test_it_says_for_how_long_such_views_usually_hold_the_lock_or_it_is_suspended(crowd: Crowd, pages: Pages) -> None:
+def test_it_says_for_how_long_such_views_usually_hold_the_lock_or_it_is_suspended(me: Any, pages: Pages) -> None:
     def body(request: HttpRequest, pk: int, seconds: str) -> Generator[None, None, str]:
         end = monotonic() + float(seconds)
         while monotonic() < end:
@@ -458,7 +457,6 @@ def test_it_says_for_how_long_such_views_usually_hold_the_lock_or_it_is_suspende
         with hold("slow:0"):
             return int(me(pages, "get", "/0/0/").headers["Retry-After"])
 
-    me = crowd()
     pages.add("<int:pk>/<str:seconds>/", "slow:{pk}", body, template=token_hex())
     assert (held_for(), held_for(1.01) >= 2) == (1, True)  # whole seconds
     with override_settings(REDISLOCK={"VIEW_MAX_RETRY_AFTER": 1}):
@@ -535,10 +533,9 @@ def test_a_conflict_is_answered_though_redis_does_not_say_who_it_is(busy: Busy, 
     assert (response.status_code, response.content) == (409, b"None")
 
 
-def test_the_view_never_runs_while_redis_is_away(crowd: Crowd, pages: Pages, own: RedisServer, settings: Any) -> None:
+def test_the_view_never_runs_while_redis_is_away(me: Any, pages: Pages, own: RedisServer, settings: Any) -> None:
     pages.add("order/", "order", never)
     own.stop()
-    me = crowd()
     with pytest.raises(LockUnavailable) as caught:
         me(pages, "get", "/order/")
     assert caught.value.name == "order"

@@ -302,7 +302,7 @@ def test_an_inner_view_does_not_release_the_lock_of_the_outer_one(response: Any,
 @pytest.mark.usefixtures("account")
 @pytest.mark.parametrize("late", [False, True])
 def test_a_finished_view_responds_even_if_its_release_fails_and_that_is_sent_again(
-    late: bool, crowd: Crowd, pages: Pages, own: RedisServer, retry_for: Any, caplog: pytest.LogCaptureFixture
+    late: bool, me: Any, crowd: Crowd, pages: Pages, own: RedisServer, retry_for: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     retry_for(0.1)
 
@@ -310,7 +310,6 @@ def test_a_finished_view_responds_even_if_its_release_fails_and_that_is_sent_aga
         own.stop()
         return "paid"
 
-    me = crowd()
     pages.add("pay/", "order", pay)
     if late and not crowd.awaits:  # coroutines have no transactions
         pages.urlpatterns[0].callback = transaction.atomic(pages.urlpatterns[0].callback)
