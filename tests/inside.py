@@ -677,12 +677,6 @@ def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(connection.disconnect())
 
 
-def wait_for_connections() -> int:
-    """How many coroutines of the running event loop wait for a connection."""
-    connections = get_partition().store.connections_in(asyncio.get_running_loop())
-    return 0 if connections is None else sum(map(len, connections._queues))
-
-
 def drop_idle_here() -> None:
     connections = get_partition().store.threads if asyncio._get_running_loop() is None else _connections()
     connections.drop_idle()

@@ -22,7 +22,7 @@ from django.core.management import call_command
 from django_redislock import Lock, LockStatus, list_locks
 from django_redislock.cache import RedisCache
 from redisserver import RedisServer
-from tests.helpers.actors import Crowd
+from tests.helpers.actors import Crowd, auntil
 from tests.helpers.processes import ROOT
 
 BACKEND = "django_redislock.cache.RedisCache"
@@ -206,6 +206,5 @@ async def test_a_coroutine_that_tries_again_without_a_pause_lets_others_go_on(se
         pytest.fail("nobody else had a turn")
 
     holder = asyncio.create_task(hold())
-    while not await held.alocked():
-        await asyncio.sleep(0.001)
+    await auntil(held.alocked)
     await asyncio.gather(holder, insist())

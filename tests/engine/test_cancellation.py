@@ -112,7 +112,7 @@ async def test_a_coroutine_interrupted_while_it_waits_for_a_connection_takes_non
         at += 1
         lock, late = Lock(NAME, ttl=TTL), network.hold_answer("occupied")
         waiting = asyncio.create_task(lives_on(lock, before, occupy, interrupted(operation(lock), at, moment), keeps))
-        await auntil_done_or(waiting, inside.wait_for_connections)
+        await auntil_done_or(waiting, lambda: inside.watch_connections()()[1])
         late.let_go()
         over = await waiting
         await occupied.pop()

@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import Any
 
@@ -21,7 +21,7 @@ from django.test import RequestFactory
 from django_redislock import Lock, LockLost, LockSet, locked, locked_view
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, until
+from tests.helpers.actors import GENEROUS, auntil, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import proxy
 from tests.helpers.servers import lock_names
@@ -193,6 +193,21 @@ def test_a_lock_is_held_where_the_interpreter_ends(
     assert bool(holder(client)) == (where == "generator")
 
 
+@contextmanager
+def stopped_in(*running: Coroutine[Any, Any, Any]) -> Iterator[Callable[..., Any]]:
+    """An event loop that runs these until something is so, and stops there; they are cancelled after the block."""
+    loop = asyncio.new_event_loop()
+    tasks = [loop.create_task(each) for each in running]
+    try:
+        yield lambda condition: loop.run_until_complete(auntil(condition))
+    finally:
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
 def test_where_an_event_loop_was_stopped_in_the_middle_the_end_of_the_process_gives_back_the_locks_of_blocks(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,47 +224,25 @@ def test_where_an_event_loop_was_stopped_in_the_middle_the_end_of_the_process_gi
     async def view(request: HttpRequest) -> Any:
         await asyncio.sleep(600)
 
-    async def all_held() -> None:
-        while len(lock_names(client)) < 6 or queued(client) < 1:
-            await asyncio.sleep(0.001)
-
     inside.become_another_process(monkeypatch)
-    loop, kept, request = asyncio.new_event_loop(), Lock("kept", ttl=600), RequestFactory().get("/")
+    kept, request = Lock("kept", ttl=600), RequestFactory().get("/")
     blocks = block(Lock(NAME, ttl=600)), block(Lock(NAME)), block(LockSet("a", "b", ttl=600)), function()
-    tasks = [loop.create_task(each) for each in (*blocks, locked_view("view", ttl=600)(view)(request), kept.aacquire())]
-    try:
-        loop.run_until_complete(asyncio.wait_for(all_held(), GENEROUS))
+    with stopped_in(*blocks, locked_view("view", ttl=600)(view)(request), kept.aacquire()) as run_until:
+        run_until(lambda: len(lock_names(client)) == 6 and queued(client))
         inside.end_process()
         assert lock_names(client) == ["kept"]
-    finally:
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
 
 
 def test_where_no_thread_can_be_started_the_end_of_the_process_still_leaves_the_queues(
     other: Any, client: redis.Redis, no_threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def until_it_is_queued() -> None:
-        while not queued(client):
-            await asyncio.sleep(0.001)
-
     other()(Lock(NAME).acquire)
     inside.become_another_process(monkeypatch)
     no_threads(True)
-    loop = asyncio.new_event_loop()
-    waiting = loop.create_task(Lock(NAME).aacquire())
-    try:
-        loop.run_until_complete(asyncio.wait_for(until_it_is_queued(), GENEROUS))
+    with stopped_in(Lock(NAME).aacquire()) as run_until:
+        run_until(lambda: queued(client))
         inside.end_process()
         assert not queued(client)
-    finally:
-        waiting.cancel()
-        loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
 
 
 def test_nobody_waits_for_a_thread_that_was_stopped_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:

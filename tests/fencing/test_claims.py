@@ -18,6 +18,7 @@ from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models.signals import pre_delete
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -399,20 +400,14 @@ def claim_long_ago(*names: str) -> None:
 def test_prune_deletes_old_rows_in_one_statement_and_none_that_is_younger_than_a_day(account: Account) -> None:
     claim_long_ago("a", "b")
     claim_now("c")
-    said: list[str] = []
-
-    def note(execute: Any, sql: str, *more: Any) -> Any:
-        said.append(sql)
-        return execute(sql, *more)
-
     pre_delete.connect(receiver := Mock())  # for which Django would read the rows first
     try:
         assert prune(MONTH, dry_run=True) == (2, 1)
-        with connections["default"].execute_wrapper(note):
+        with CaptureQueriesContext(connections["default"]) as said:
             assert prune(MONTH) == (2, 1)
     finally:
         pre_delete.disconnect(receiver)
-    assert said[0].startswith("DELETE")
+    assert said[0]["sql"].startswith("DELETE")
     assert claimed() == ["c"]
     claim_now("a")
     with pytest.raises(
@@ -670,16 +665,10 @@ def test_a_claim_waits_as_long_as_the_setting_says_or_else_the_database(
     late = other()
     late(transaction.atomic().__enter__)
     late(account.book)
-    said: list[str] = []
-
-    def note(execute: Any, sql: str, *more: Any) -> Any:
-        said.append(sql)
-        return execute(sql, *more)
-
     refused = pytest.raises(LockUnavailable, match=r"on the database 'default', which says 'database is locked'\. ")
-    with connections["default"].execute_wrapper(note), refused:
+    with CaptureQueriesContext(connections["default"]) as said, refused:
         locked_atomic(NAME, fenced=True)(account.book)()
-    assert ("PRAGMA busy_timeout = 50" in said) == (setting is not None)
+    assert ("PRAGMA busy_timeout = 50" in [query["sql"] for query in said]) == (setting is not None)
     late(connections.close_all)
 
 

@@ -22,7 +22,7 @@ from django_redislock import (
     LockUnavailable,
     force_release,
 )
-from redisserver import RedisServer, redis_server
+from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, auntil, until
 from tests.helpers.cancelling import Interrupted, add_gates
 from tests.helpers.pools import POOL, TTL, Held, Wait, audit, got, in_line, leftovers, lock_of
@@ -248,27 +248,28 @@ def test_a_checkout_and_a_release_whose_answers_were_lost_or_that_are_repeated_l
 
 
 @pytest.mark.complete
-def test_who_confirms_too_late_what_it_was_handed_still_wants_any(own: RedisServer, crowd: Crowd) -> None:
+@pytest.mark.usefixtures("replica")
+def test_who_confirms_too_late_what_it_was_handed_still_wants_any(own: RedisServer, me: Any) -> None:
     """With ``replicas``, a handoff counts when it is confirmed."""
-    with redis_server() as replica, replica.client() as follower, own.client() as client, proxy(own.port) as network:
-        follower.replicaof("127.0.0.1", own.port)
-        until(lambda: follower.info("replication")["master_link_status"] == "up")
-        with caches(alias(DJANGO, own.url), far=alias(DJANGO, network.url)):
-            me, accounts = crowd(), LockPool(POOL)
-            accounts.assign(["alice", "bob"])
-            first, second = accounts.acquire(ttl=600), accounts.acquire(ttl=600)
-            waiting = me.start(LockPool(POOL, using="far"), "acquire", ttl=2, replicas=1)
-            until(lambda: in_line(client))
-            late = network.hold_request("confirm")
-            first.release()
-            assert late.caught.wait(GENEROUS)
-            third = accounts.acquire(ttl=600, blocking_timeout=GENEROUS)
-            assert third.key == first.key
-            late.let_go()
-            until(lambda: in_line(client))
-            second.release()
-            assert waiting.result(GENEROUS).key == second.key
-            third.release()
+    with (
+        own.client() as client, proxy(own.port) as network,
+        caches(alias(DJANGO, own.url), far=alias(DJANGO, network.url)),
+    ):  # fmt: skip
+        accounts = LockPool(POOL)
+        accounts.assign(["alice", "bob"])
+        first, second = accounts.acquire(ttl=600), accounts.acquire(ttl=600)
+        waiting = me.start(LockPool(POOL, using="far"), "acquire", ttl=2, replicas=1)
+        until(lambda: in_line(client))
+        late = network.hold_request("confirm")
+        first.release()
+        assert late.caught.wait(GENEROUS)
+        third = accounts.acquire(ttl=600, blocking_timeout=GENEROUS)
+        assert third.key == first.key
+        late.let_go()
+        until(lambda: in_line(client))
+        second.release()
+        assert waiting.result(GENEROUS).key == second.key
+        third.release()
 
 
 # each change is a word that its request contains

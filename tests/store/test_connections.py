@@ -449,8 +449,7 @@ def test_an_event_loop_that_is_dropped_without_being_closed_is_collected_and_its
 
     async def fail() -> None:
         holding = asyncio.create_task(hold())
-        while not await Lock(NAME).alocked():
-            await asyncio.sleep(0.01)
+        await auntil(Lock(NAME).alocked)
         raise ValueError(holding)
 
     def drop() -> "weakref.ref[asyncio.AbstractEventLoop]":

@@ -18,7 +18,7 @@ from django.test import override_settings
 from django_redislock import Lock, LockUnavailable
 from redisserver import RedisServer, redis_server
 from tests.helpers import state
-from tests.helpers.actors import Crowd, until
+from tests.helpers.actors import Crowd, auntil, until
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import proxy
 from tests.helpers.ways import (
@@ -213,14 +213,9 @@ def test_tasks_of_a_closed_loop_end_silently(own: RedisServer, caplog: pytest.Lo
         loop = asyncio.new_event_loop()
         loop.run_until_complete(ause(1))
         counts = watch_connections()
-
-        async def until_all_wait() -> None:
-            while counts() != (3, 2):
-                await asyncio.sleep(0.001)
-
         with stopped(own):
             tasks = [loop.create_task(Lock(f"a:{number}").aacquire()) for number in range(5)]
-            loop.run_until_complete(until_all_wait())
+            loop.run_until_complete(auntil(lambda: counts() == (3, 2)))
             loop.close()
             for task in tasks:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
