@@ -1086,11 +1086,6 @@ def guard_programs_by(shell: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("django_redislock.cli.run.SHELL", shell)
 
 
-def inherit(lock: Lock) -> None:
-    """This lock is now one that the parent of a forked child holds."""
-    lease_of(lock).pid -= 1
-
-
 def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
     """When an outage of so many seconds is logged that is met each second."""
     patch.setattr(pace, "monotonic", lambda: 0.0)

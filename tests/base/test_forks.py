@@ -31,6 +31,8 @@ def in_child(look: Callable[[], bool]) -> bool:
 def is_free_of_its_parent(lock: Lock, channel: str) -> bool:
     with pytest.raises(LockNotOwned):
         lock.check()
+    with pytest.raises(LockNotOwned, match="Cannot release"):  # as a block that it leaves
+        lock.__exit__(None, None, None)
     with Lock("b") as mine:
         excludes = mine.owned() and not Lock(lock.name).acquire(blocking=False) and len(list_locks("[ab]")) == 2
     return excludes and (lock.token, lock.remaining()) == (None, 0) and own_channel() != channel

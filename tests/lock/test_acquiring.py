@@ -17,7 +17,7 @@ from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
 from tests.helpers.ways import DJANGO_REDIS, alias, caches, stopped
-from tests.inside import inherit, limit
+from tests.inside import limit
 
 from .conftest import Block, until_told
 
@@ -138,13 +138,6 @@ def test_what_is_not_the_whole_token_releases_nothing(forged: str, crowd: Crowd,
         you(forgery, "release")
     assert not you(forgery, "owned")
     assert me(lock, "owned")
-
-
-def test_a_child_that_was_forked_inside_a_block_does_not_release_its_lock(client: redis.Redis) -> None:
-    lock = Lock(NAME)
-    with pytest.raises(LockNotOwned, match="Cannot release"), lock:
-        inherit(lock)
-    assert holder(client)
 
 
 def test_an_exception_in_the_block_matters_more_than_the_loss(
