@@ -3,7 +3,6 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from functools import wraps
@@ -173,26 +172,6 @@ def test_all_methods_but_options_lock_unless_some_are_named(crowd: Crowd, pages:
         you(lock, "release")
 
 
-def test_a_second_request_waits_if_told(crowd: Crowd, pages: Pages, client: Any) -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    def body(request: HttpRequest) -> Generator[None, None, Any]:
-        inside.set()
-        while not go_on.is_set():
-            yield
-        return lock_names(client)
-
-    pages.add("slow/", "slow", body, blocking_timeout=GENEROUS)
-    responses = [crowd().start(pages, "get", "/slow/")]
-    assert inside.wait(GENEROUS)
-    responses.append(crowd().start(pages, "get", "/slow/"))
-    until(lambda: queued(client, "slow"))
-    go_on.set()
-    for response in (each.result(GENEROUS) for each in responses):
-        assert (response.status_code, response.content) == (200, b"slow")
-    assert lock_names(client) == []
-
-
 documented: dict[str, Any] = {}
 exec(blocks(page("views"))[1], documented)
 middleware = documented["one_request_per_session"]
@@ -222,10 +201,14 @@ def test_the_documented_middleware_guards_the_session(other: Any, gate: site.Gat
     assert [each.result(GENEROUS) for each in visits] == [b"2", b"3"]
 
 
-@pytest.mark.parametrize("options", [{"blocking": True}, {"poll": True, "attempts": 1000}])
-def test_an_option_that_says_how_to_wait_waits(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"blocking_timeout": GENEROUS}, {"blocking": True}, {"poll": True, "attempts": 999}]
+)
+def test_an_option_that_says_how_to_wait_waits(options: Any, me: Any, pages: Pages, client: redis.Redis) -> None:
+    pages.add("order/", "order", lambda request: lock_names(client), **options)
     with hold("order", ttl=0.3):
-        assert locked_view("order", **options)(respond)(plain()).content == b"order"
+        assert me(pages, "get", "/order/").content == b"order"
+    assert lock_names(client) == []
 
 
 Private: Any = new_class("Private", (LoginRequiredMixin, Page), {})
