@@ -68,6 +68,7 @@ def test_what_is_no_name_is_refused_with_a_short_error_that_says_what_it_was_to_
         (["50%", "{tag}"], "50%25:%7Btag%7D"),
         (["a b\tc\nd\u00a0\x7f"], "a%20b%09c%0Ad%C2%A0%7F"),
         (["a\ud800b"], "a%ED%A0%80b"),
+        (["\x00\x1b\x85\u2028"], "%00%1B%C2%85%E2%80%A8"),
         (["größe", "鍵"], "größe:鍵"),
         (["", "a"], ":a"),
     ],
@@ -314,6 +315,7 @@ class Odd:
         (Half.ONE, "0.5"),
         (enumerated("a"), "a"),
         (Odd(), "as%20str"),
+        (b"a b", "b'a%20b'"),
     ],
     ids=lambda value: type(value).__name__,
 )
