@@ -143,14 +143,6 @@ def test_any_key_can_be_locked(use: Use, key: object) -> None:
         assert not lock_of("default", "other", version=version).locked()
 
 
-def test_the_lock_of_a_redis_py_client_excludes_none_of_ours(use: Use) -> None:
-    use()
-    theirs = django_redis.get_redis_connection("default").lock("x", timeout=5)
-    assert isinstance(theirs, redis.lock.Lock)
-    assert theirs.acquire()
-    assert lock_of("default", "x", timeout=5).acquire(blocking=False)
-
-
 class Own(fakeredis.FakeRedisConnection):
     """A site's own, on a server that all its tests share, say."""
 
