@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from django.core.cache import caches
 from django.core.signals import setting_changed
 from django.test import TestCase
 
-from django_redislock import lock_acquired, lock_force_released, lock_lost, lock_released
+from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
 from redisserver import NoServerError, RedisServer, find_server, redis_server
 from tests.helpers.actors import Crowd, Ghost, Other, until
 from tests.helpers.databases import Account, Commits, mariadb_server, one_database, postgres_server, sqlite_file
@@ -24,7 +25,7 @@ from tests.helpers.docs import Undocumented
 from tests.helpers.jobs import Program
 from tests.helpers.processes import Worker, left_out
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import endless, trips, two_aliases  # noqa: F401 (fixtures)
+from tests.helpers.state import endless, trips, two_aliases, waiters  # noqa: F401 (fixtures)
 from tests.helpers.ways import certificate, guarded, sentinels, tls_port  # noqa: F401 (fixtures)
 from tests.inside import hears, let_go, limit, listen, note_loops
 
@@ -207,6 +208,20 @@ def me(crowd: Crowd) -> Any:
 @pytest.fixture
 def you(crowd: Crowd) -> Any:
     return crowd()
+
+
+@pytest.fixture
+def queue(other: Callable[[], Other]) -> Callable[..., Future[bool]]:
+    """Let somebody (a thread, if it is not said who) wait for a lock; return their future."""
+
+    def queue(lock: Lock, who: Any = None, **options: Any) -> Future[bool]:
+        before = waiters(lock.name, lock.using)
+        start = partial(other().start, lock.acquire) if who is None else partial(who.start, lock, "acquire")
+        waiting: Future[bool] = start(**options)
+        until(lambda: waiters(lock.name, lock.using) > before)
+        return waiting
+
+    return queue
 
 
 @pytest.fixture

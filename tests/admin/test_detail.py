@@ -28,7 +28,7 @@ from tests.admin.pages import LIST, names, select, told, url
 from tests.helpers.actors import GENEROUS, until
 from tests.helpers.processes import ROOT
 from tests.helpers.state import holder, put
-from tests.inside import PREFIX, limit
+from tests.inside import limit
 from tests.lock.conftest import receiving
 
 pytestmark = pytest.mark.django_db
@@ -64,11 +64,9 @@ def test_whatever_its_name_a_lock_has_its_pages(name: str, admin: Client, client
     assert not holder(client, name)
 
 
-def test_notes_are_shown_escaped_and_tokens_never(admin: Client, client: Any, other: Any) -> None:
-    thread = other()
+def test_notes_are_shown_escaped_and_tokens_never(admin: Client, queue: Any) -> None:
     with Lock("a", note="<script>alert(1)</script>\nsecond & line\u202e") as lock:
-        waiting = thread.start(lambda: Lock("a", note="<i>of a waiter</i>").acquire(blocking_timeout=GENEROUS))
-        until(lambda: client.zcard(f"{PREFIX}queue:a"))
+        waiting = queue(Lock("a", note="<i>of a waiter</i>"), blocking_timeout=GENEROUS)
         page = content(admin, "a")
         pages = [admin.get(path) for path in (LIST, url("delete", "a"))]
         pages.append(select(admin, "a"))

@@ -52,13 +52,14 @@ def test_old_code_keeps_ours_out_and_ours_old_code(crowd: Crowd, old: Old, clien
     assert leftovers(client) == []
 
 
-def test_ours_waits_for_old_code_and_others_wait_behind_it(me: Any, you: Any, old: Old, caplog: Any) -> None:
+def test_ours_waits_for_old_code_and_others_wait_behind_it(
+    me: Any, you: Any, old: Old, queue: Any, caplog: Any
+) -> None:
     """A long wait for old code is logged."""
     theirs, lock, next_one = old.held(NAME), Lock(NAME, slow_wait=0.01), Lock(NAME)
     first = me.start(lock, "acquire")
     until(lambda: get_lock(NAME))
-    second = you.start(next_one, "acquire")
-    until(lambda: lock.info().waiters == 1)  # type: ignore[union-attr]
+    second = queue(next_one, you)
     (told,) = until(lambda: [text for text in caplog.messages if "event=still-waiting" in text])
     assert f"old code (its key '{old.key(NAME)}')" in told
     assert not first.done()

@@ -9,10 +9,7 @@ import pytest
 from django.test import override_settings
 from redis.crc import key_slot
 
-from django_redislock import Lock
-from tests.helpers.actors import until
 from tests.helpers.cluster import Cluster, Node, redis_cluster
-from tests.helpers.state import waiters
 from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import counter_of, keys_of
 
@@ -38,19 +35,6 @@ def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
         if len(found) == number:
             return list(found.values())
     raise AssertionError
-
-
-@pytest.fixture
-def queue(other: Callable[[], Any]) -> Queue:
-    """Let somebody (a thread, if it is not said who) wait for a lock; return their future."""
-
-    def queue(lock: Lock, who: Any = None) -> Future[Any]:
-        before = waiters(lock.name)
-        waiting = other().start(lock.acquire) if who is None else who.start(lock, "acquire")
-        until(lambda: waiters(lock.name) > before)
-        return waiting  # type: ignore[no-any-return]
-
-    return queue
 
 
 @pytest.fixture(scope="session")

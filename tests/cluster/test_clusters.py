@@ -44,7 +44,7 @@ from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
 from tests.helpers.proxy import proxy
-from tests.helpers.state import count, outlives, waiters
+from tests.helpers.state import count, outlives
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, connections
 from tests.inside import (
     ACQUIRE,
@@ -339,7 +339,7 @@ BOUND = 4
 
 @pytest.mark.complete
 def test_a_process_or_event_loop_has_as_many_connections_as_the_documentation_says(
-    cluster: Cluster, crowd: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, crowd: Any, queue: Queue, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def count() -> int:
         return sum(len(connections(client)) for client, _ in nodes)
@@ -351,8 +351,7 @@ def test_a_process_or_event_loop_has_as_many_connections_as_the_documentation_sa
     for _, names in nodes:
         me, you, held, lock = crowd(), crowd(), Lock(names[0]), Lock(names[0])
         me(held, "acquire")
-        waiting = you.start(lock, "acquire")
-        until(lambda lock=lock: waiters(lock.name) == 1)
+        waiting = queue(lock, you)
         me(held, "release")
         assert waiting.result(30)
         until(lambda you=you, lock=lock: you.read(lock.remaining) > 30)  # confirmed by the sender

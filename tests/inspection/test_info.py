@@ -222,12 +222,11 @@ def test_it_returns_what_was_released_and_tells_by_whom(me: Any, ghost: Any, hea
 
 
 def test_the_next_waiter_gets_the_lock_at_once_past_any_number_of_dead_ones(
-    me: Any, you: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    me: Any, you: Any, queue: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_every=1000.0)  # it is told
     hold("a", ttl=600)
-    waiting = me.start(Lock("a"), "acquire")
-    until(lambda: (info := get_lock("a")) and info.waiters)
+    waiting = queue(Lock("a"), me)
     dead = {f"dead-{number:017}": number for number in range(1, 11_001)}
     client.zadd(f"{PREFIX}queue:a", dead)
     client.hset(f"{PREFIX}waiters:a", mapping=dict.fromkeys(dead, "no-such-channel 30000 0 - dead"))
@@ -276,11 +275,12 @@ def test_whoever_gets_the_lock_after_the_call_is_spared(road: Proxy, crowd: Crow
     assert "force-released" not in caplog.text
 
 
-def test_so_is_the_next_one_in_order_where_the_answer_is_lost(road: Proxy, crowd: Crowd, caplog: Any) -> None:
-    me, you, wanted = crowd(), crowd(), Lock("a", using="straight")
+def test_so_is_the_next_one_in_order_where_the_answer_is_lost(
+    road: Proxy, me: Any, you: Any, queue: Any, caplog: Any
+) -> None:
+    wanted = Lock("a", using="straight")
     hold("a", ttl=600, note="stuck")
-    waiting = you.start(wanted, "acquire")
-    until(lambda: (info := get_lock("a")) and info.waiters)
+    waiting = queue(wanted, you)
     lost = road.lose_answer(FORCE)
     released = me(django_redislock, "force_release", "a")
     assert lost.over.is_set()

@@ -165,15 +165,14 @@ def test_every_block_of_a_reentrant_lock_tells_of_the_loss(crowd: Crowd, client:
 
 
 def test_who_holds_a_lock_on_one_alias_neither_enters_nor_is_refused_one_of_that_name_on_another(
-    crowd: Crowd, settings: Any
+    me: Any, you: Any, queue: Any, settings: Any
 ) -> None:
     settings.CACHES = {**settings.CACHES, "other": {**settings.CACHES["default"], "KEY_PREFIX": "other"}}
-    me, you, theirs = crowd(), crowd(), Lock(NAME, using="other")
+    theirs = Lock(NAME, using="other")
     you(theirs, "acquire")
     me(Lock(NAME, ttl=600), "enter")
     assert me(Lock(NAME, using="other", reentrant=True), "acquire", blocking=False) is False
-    waiting = me.start(Lock(NAME, using="other"), "acquire")
-    until(lambda: you(theirs, "info").waiters == 1)
+    waiting = queue(Lock(NAME, using="other"), me)
     you(theirs, "release")
     assert waiting.result(GENEROUS) is True
 

@@ -9,8 +9,8 @@ import redis
 from redis.backoff import ConstantBackoff
 
 from django_redislock import ConditionalValue, Counter, Lock, get_lock, list_locks
-from tests.helpers.actors import GENEROUS, Crowd, until
-from tests.helpers.state import NAME, leftovers, queued
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.state import NAME, leftovers
 
 # what means harm to whoever reads, parses or prints it
 NASTY = ["<b>&\"'\\ \x00\x1b[31m\u202e line\nbreak\r\n\ttab  end \u00fc\U0001f512 ", "\u2028\u2029\x85\U0010ffff"]
@@ -69,12 +69,11 @@ def test_names_are_compared_as_they_are_written_and_not_normalised() -> None:
 
 
 @pytest.mark.parametrize("note", ["\n", " ", "x" * 1000, "\u00fc" * 500, *NASTY], ids=ascii)
-def test_the_notes_of_holder_and_waiters_are_kept_as_they_are(note: str, crowd: Crowd, client: redis.Redis) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME, note=note)
+def test_the_notes_of_holder_and_waiters_are_kept_as_they_are(note: str, me: Any, you: Any, queue: Any) -> None:
+    lock = Lock(NAME, note=note)
     me(lock, "acquire")
     me(lock, "extend", 5)
-    waiting = you.start(Lock(NAME, note=note), "acquire")
-    until(lambda: queued(client))
+    waiting = queue(Lock(NAME, note=note), you)
     info = me(lock, "info")
     assert (info.note, info.queue[0].note) == (note, note)
     assert "\n" not in info.owner + info.queue[0].owner

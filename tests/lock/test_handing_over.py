@@ -18,7 +18,7 @@ from django_redislock import (
 )
 from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, leftovers, waiters
+from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, leftovers
 from tests.inside import RELEASE, hears, limit
 
 
@@ -162,16 +162,13 @@ def test_whoever_adopts_a_detached_lock_has_its_fence_and_note_and_renews_it(
 
 
 def test_whoever_waits_with_the_token_adopts_a_detached_lock_though_another_one_waits_before_it_in_its_process(
-    crowd: Crowd, using: str, monkeypatch: pytest.MonkeyPatch
+    crowd: Crowd, using: str, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_every=0.2)
     me, you, before = crowd(), crowd(), crowd()
     held, second, third = (Lock(NAME, ttl=600, token=token, using=using) for token in (TOKEN, TOKEN, None))
     me(held, "acquire")
-    waiting = before.start(third, "acquire")
-    until(lambda: waiters(NAME, using) == 1)
-    adopting = you.start(second, "acquire")
-    until(lambda: waiters(NAME, using) == 2)
+    waiting, adopting = queue(third, before), queue(second, you)
     me(held, "detach")
     assert adopting.result(GENEROUS)
     assert not waiting.done()
@@ -180,14 +177,13 @@ def test_whoever_waits_with_the_token_adopts_a_detached_lock_though_another_one_
 
 
 @pytest.mark.parametrize("since", ["released", "ended", "taken", "waited for"])
-def test_a_lock_that_is_gone_is_lost_for_one_who_only_adopts(since: str, crowd: Crowd, using: str) -> None:
+def test_a_lock_that_is_gone_is_lost_for_one_who_only_adopts(since: str, crowd: Crowd, using: str, queue: Any) -> None:
     """Others may have held the lock in between, so this would not be a hand-over."""
     me, you, third, busy = crowd(), crowd(), crowd(), since in ("taken", "waited for")
     token = left(me, using, ttl=0.003 if since == "ended" else None)
     if since != "ended":
         if since == "waited for":
-            third.start(Lock(NAME, using=using), "acquire")
-            until(lambda: get_lock(NAME, using=using).waiters)  # type: ignore[union-attr]
+            queue(Lock(NAME, using=using), third)
         me(Lock(NAME, token=token, using=using), "release")
     if since == "taken":
         me(Lock(NAME, using=using), "acquire")

@@ -32,7 +32,7 @@ from django_redislock.testing import lose
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd, Other, auntil, until
 from tests.helpers.databases import Account
-from tests.helpers.state import NAME, fence_of, holder, put, queued
+from tests.helpers.state import NAME, fence_of, holder, put
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_TAKEN, become_another_process, end_process
 from tests.project.programs import run_code
 
@@ -61,12 +61,11 @@ def losses_in(heard: Heard) -> list[tuple[str, bool]]:
     return [(facts["name"], facts["expired"]) for which, facts in heard if which == "lost"]
 
 
-def test_acquiring_and_releasing_send_signals(crowd: Crowd, client: redis.Redis, heard: Heard) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME)
+def test_acquiring_and_releasing_send_signals(me: Any, you: Any, queue: Any, heard: Heard) -> None:
+    lock = Lock(NAME)
     me(lock, "acquire")
     first = me.read(lambda: lock.fence)
-    waiting = you.start(Lock(NAME), "acquire")
-    until(lambda: queued(client))
+    waiting = queue(Lock(NAME), you)
     me(lock, "release")
     assert waiting.result(GENEROUS)
     # the next holder's signal may come before that of the release that handed the lock over

@@ -268,13 +268,12 @@ def listeners(client: redis.Redis) -> set[str]:
 
 @pytest.mark.parametrize("how", ["flushed", "evicted", "cut off", "dropped"])
 def test_a_waiter_survives_the_loss_of_its_place(
-    how: str, crowd: Crowd, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    how: str, crowd: Crowd, queue: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_every=0.2, look_late=300.0)  # there is no message
     me, you, lock, second = crowd(), crowd(), Lock(NAME, ttl=300), Lock(NAME)
     me(lock, "acquire")
-    waiting = you.start(second, "acquire")
-    until(lambda: client.zcard(QUEUE))
+    waiting = queue(second, you)
     if how == "flushed":
         client.flushall()
     elif how == "evicted":
@@ -299,14 +298,11 @@ def test_a_waiter_survives_the_loss_of_its_place(
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
 @pytest.mark.complete
-def test_the_lock_of_a_killed_process_goes_to_the_next_one(
-    crowd: Crowd, start: Callable[..., Any], client: redis.Redis
-) -> None:
+def test_the_lock_of_a_killed_process_goes_to_the_next_one(you: Any, queue: Any, start: Start, client: Any) -> None:
     worker = start("lock = Lock(name, ttl=3)\nlock.acquire()\nsay('held')\nhear()", name=NAME)
     worker.expect("held")
-    you, lock = crowd(), Lock(NAME)
-    waiting = you.start(lock, "acquire")
-    until(lambda: queued(client))
+    lock = Lock(NAME)
+    waiting = queue(lock, you)
     first = holder(client)
     until(lambda: client.pttl(LOCK) < 2200)
     until(lambda: client.pttl(LOCK) > 2400)  # renewed

@@ -53,13 +53,12 @@ request = RequestFactory().get("/")
 
 @POLLS
 def test_a_caller_is_refused_at_once_when_the_queue_is_full(
-    polls: bool, crowd: Crowd, using: str, monkeypatch: pytest.MonkeyPatch
+    polls: bool, crowd: Crowd, using: str, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, look_every=0.01)
     holder, last, held = crowd(), crowd(), Lock(NAME, using=using)
     holder(held, "acquire")
-    waiting = crowd().start(Lock(NAME, max_waiters=1, using=using), "acquire")
-    until(lambda: waiters(NAME, using) == 1)
+    waiting = queue(Lock(NAME, max_waiters=1, using=using), crowd())
     assert last(Lock(NAME, max_waiters=1, poll=polls, using=using), "acquire", blocking_timeout=GENEROUS) is False
     with override_settings(REDISLOCK={"MAX_WAITERS": {"view:*": 5, "order:*": 1}}):
         assert last(Lock(NAME, using=using), "acquire", blocking_timeout=GENEROUS) is False

@@ -195,7 +195,7 @@ NO_ENTRIES = [
 
 
 @pytest.mark.parametrize("entry", NO_ENTRIES, ids=lambda entry: entry[:40])
-def test_an_invalid_entry_is_dropped_from_the_queue(entry: str, crowd: Crowd, client: redis.Redis) -> None:
+def test_an_invalid_entry_is_dropped_from_the_queue(entry: str, crowd: Crowd, queue: Any, client: redis.Redis) -> None:
     def forge(score: float) -> None:
         client.zadd(QUEUE, {"forged": score})
         client.hset(WAITERS, "forged", entry.format(channel=own_channel()))
@@ -207,8 +207,7 @@ def test_an_invalid_entry_is_dropped_from_the_queue(entry: str, crowd: Crowd, cl
         assert client.zscore(QUEUE, "forged") is None
         me(lock, "release")
     me(lock, "acquire")
-    waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
-    until(lambda: client.zcard(QUEUE) == 1)
+    waiting = queue(Lock(NAME), crowd(), blocking_timeout=GENEROUS)
     forge(1)
     me(lock, "release")
     assert waiting.result(GENEROUS)
@@ -227,12 +226,11 @@ MESSAGES = [
 
 
 def test_foreign_messages_end_neither_a_waiter_nor_the_listener(
-    crowd: Crowd, client: redis.Redis, caplog: pytest.LogCaptureFixture
+    crowd: Crowd, queue: Any, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=600)
     me(lock, "acquire")
-    waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
-    until(lambda: client.zcard(QUEUE) == 1)
+    waiting = queue(Lock(NAME), crowd(), blocking_timeout=GENEROUS)
     subscribed = subscriptions()
     for message in MESSAGES:
         before, (id,) = heard(), list[Any](client.zrange(QUEUE, 0, -1))

@@ -232,14 +232,13 @@ def test_tasks_of_a_closed_loop_end_silently(own: RedisServer, caplog: pytest.Lo
 
 @pytest.mark.complete
 @pytest.mark.parametrize("at_once", [True, False])
-def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, crowd: Crowd) -> None:
+def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, crowd: Crowd, queue: Any) -> None:
     old, new = sentinels.clients
     me, you, lock, following = crowd(), crowd(), Lock("a", ttl=60), Lock("a", ttl=60)
     with caches(sentinels.alias()):
         me(lock, "acquire")
         fence = me.read(lambda: lock.fence)
-        acquired = you.start(following, "acquire", blocking_timeout=60)
-        until(lambda: me(lock, "info").waiters == 1)
+        acquired = queue(following, you, blocking_timeout=60)
         assert connections(old)
         assert not connections(new)
         sentinels.replicate()

@@ -199,10 +199,9 @@ def test_the_mixin_covers_set_up_and_clean_up() -> None:
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
-def test_what_somebody_else_holds_is_busy_until_the_block_ends(me: Any, heard: list[Any]) -> None:
+def test_what_somebody_else_holds_is_busy_until_the_block_ends(me: Any, queue: Any, heard: list[Any]) -> None:
     with hold("waited-for"):
-        got = me.start(Lock("waited-for", blocking_timeout=GENEROUS), "acquire")
-        until(lambda: get_lock("waited-for").waiters)  # type: ignore[union-attr]
+        got = queue(Lock("waited-for", blocking_timeout=GENEROUS), me)
         assert not got.done()
     assert got.result(GENEROUS)
     heard.clear()
@@ -294,9 +293,9 @@ def test_of_a_semaphore_the_permit_of_this_object_is_lost() -> None:
         assert (mine.lost, other.lost) == (True, False)
 
 
-def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(crowd: Crowd) -> None:
+def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(me: Any, queue: Any) -> None:
     """Also over connections that stand, and at once: RETRY_FOR is not waited for."""
-    me, before = crowd(), Lock("before")
+    before = Lock("before")
     me(before, "acquire")
     with redis_away():
         with pytest.raises(LockUnavailable, match="it stays locked for"):
@@ -308,8 +307,7 @@ def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(crowd: Crowd
     me(before, "release")
     assert_not_locked("before")
     with hold("waited-for"):  # whoever waits gets it in the end
-        waiting = me.start(Lock("waited-for", blocking_timeout=GENEROUS), "acquire")
-        until(lambda: get_lock("waited-for").waiters)  # type: ignore[union-attr]
+        waiting = queue(Lock("waited-for", blocking_timeout=GENEROUS), me)
         with redis_away():
             sleep(0.2)
         assert not waiting.done()
