@@ -27,7 +27,7 @@ from tests.helpers.processes import Worker, left_out
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import endless, trips, two_aliases, waiters  # noqa: F401 (fixtures)
 from tests.helpers.ways import certificate, guarded, sentinels, tls_port  # noqa: F401 (fixtures)
-from tests.inside import hears, let_go, limit, listen, note_loops
+from tests.inside import command, hears, let_go, limit, listen, note_loops
 
 T = TypeVar("T")
 
@@ -177,6 +177,21 @@ def listening(fresh: None) -> None:
     until(hears)
 
 
+@pytest.fixture(params=["default", "memory"])
+def using(request: pytest.FixtureRequest) -> str:
+    """The test runs twice: on an alias of the session's server, and on one of fakeredis in this process."""
+    command("FLUSHALL", using="memory")
+    return str(request.param)
+
+
+@pytest.fixture
+def nowhere(settings: Any, retry_for: Callable[[float], None]) -> None:
+    """There is no Redis: whoever needs it gets LockUnavailable."""
+    retry_for(0.1)
+    nowhere = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "default": nowhere}
+
+
 @pytest.fixture
 def retry_for(settings: Any) -> Callable[[float], None]:
     def retry_for(seconds: float) -> None:
@@ -216,8 +231,8 @@ def queue(other: Callable[[], Other]) -> Callable[..., Future[bool]]:
 
     def queue(lock: Lock, who: Any = None, **options: Any) -> Future[bool]:
         before = waiters(lock.name, lock.using)
-        start = partial(other().start, lock.acquire) if who is None else partial(who.start, lock, "acquire")
-        waiting: Future[bool] = start(**options)
+        acquire = partial(lock.acquire, **options)
+        waiting: Future[bool] = other().start(acquire) if who is None else who.start(lock, "acquire", **options)
         until(lambda: waiters(lock.name, lock.using) > before)
         return waiting
 

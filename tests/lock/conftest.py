@@ -12,7 +12,7 @@ from django_redislock import Lock, LockSet
 from redisserver import RedisServer
 from tests.helpers.actors import until
 from tests.helpers.proxy import Proxy, proxy
-from tests.inside import command, will_hear_of
+from tests.inside import will_hear_of
 
 Heard = list[tuple[str, dict[str, Any]]]
 
@@ -42,15 +42,6 @@ def receiving(receiver: Callable[..., Any], *signals: Signal) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["default", "memory"])
-def using(request: pytest.FixtureRequest) -> str:
-    """The test runs twice: on an alias of the session's server, and on one of fakeredis in this process."""
-    alias: str = request.param
-    if alias == "memory":
-        command("FLUSHALL", using=alias)
-    return alias
-
-
 @pytest.fixture
 def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
     with proxy(server.port) as between:
@@ -62,10 +53,3 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 def until_told(person: Any, lock: Lock) -> None:
     """Wait until this process is told at once what happens to a lock that is held here."""
     until(lambda: person.read(lambda: will_hear_of(lock)))
-
-
-@pytest.fixture
-def nowhere(settings: Any) -> None:
-    """There is no Redis: if anything were sent, the test would see LockUnavailable instead of the expected error."""
-    nowhere = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    settings.CACHES = {**settings.CACHES, "default": nowhere}

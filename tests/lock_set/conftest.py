@@ -2,6 +2,6 @@
 
 from tests.engine.conftest import gates
 from tests.fencing.conftest import account, ledger
-from tests.lock.conftest import network, nowhere
+from tests.lock.conftest import network
 
-__all__ = ["account", "gates", "ledger", "network", "nowhere"]
+__all__ = ["account", "gates", "ledger", "network"]

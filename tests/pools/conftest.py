@@ -12,11 +12,10 @@ from tests.helpers.actors import GENEROUS, Crowd, until
 from tests.helpers.pools import POOL, TTL, Held, Wait, in_line
 
 
-@pytest.fixture(params=["default", "memory"])
-def pool(request: pytest.FixtureRequest, settings: Any) -> LockPool:
+@pytest.fixture
+def pool(using: str, fresh: None) -> LockPool:
     """An empty pool, on Redis and in memory."""
-    settings.CACHES = {**settings.CACHES}  # an empty memory mode
-    return LockPool(POOL, using=request.param)
+    return LockPool(POOL, using=using)
 
 
 @pytest.fixture

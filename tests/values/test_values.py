@@ -26,19 +26,6 @@ from tests.inside import PREFIX, command
 COUNTER, VALUE = f"{PREFIX}counter:hits", f"{PREFIX}value:high"
 
 
-@pytest.fixture(params=["default", "memory"])
-def using(request: pytest.FixtureRequest, settings: Any) -> str:
-    settings.CACHES = {**settings.CACHES}  # a memory that holds nothing
-    return str(request.param)
-
-
-@pytest.fixture
-def nowhere(settings: Any) -> None:
-    """There is no server: calls that need one raise LockUnavailable."""
-    settings.CACHES = {"default": {"BACKEND": DJANGO, "LOCATION": "redis://127.0.0.1:1/0"}}
-    settings.REDISLOCK = {"RETRY_FOR": 0.1}
-
-
 KINDS = [(ConditionalValue, "value"), (Counter, "counter")]
 CALLS: list[Any] = [(ConditionalValue, "get"), (ConditionalValue, "setne", 5), (ConditionalValue, "delne", "a")]
 CALLS += [(Counter, method) for method in ("get", "incr", "decr", "reset")]
