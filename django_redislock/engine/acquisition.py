@@ -220,11 +220,12 @@ class Acquisition(Releasable):
     def go_on(self, deadline: Deadline, begun: float, tried: Tried | None) -> Steps[LockNotAcquired | None]:
         """Get the lock where the first try, if there was one, was not enough. See acquire()."""
         canceller = self._make_canceller()
-        above, own = self._held_above()
+        above, own = self._held_above() if self._above else (None, False)
         if above is not None and (yield from self._enter_again(above, own, deadline)):
             return None
         request, listener = self._request or self._make_request(), self._listener
-        old = old_key_of(self.partition, self.name, request.id, self.token, held=False)
+        plain = self.terms.plain  # then no key of old code is to be taken
+        old = None if plain else old_key_of(self.partition, self.name, request.id, self.token, held=False)
         self._attempt = attempt = Attempt(
             request, listener, self.terms, deadline, begun,
             waiter=self._waiter, tried=tried, generation=self._generation,

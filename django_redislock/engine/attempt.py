@@ -5,6 +5,7 @@ It waits until it is woken, or (polling) for a while; then it looks again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import WARNING
@@ -208,15 +209,18 @@ def _tell_of_limits(name: str, limit: int | None, before: int) -> None:
 
 
 def wait_for_lock(attempt: Attempt) -> Steps[Granted | None]:
-    """Get the lock, or None in the end. A leader outlasts outages of Redis: it keeps its ticket, and so its place."""
+    """Get the lock, or None in the end."""
     wait = _await_wakes if attempt.terms.listens else _poll
+    return _stand_by(attempt, wait) if attempt.terms.stands_by else wait(attempt)
+
+
+def _stand_by(attempt: Attempt, wait: Callable[[Attempt], Steps[Granted | None]]) -> Steps[Granted | None]:
+    """The same for a leader, which outlasts outages of Redis: it keeps its ticket, and so its place."""
     outage: Outage | None = None
     while True:
         try:
             return (yield from wait(attempt))
         except LockUnavailable as error:
-            if not attempt.terms.stands_by:
-                raise
             if outage is None or outage.is_stale(LOG_EVERY):
                 outage = Outage()
             if outage.log_is_due():

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -172,20 +172,15 @@ class Waiters:
     """
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Waiter] = {}
+        self.by_id: dict[str, Waiter] = {}  # those whom wakes reach
         # those that have asked for the first time, and will wait only if the lock is busy
         self._expected: dict[str, Waiter] = {}
         self._groups: dict[tuple[str, Loop | None], Group] = {}
         # reentrant: a finalizer that runs on this thread may close a coroutine that waits
         self._mutex = threading.RLock()
 
-    @property
-    def registered(self) -> Collection[Waiter]:
-        """Those whom wakes reach. A live view: another thread may change it."""
-        return self._by_id.values()
-
     def get(self, id: str) -> Waiter | None:
-        return self._by_id.get(id) or self._expected.get(id)
+        return self.by_id.get(id) or self._expected.get(id)
 
     def expect(self, waiter: Waiter) -> None:
         """Let a wake reach this waiter, which may turn out not to wait at all."""
@@ -197,7 +192,7 @@ class Waiters:
         with self._mutex:
             waiter.registered = True
             waiter.group = group = self._groups.get(key) or self._groups.setdefault(key, Group(*key))
-            self._by_id[waiter.id] = group.waiters[waiter.id] = waiter
+            self.by_id[waiter.id] = group.waiters[waiter.id] = waiter
             group.oldest = group.oldest or waiter
             self._expected.pop(waiter.id, None)
 
@@ -208,7 +203,7 @@ class Waiters:
             return
         group = waiter.group
         with self._mutex:
-            again = self._by_id.pop(waiter.id, None) is None
+            again = self.by_id.pop(waiter.id, None) is None
             group.waiters.pop(waiter.id, None)
             before, group.oldest = group.oldest, next(iter(group.waiters.values()), None)
             heir = group.oldest
@@ -225,7 +220,7 @@ class Waiters:
             for key in [key for key in self._groups if key[1] is loop]:
                 buried += self._groups.pop(key).waiters.values()
             for waiter in buried:
-                self._by_id.pop(waiter.id, None)
+                self.by_id.pop(waiter.id, None)
                 self._expected.pop(waiter.id, None)
                 waiter.registered = False
         return buried
@@ -240,5 +235,5 @@ class Waiters:
     def of(self, name: str | None = None) -> list[Waiter]:
         """The waiters for ``name``, and those expected to wait for it; None: all of them."""
         with self._mutex:
-            known = [*self._by_id.values(), *self._expected.values()]
+            known = [*self.by_id.values(), *self._expected.values()]
         return [waiter for waiter in known if name is None or waiter.name == name]

@@ -114,6 +114,10 @@ def call(
     errors. ``urgency``: see LEAVING. ``replicas``: wait for so many to acknowledge what the command has written; see
     ask_replicas(). ``tried``: what has come of the first try, if there was one. Raises LockUnavailable.
     """
+    if tried is not None:
+        sent, answers, node = tried
+        if node is not None and not isinstance(answers[0], ResponseError):
+            return Reply(answers[0], sent, False, node)
     commands = [command, ask_replicas(replicas, partition.store.timeout)] if replicas else [command]
     reply = yield from _send_until_answered(
         Roundtrip(partition, commands, deadline.answer_by, urgency), name, noun, deadline, tried=tried
