@@ -123,8 +123,8 @@ class ConditionalValue(Stored):
 
     Each method is one round trip and survives lost connections: a call that has to be sent again runs once, and returns
     what the first run did. Raises LockUnavailable when Redis cannot be reached (the call may have been carried out all
-    the same); LockError when somebody else wrote something else under this key; TypeError and ValueError for bad
-    values. These three change nothing.
+    the same, or still be); LockError when somebody else wrote something else under this key; TypeError and ValueError
+    for bad values. These three change nothing.
     """
 
     __slots__ = ("eps",)
@@ -267,7 +267,7 @@ class Counter(Stored):
         As of a :class:`ConditionalValue`; so are the errors.
 
     A call that has to be sent again, because its reply was lost, counts once and returns what the first run did. After
-    LockUnavailable it may have counted or not.
+    LockUnavailable it may have counted or not, or count when the network still delivers it.
     """
 
     __slots__ = ()
