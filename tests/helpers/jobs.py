@@ -15,7 +15,7 @@ import redis
 
 from django_redislock import get_lock
 from tests.helpers.forkserver import fork
-from tests.helpers.processes import ROOT, MissingError, require, wheel_folder
+from tests.helpers.processes import ROOT, MissingError, environment, require, wheel_folder
 from tests.helpers.state import held as held
 from tests.inside import limit
 
@@ -66,11 +66,10 @@ class Program:
     It is forked from a process that has these already, unless it has an ``environment`` of its own.
     """
 
-    def __init__(self, code: str, *arguments: str, first: str = "", **environment: str) -> None:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "testproject")])
-        around = {**os.environ, "PYTHONPATH": path, **environment}
+    def __init__(self, code: str, *arguments: str, first: str = "", **own: str) -> None:
+        around = environment(**own)
         begin = f"import os, sys; os.setsid(); os.dup2(2, 1); sys.argv[1:] = {arguments!r}\n"
-        forked = fork(f"{first}\n", begin + code, around, ROOT) if first and not environment else None
+        forked = fork(f"{first}\n", begin + code, around, ROOT) if first and not own else None
         command = [sys.executable, "-c", f"{first}\n{begin}{code}"]
         self.process: Any = forked or subprocess.Popen(command, env=around, cwd=ROOT)
 

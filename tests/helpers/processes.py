@@ -20,10 +20,16 @@ from .forkserver import fork
 
 ROOT = Path(__file__).parent.parent.parent
 
+
+def environment(*folders: Path, **more: str) -> dict[str, str]:
+    """The environment for a program that can import what the tests can, and modules in these folders."""
+    path = os.pathsep.join(map(str, [*folders, ROOT, ROOT / "testproject"]))
+    return {**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "tests.settings", **more}
+
+
 PRELUDE = """
 import os, sys, threading, time
 import django
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 django.setup()
 from django_redislock import *
 
@@ -51,10 +57,9 @@ class Worker:
 
     def __init__(self, code: str, *, first: str = "", fresh: bool = False, **values: Any) -> None:
         source = "".join(f"{key} = {value!r}\n" for key, value in values.items()) + code
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "testproject")])}
-        forked = None if first or fresh else fork(PRELUDE + PATIENT, source, environment, ROOT)
+        forked = None if first or fresh else fork(PRELUDE + PATIENT, source, environment(), ROOT)
         command, pipe = [sys.executable, "-c", first + PRELUDE + source], subprocess.PIPE
-        self.process: Any = forked or subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, cwd=ROOT)
+        self.process: Any = forked or subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment(), cwd=ROOT)
         self.buffer = b""
         self.pid = self.process.pid
         self.signal = self.process.send_signal

@@ -1,21 +1,10 @@
 """Programs that the tests start."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 from textwrap import dedent
 
-ROOT = Path(__file__).parents[2]
-
-
-def environment(*folders: Path) -> dict[str, str]:
-    """The environment for a program that can import what the tests can, and modules in these folders."""
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, [*folders, ROOT, ROOT / "testproject"])),
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-    }
+from tests.helpers.processes import environment
 
 
 def run_code(code: str) -> None:

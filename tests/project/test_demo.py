@@ -15,7 +15,7 @@ import pytest
 from django_redislock import force_release, list_locks
 from redisserver import RedisServer
 from tests.helpers.actors import until
-from tests.project.programs import ROOT
+from tests.helpers.processes import ROOT
 
 SMALL = ["--seats", "24", "--buyers", "12"]
 IMPATIENT = 3 * 4  # three of twelve buyers, who try four times each

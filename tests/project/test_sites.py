@@ -21,9 +21,9 @@ from django_redislock import Lock
 from redisserver import free_ports
 from tests.helpers.actors import until
 from tests.helpers.docs import blocks, page
-from tests.helpers.processes import MissingError, require
+from tests.helpers.processes import ROOT, MissingError, require
 from tests.helpers.state import holder, leftovers, queued
-from tests.project.programs import ROOT, complaints
+from tests.project.programs import complaints
 
 pytestmark = pytest.mark.complete
 

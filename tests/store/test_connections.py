@@ -216,7 +216,6 @@ def test_a_connection_that_is_not_as_we_left_it_is_replaced(
     assert me.read(unused_here) == 1
 
 
-@pytest.mark.parametrize("using", ["default", "memory"])
 def test_the_errors_of_single_commands_stand_among_the_answers(using: str, me: Any) -> None:
     wire = Wire(using)
     for _ in range(2):  # the connection is still good

@@ -11,9 +11,9 @@ from django.conf import settings
 from django_redislock import Lock, pytest_plugin
 from django_redislock.pytest_plugin import redislock_own_locks as redislock_own_locks
 from tests.helpers.actors import GENEROUS
+from tests.helpers.processes import environment
 from tests.helpers.state import NAME
 from tests.inside import settings as known_settings
-from tests.project.programs import environment
 
 
 @pytest.mark.parametrize("number", range(2))
