@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -116,3 +116,17 @@ def bare(function: Callable[..., Any]) -> Callable[..., Any]:
 def hiding(function: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator that hides what the function is."""
     return wraps(function)(bare(function))
+
+
+async def coroutine(*args: Any) -> None:
+    note("coroutine")
+
+
+def generator(*args: Any) -> Iterator[None]:
+    note("generator")
+    yield
+
+
+async def agenerator(*args: Any) -> AsyncIterator[None]:
+    note("generator")
+    yield

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from enum import Enum
@@ -25,7 +25,7 @@ from django_redislock.jobs.celery import HEADER
 from redisserver import RedisServer
 from tests.helpers.actors import until
 from tests.helpers.brokers import rabbitmq
-from tests.helpers.jobs import Program, held, hiding, lease_of, let_pass, note, runs
+from tests.helpers.jobs import Program, agenerator, coroutine, generator, held, hiding, lease_of, let_pass, note, runs
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import known
 
@@ -357,23 +357,9 @@ def test_wrong_options_are_an_error_where_the_task_is_made(options: Any, error: 
         site.app._task_from_fun(task, name="wrong", base=site.LockedTask, **options)
 
 
-async def coroutine(year: int) -> None:
-    note("coroutine")
-
-
-def generator(year: int) -> Iterator[None]:
-    note("generator")
-    yield
-
-
-async def agenerator(year: int) -> AsyncIterator[None]:
-    note("generator")
-    yield
-
-
 @pytest.mark.parametrize("body", [coroutine, generator, agenerator])
 def test_what_runs_when_the_lock_is_free_again_is_no_task(body: Any, site: Any) -> None:
-    options = {"base": site.LockedTask, "lock": "report:{year}"}
+    options = {"base": site.LockedTask, "lock": "report"}
     why = r"asyncio\.run\(\)" if body is coroutine else "when the lock is free again"
     with pytest.raises(TypeError, match=f"^The task late cannot lock <function {body.__name__} .*{why}"):
         site.app._task_from_fun(body, name="late", **options)

@@ -4,7 +4,7 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple, get_type_hints
 
@@ -20,7 +20,7 @@ from django.utils.decorators import method_decorator
 from django_redislock import LockLost, lock_digest, locked, locked_atomic, locked_view
 from tests.helpers.actors import until
 from tests.helpers.docs import blocks, page
-from tests.helpers.jobs import bare, hiding
+from tests.helpers.jobs import agenerator, bare, coroutine, generator, hiding
 from tests.helpers.processes import Worker
 from tests.helpers.servers import lock_names
 from tests.helpers.state import NAME, value
@@ -127,17 +127,6 @@ def test_wrong_arguments_are_errors_where_it_decorates(decorator: Any) -> None:
     if decorator is not locked_view:  # which cannot tell that a view is sync code
         with pytest.raises(TypeError, match=rf"^{name} was given on_lost='cancel', .* of a coroutine, and <function "):
             decorator("x", on_lost="cancel")(never)
-
-
-def generator(request: HttpRequest) -> Iterator[int]:
-    yield 1
-
-
-async def agenerator(request: HttpRequest) -> AsyncIterator[int]:
-    yield 1
-
-
-async def coroutine(request: HttpRequest) -> None: ...
 
 
 class Called:

@@ -11,7 +11,7 @@ import pytest
 from django_redislock import Lock, LockNotAcquired
 from redisserver import RedisServer
 from tests.helpers.actors import until
-from tests.helpers.jobs import Program, held, hiding, lease_of, let_pass, note, require_package, runs
+from tests.helpers.jobs import Program, coroutine, generator, held, hiding, lease_of, let_pass, require_package, runs
 from tests.helpers.state import known
 
 Start = Callable[..., Program]
@@ -370,13 +370,6 @@ def test_wrong_options_are_errors_where_the_actor_is_declared(
 
 
 def test_what_runs_when_the_lock_is_free_again_is_no_actor(stub: Stub) -> None:
-    async def coroutine(*args: object) -> None:
-        note("coroutine")
-
-    def generator(*args: object) -> Iterator[None]:
-        note("generator")
-        yield
-
     def declare_generic(perform: Any) -> Any:
         meta = type("Meta", (), {"broker": stub.broker, "actor_class": stub.site.LockedActor, "lock": "x"})
         kind: Any = type(stub.dramatiq.GenericActor)
