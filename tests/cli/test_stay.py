@@ -11,20 +11,15 @@ from subprocess import Popen
 from typing import Any
 
 import pytest
-import redis
 
 from django_redislock import Lock, force_release, get_lock
 from redisserver import RedisServer
 from tests.cli.conftest import FOREVER, NAME, fails, sh, written
 from tests.helpers.actors import GENEROUS, Other, until
-from tests.helpers.state import hold
+from tests.helpers.state import hold, queued
 from tests.inside import keys_of
 
 pytestmark = pytest.mark.usefixtures("no_terminal")
-
-
-def queued(client: redis.Redis) -> int:
-    return int(client.zcard(keys_of(NAME).queue))
 
 
 def lines(path: Path) -> list[str]:
@@ -46,7 +41,7 @@ def test_of_two_machines_one_runs_it_and_the_next_one_takes_over(in_process: Any
     one = in_process(*job)
     until(lambda: len(lines(tmp_path / "runs")) == 1)
     two = in_process(*job)
-    until(lambda: queued(client) == 1)
+    until(lambda: queued(client, NAME) == 1)
     (tmp_path / "end").write_text("end")
     assert one.communicate(timeout=GENEROUS) == ("", "")
     assert two.communicate(timeout=GENEROUS) == ("", "")  # it waits in silence
@@ -124,14 +119,14 @@ def test_a_signal_ends_a_standby_and_takes_it_out_of_the_queue(numbers: list[int
     hold(NAME)
 
     def strike() -> None:
-        until(lambda: queued(client))
+        until(lambda: queued(client, NAME))
         for number in numbers:
             os.kill(os.getpid(), number)
 
     struck = other().start(strike)
     assert sh("exit 3", "--stay") in [128 + number for number in numbers]
     struck.result(GENEROUS)
-    until(lambda: not queued(client))
+    until(lambda: not queued(client, NAME))
 
 
 @pytest.mark.complete

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -98,10 +97,20 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+def all_show(name: str, capsys: Any, admin: Client, key: str, words: str) -> None:
+    """The command, as text and as JSON, and both pages of the admin."""
+    assert f" s ({words})  " in printed(capsys, "list")
+    assert f" s ({words})\n" in printed(capsys, "show", name)
+    assert json.loads(printed(capsys, "show", name, "--format=json"))[key] is True
+    for part in ("", f"{name}/change/"):
+        path = f"/admin/django_redislock/heldlock/{part}".replace(":", "_3A")
+        assert f" s ({words})" in admin.get(path).content.decode()
+
+
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
 def test_all_who_show_a_lock_say_that_it_is_being_handed_over(
-    name: str, ghost: Callable[..., Ghost], capsys: pytest.CaptureFixture[str], admin_client: Client
+    name: str, ghost: Callable[..., Ghost], capsys: Any, admin_client: Client
 ) -> None:
     there, pool, of_pool = ghost(), LockPool("accounts"), name.startswith("pool:")
     pool.assign(["alice"])
@@ -112,12 +121,7 @@ def test_all_who_show_a_lock_say_that_it_is_being_handed_over(
         assert (info.owner, info.handed_over) == ("ghost", True)
         assert info.lease_left <= 10
     assert [lock.handed_over for lock in pool.info().locks] == [True] * of_pool
-    assert " s (being handed over)  " in printed(capsys, "list")
-    assert " s (being handed over)\n" in printed(capsys, "show", name)
-    assert json.loads(printed(capsys, "show", name, "--format=json"))["handed_over"] is True
-    for part in ("", f"{name}/change/"):
-        path = f"/admin/django_redislock/heldlock/{part}".replace(":", "_3A")
-        assert " s (being handed over)" in admin_client.get(path).content.decode()
+    all_show(name, capsys, admin_client, "handed_over", "being handed over")
 
 
 @pytest.mark.django_db
@@ -131,12 +135,7 @@ def test_all_who_show_a_lock_say_that_it_was_detached(name: str, capsys: Any, ad
     info = known(name)
     assert (info.detached, info.handed_over) == (True, False)
     assert 500 < info.lease_left <= 600
-    assert re.search(r"\d s \(detached\) ", printed(capsys, "list"))
-    assert " s (detached)" in printed(capsys, "show", info.name)
-    assert json.loads(printed(capsys, "show", info.name, "--format=json"))["detached"] is True
-    for part in ("", f"{info.name}/change/"):
-        path = f"/admin/django_redislock/heldlock/{part}".replace(":", "_3A")
-        assert " s (detached)" in admin_client.get(path).content.decode()
+    all_show(name, capsys, admin_client, "detached", "detached")
 
 
 @pytest.mark.parametrize("value", FOREIGN, ids=lambda value: repr(value[:40]))
