@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import (
     AskError,
@@ -155,22 +154,12 @@ def read(connection: Any) -> Any:
     try:
         if type(connection) not in _PLAIN:
             return connection.read_response()
-        parser = connection._parser
-        reader: Any = getattr(parser, "_reader", None)
-        # each lock comes here: what redis-py's parser with hiredis does, in fewer steps
-        answer = parser.read_response() if reader is None else reader.gets()
-        while answer is NOT_ENOUGH_DATA:
-            count = connection._sock.recv_into(parser._buffer)
-            if not count:
-                raise ConnectionError("Connection closed by server.")
-            reader.feed(parser._buffer, 0, count)
-            answer = reader.gets()
+        # each lock comes here: as connection.read_response(), in fewer steps
+        answer = connection._parser.read_response()
     except ResponseError as error:
         return classified(error)
     except OSError as error:
         raise with_address(error, connection) from error
-    if isinstance(answer, ConnectionError):  # LOADING, say
-        raise answer
     return classified(answer) if isinstance(answer, ResponseError) else answer
 
 
@@ -200,7 +189,7 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
 
 def with_address(error: OSError, connection: Any) -> RedisError:
     """The error that the connection itself would raise for one of the system's: it says whose connection it was."""
-    # the second is what the system says at the end of its time limit
+    # the second is what the system says at the end of the time limit that it keeps
     if isinstance(error, (builtins.TimeoutError, BlockingIOError)):
         return TimeoutError(f"Timeout while talking to {connection._host_error()}")
     return ConnectionError(f"Error while talking to {connection._host_error()}: {error}")
