@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,12 +83,11 @@ async def atry_once(partition: Partition, command: Command, by: float | None, ur
     """See try_once()."""
     sent, store = monotonic(), partition.store
     try:
-        connections = None if store.clustered or store.memory else store.connections_in(asyncio.get_running_loop())
-        if connections is None:
+        if store.clustered:
             answers, node = await partition.aexchange((command,), by, urgency=urgency)
         else:  # written out, as in try_once()
             node = store._node_by_tag[0]
-            answers, _ = await connections.exchange(node, (command,), by, urgency=urgency)
+            answers, _ = await store.aexchange(node, (command,), by, urgency=urgency)
     except (*CONNECTION_ERRORS, ResponseError) as error:
         return sent, error, None
     return sent, answers, node
