@@ -121,7 +121,7 @@ class CacheLock:
         self.thread_local: bool = bool(thread_local)
         self.using = using
         self.local: Any = _PerThread() if thread_local else SimpleNamespace(token=None, held=None)
-        # wrong arguments are an error here, not at the first acquire
+        # wrong arguments are an error here, not at the first acquire; an alias that locks cannot use is one there
         self._options()
         if blocking_timeout is not None:
             _patience(blocking_timeout)
@@ -247,7 +247,7 @@ class CacheLock:
             if not self.thread_local:
                 acquisition.tie_to(self)
             if block is not None:
-                block.enter(acquisition)  # last: tie_to() does not leave it to anybody who may die
+                block.enter(acquisition)  # last: tie_to() forgets the block whose end would release it
             self.local.held = acquisition
             self.local.token = acquisition.its_lease.token.encode() if given is None else bytes(given)
             return None

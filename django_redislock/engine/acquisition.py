@@ -357,7 +357,7 @@ class Acquisition(Releasable):
 
     @property
     def half_obtained(self) -> bool:
-        """Whether the call that was to get the lock was interrupted before it was done."""
+        """Whether the call that is to get the lock has not got it: it goes on, was refused or interrupted."""
         return self._attempt is not None or self._waiter is not None
 
     def abandon(self) -> None:

@@ -44,7 +44,7 @@ class Granted(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Attempt:
-    """Asking and waiting for a lock, from the second command on, until it is granted: the first was not enough.
+    """Asking and waiting for a lock until it is granted, where the first try, if there was one, was not enough.
 
     Its id was drawn for it alone and is never used again. (docs/protocol.rst calls all of it an attempt.)
     """

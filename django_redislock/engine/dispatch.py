@@ -44,8 +44,8 @@ _Outages = WeakKeyDictionary[Node, Outage]
 class Outgoing(NamedTuple):
     """A command to send, and how many replicas have to acknowledge it.
 
-    The rest is for the watchdog: what it is for, the time that stood in its ``due`` when it was made (if another stands
-    there when the answer comes, the lease was changed meanwhile), and what it asks for.
+    The rest is for the watchdog: what it is for; of a lease, the time that stood in its ``due`` then (if another stands
+    there when the answer comes, the lease was changed meanwhile); and what it asks for.
     """
 
     task: Any

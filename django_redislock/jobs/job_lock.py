@@ -118,7 +118,8 @@ class JobLock:
         checked: Options = read_options(options, what, SectionOptions, beside=[*OPTIONS])
         if checked.adopt:
             raise ValueError(f"{what} takes no adopt: a job adopts its own lock by itself.")
-        self.from_enqueue, self.busy = lock_from == "enqueue", busy
+        self.from_enqueue: bool = lock_from == "enqueue"
+        self.busy: str = busy
         self.queued_ttl: float = seconds(queued_ttl, "queued_ttl")
         self.at_least: float = seconds(at_least, "at_least", least=0)
         if checked.limit is not None and self.from_enqueue:
@@ -129,10 +130,11 @@ class JobLock:
         if is_async(function) and not awaits:  # nobody would await it before the lock is free
             raise TypeError(f"{what} cannot lock {function!r}: write a plain function that calls asyncio.run().")
         check_kind(function, checked, what, is_async=False)
-        self._function, self._signature, self._what, self._options = function, signature, what, options
+        self._function, self._signature, self._what = function, signature, what
         self._texts = CallTexts(name, checked.note)
         self._texts.check(function, signature)
         self._limit: int | None = options.pop("limit", None)
+        self._options: dict[str, Any] = options
         self._using, self._template = checked.using, checked.template
 
     def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], id: str | None = None, **options: Any) -> Lock:
@@ -228,10 +230,9 @@ class JobLock:
             return  # permits do not wait in queues
         # it does not wait for whoever uses the lock, but for Redis, as long as RETRY_FOR says
         lock = self.make(args, kwargs, job.id, adopt=True, blocking=True, blocking_timeout=None)
-        with suppress(LockUnavailable):  # then the lock cannot be released either
+        try:
             if self.at_least and self._has_ended(job):
                 return  # this is a copy, and the lock is to stay
-        try:
             if not lock.acquire():
                 return
             run(lock._held("release").exit_quietly())  # whatever transaction is open: nothing was done under it here
@@ -240,7 +241,7 @@ class JobLock:
             return
         except LockError:
             pass  # it is gone already
-        self._run_once_more(lock, job, self._asked(lock).reset)  # or it would come back as often as it is revoked
+        self._run_once_more(lock, job)
 
     # -- when it runs -------------------------------------------------------------------------------------------------
 
@@ -286,8 +287,7 @@ class JobLock:
                     return self._run_inside(job, running, body)
             finally:
                 if running is not None and not running.kept:
-                    # the next run resets it: if this worker is killed before, a copy has to see it
-                    self._run_once_more(lock, job, self._asked(lock).get)
+                    self._run_once_more(lock, job)
         except BaseException as error:
             if running is None and isinstance(error, (LockNotAcquired, LockUnavailable)):
                 raise _NotRun from error
@@ -311,7 +311,8 @@ class JobLock:
         try:
             result = self._ran(body)
         except BaseException as error:
-            if (wait := job.comes_back_in(error)) is not None:
+            wait = job.comes_back_in(error)
+            if wait is not None:
                 running.keep_for_next(wait)
             raise
         finally:
@@ -334,13 +335,13 @@ class JobLock:
         log_event(INFO, "job-repeated", name=lock.name, job=job.id)
         return job.repeated()
 
-    def _run_once_more(self, lock: Lock, job: Job, asked: Callable[[], int]) -> None:
-        """Queue another run if one was ``asked`` for, or if nobody can tell."""
+    def _run_once_more(self, lock: Lock, job: Job) -> None:
+        """Queue another run if one was asked for, which only one is told; or if nobody can tell."""
         if self.busy != "merge":
             return
         _wait_for_release(lock)
         with suppress(LockUnavailable):
-            if not asked():
+            if not self._asked(lock).reset():
                 return
         before = _once_more.set(True)
         try:
@@ -360,7 +361,8 @@ class Running:
 
     def __init__(self, kind: JobLock, id: str, lock: Lock) -> None:
         self.kind, self.id, self.lock = kind, id, lock
-        self.kept = self.marked = False  # the lock, for the next run; the job, as ended
+        self.kept = False  # the lock, for the next run
+        self.marked = False  # as ended
 
     def keep_for_next(self, wait: float = 0.0, most: float = math.inf) -> None:
         """Leave the lock to the next run of the same job. See JobLock.enqueue()."""

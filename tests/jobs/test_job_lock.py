@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from time import sleep
 from typing import Any
 
@@ -192,25 +191,6 @@ def test_a_job_that_cannot_queue_what_was_merged_has_not_ended_well_and_is_that_
     with pytest.raises(ZeroDivisionError):
         lock.run(job, (7,), {}, lambda: lock.queue((7,), {}, "other-other-other-other"))
     assert lock.run(job, (7,), {}, lambda: "ran") == "ran"
-
-
-def test_what_was_merged_is_not_lost_where_the_worker_dies_before_it_is_queued_and_the_job_is_delivered_again() -> None:
-    lock, job, copy = make(busy="merge"), Job(), Job()
-    dies, is_over = threading.Event(), threading.Event()
-
-    def die() -> None:
-        dies.set()
-        is_over.wait(GENEROUS)
-
-    job.again = die  # type: ignore[method-assign]
-    asks = partial(lock.queue, (7,), {}, "other-other-other-other")
-    worker = threading.Thread(target=lock.run, args=(job, (7,), {}, asks))
-    worker.start()
-    assert dies.wait(GENEROUS)
-    assert lock.run(copy, (7,), {}, lambda: pytest.fail("a copy ran")) == "repeated"
-    assert copy.asked == ["again"]
-    is_over.set()
-    worker.join()
 
 
 @pytest.mark.parametrize("where", ["queue", "worker"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from freezegun import freeze_time
 from redis.utils import HIREDIS_AVAILABLE
 
 import django_redislock
@@ -421,6 +422,14 @@ def test_names_stand_for_positions_and_an_unknown_one_is_a_clear_error(monkeypat
     assert put_together(monkeypatch, f"{head}return {{KEYS.fence, ARGV.name}}\n") == "return {KEYS[2], ARGV[1]}\n"
     with pytest.raises(ValueError, match=r"The script made \(key\) uses a name that its header does not have"):
         put_together(monkeypatch, f"{head}return KEYS.queue\n")
+
+
+async def test_an_exchange_has_a_limit_after_one_during_which_tests_had_frozen_the_clock(server: RedisServer) -> None:
+    with caches(alias(DJANGO_REDIS, server.url, socket_timeout=0.3)):
+        with freeze_time(real_asyncio=False):
+            await WIRE.aexchange(("PING",))
+        with pytest.raises(redis.TimeoutError):
+            await WIRE.aexchange(("BLPOP", "busy", str(GENEROUS)))
 
 
 async def test_a_connection_whose_exchanges_all_ended_in_time_is_not_closed_when_the_first_would_be_late() -> None:
