@@ -252,7 +252,7 @@ class CacheLock:
             self.local.token = acquisition.its_lease.token.encode() if given is None else bytes(given)
             return None
         except BaseException as error:
-            if acquisition is not None:
+            if acquisition is not None:  # pragma: no branch (the client of a cluster may fail as it is made)
                 acquisition.abandon()
             if isinstance(error, LockUnavailable):
                 raise CacheLockUnavailable.of(error) from error

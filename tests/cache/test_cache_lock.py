@@ -387,6 +387,17 @@ def test_an_unreachable_redis_is_a_connection_error_for_now(own: RedisServer, se
     lock.release()
 
 
+def test_so_is_a_cluster_that_was_never_reached(settings: Any, retry_for: Any) -> None:
+    settings.CACHES = {"far": {"BACKEND": BACKEND, "LOCATION": "redis://127.0.0.1:1"}}
+    settings.REDISLOCK = {"CACHE": "far", "CLUSTER": True}
+    retry_for(0.0)
+    lock = caches["far"].lock("foo")  # type: ignore[attr-defined]
+    for call in (lock.acquire, lock.locked):
+        with pytest.raises(redis.ConnectionError) as raised:
+            call()
+        assert isinstance(raised.value, LockUnavailable)
+
+
 @pytest.mark.parametrize("token", [None, "mine"])
 def test_an_interrupted_call_leaves_no_lock(token: Any, ours: Make, monkeypatch: Any) -> None:
     lock, by_token, strike = ours(timeout=600), ours(), Mock(side_effect=KeyboardInterrupt)
