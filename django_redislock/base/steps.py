@@ -19,6 +19,8 @@ from typing import Any, Protocol, TypeVar
 from asgiref.sync import SyncToAsync, async_to_sync, iscoroutinefunction, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
+from .times import Alarm
+
 T = TypeVar("T")
 
 
@@ -60,7 +62,12 @@ class Pause:
         time.sleep(self.seconds)
 
     async def arun(self) -> None:
-        await asyncio.sleep(self.seconds)
+        over = asyncio.Event()
+        alarm = Alarm(asyncio.get_running_loop(), self.seconds, over.set)
+        try:
+            await over.wait()
+        finally:
+            alarm.cancel()
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -40,6 +43,38 @@ def seconds(value: object, what: str, *, least: float = 0.001) -> float:
     if number > LONGEST:
         raise ValueError(f"{what} must be at most ten years, not {shown(value)}.")
     return number
+
+
+def is_frozen() -> bool:
+    """Return whether the tests of a site have frozen the clock that event loops use."""
+    return abs(time.monotonic() - monotonic()) >= 1.0
+
+
+class Alarm:
+    """Calls ``callback`` in ``loop`` after so many seconds, unless it is cancelled: ``loop.call_later()``.
+
+    Where the clock of the loop is frozen, so that its own alarms never go off, a thread waits for it.
+    """
+
+    __slots__ = ("_callback", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> None:
+        self._callback: Callable[[], object] = callback
+        self._timer: asyncio.TimerHandle | threading.Timer
+        if not is_frozen():
+            self._timer = loop.call_later(max(seconds, 0.0), callback)
+        else:
+            self._timer = threading.Timer(seconds, self._ring, [loop])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+        self._callback = lambda: None  # the thread may have rung already
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(lambda: self._callback())
 
 
 GRACE = 0.8  # seconds past a deadline in which an answer still counts

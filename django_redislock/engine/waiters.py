@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..base.names import split_member
-from ..base.times import monotonic
+from ..base.times import Alarm, monotonic
 
 Loop = asyncio.AbstractEventLoop
 
@@ -126,7 +126,7 @@ class TaskWaiter(Waiter):
         # if we are told after this check, _unpark still runs after we have parked, since it runs in this loop
         if not self._told:
             self._parked = self.loop.create_future()
-            alarm = None if until == math.inf else self.loop.call_later(until - monotonic(), self._unpark)
+            alarm = None if until == math.inf else Alarm(self.loop, until - monotonic(), self._unpark)
             try:
                 await self._parked
             finally:

@@ -80,7 +80,7 @@ class Question(concurrent.futures.Future["BaseException | None"]):
             raise ConnectionError(str(error)) from error  # a new one for each who waits: it keeps its own traceback
 
     async def aanswer(self, by: float | None) -> None:
-        """The same in an event loop."""
+        """The same in an event loop. Where tests have frozen its clock, wait until it is done."""
         await asyncio.wait({asyncio.wrap_future(self)}, timeout=_left(by))  # others wait, too: it is not cancelled
         self.answer(-math.inf)
 

@@ -8,12 +8,13 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.steps import arun
-from ..base.times import GRACE, monotonic
+from ..base.times import GRACE, Alarm, is_frozen, monotonic
 from .node import AbortableConnection, Node
 from .sentinels import believe, connect
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Slot, find, surplus, taken
@@ -51,7 +52,7 @@ class _Limit:
     def begin(self, until: float) -> None:
         """An exchange begins, which may last until then."""
         self._until, self.struck = until, False
-        if until < self._rings:
+        if until < self._rings or is_frozen():  # then the alarm may have been set before, and never ring
             self._set(until)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -67,9 +68,8 @@ class _Limit:
 
     def _set(self, at: float) -> None:
         self._silence()
-        self._alarm = self._loop.call_later(at - monotonic(), self._ring)
-        # where tests have frozen the clock of the loop, that may never ring: the next exchange sets another
-        self._rings = at if abs(self._loop.time() - monotonic()) < 1.0 else math.inf
+        self._rings = at
+        self._alarm = Alarm(self._loop, at - monotonic(), self._ring)
 
     def _silence(self) -> None:
         if self._alarm is not None:
@@ -89,7 +89,7 @@ class _Limit:
             self.struck = True
             self._connection.abort()
             self._rings = monotonic() + 0.1
-            self._alarm = self._loop.call_later(0.1, self._strike)  # it may just have been connected
+            self._alarm = Alarm(self._loop, 0.1, self._strike)  # it may just have been connected
 
 
 class LoopSlot(Slot):
@@ -211,7 +211,7 @@ class LoopConnections:
         loop = asyncio.get_running_loop()
         granted = loop.create_future()
         self._queues[urgency].append((loan, granted))
-        limit = loop.call_later(patience, loop.call_later, AFTER_HANGING, self._give_up, granted)
+        limit = Alarm(loop, patience, partial(Alarm, loop, AFTER_HANGING, partial(self._give_up, granted)))
         try:
             await granted
         finally:

@@ -34,8 +34,9 @@ DATE = "2040-02-29 12:00"
 WAIT = 0.1  # seconds
 
 FREEZERS: dict[str, Freeze] = {
-    "freezegun": lambda: freeze_time(DATE, real_asyncio=True),
+    "freezegun": lambda: freeze_time(DATE),
     "time-machine": lambda: time_machine.travel(DATE, tick=False),
+    "real asyncio": lambda: freeze_time(DATE, real_asyncio=True),
 }
 frozen = pytest.mark.parametrize("freeze", FREEZERS.values(), ids=FREEZERS)
 FREE = (False, False, LockStatus.FREE)

@@ -432,6 +432,13 @@ async def test_an_exchange_has_a_limit_after_one_during_which_tests_had_frozen_t
             await WIRE.aexchange(("BLPOP", "busy", str(GENEROUS)))
 
 
+@pytest.mark.complete
+async def test_an_exchange_has_a_limit_though_the_clock_was_frozen_after_the_one_before() -> None:
+    await WIRE.aexchange(("ECHO", "1"), within=GENEROUS)
+    with freeze_time(real_asyncio=False), pytest.raises(redis.TimeoutError):
+        await WIRE.aexchange(("BLPOP", "busy", str(GENEROUS)), within=0.3)
+
+
 async def test_a_connection_whose_exchanges_all_ended_in_time_is_not_closed_when_the_first_would_be_late() -> None:
     await WIRE.aexchange(("PING",))  # it is connected
     before = await WIRE.aexchange(("CLIENT", "ID"), within=1)
