@@ -439,7 +439,7 @@ def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(ho
     LockPool("accounts").extend(["alice"])
     with suppress(ValueError):
         section()
-    for one in interrupters(lambda file: file.startswith(OURS)):
+    for one in interrupters(lambda file: file.startswith(OURS), least=50):
         with suppress(Interrupt, ValueError):
             one.run(section)
         deadline = monotonic() + GENEROUS
