@@ -10,9 +10,9 @@ import math
 import secrets
 import threading
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from types import SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import redis.exceptions
 
@@ -29,6 +29,9 @@ from .options import ANY_NUMBER, Options, terms_of
 from .store.calls import BEARER, find_held, read_holder
 from .store.lock_store import Partition
 from .store.stores import get_partition
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def encode_token(token: object) -> SecretBytes:
@@ -55,9 +58,16 @@ def bears(token: bytes, stored: str) -> bool:
 class CacheLockUnavailable(LockUnavailable, redis.exceptions.ConnectionError):
     """LockUnavailable from ``cache.lock()``: redis-py raises a ConnectionError there, so this is one too."""
 
-    @classmethod
-    def of(cls, error: LockUnavailable) -> CacheLockUnavailable:
-        return cls(str(error), error.name, lease_left=error.lease_left)
+
+def _as_redis_has_it(method: Callable[P, R]) -> Callable[P, R]:
+    @wraps(method)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except LockUnavailable as error:
+            raise CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left) from error
+
+    return wrapper
 
 
 class _PerThread(threading.local):
@@ -123,8 +133,7 @@ class CacheLock:
         self.local: Any = _PerThread() if thread_local else SimpleNamespace(token=None, held=None)
         # wrong arguments are an error here, not at the first acquire; an alias that locks cannot use is one there
         self._options()
-        if blocking_timeout is not None:
-            _patience(blocking_timeout)
+        _patience(blocking_timeout)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -147,6 +156,7 @@ class CacheLock:
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         return self._acquire(blocking, blocking_timeout, given) is None
 
+    @_as_redis_has_it
     def release(self) -> None:
         """Release the lock to the next waiter. LockError: not locked here. LockNotOwnedError: it has expired."""
         token, held = self._current("release")
@@ -161,9 +171,9 @@ class CacheLock:
                     run(held.release_lease(bearer=True))
                 elif not run(release_by_token(lease.partition, lease.name, lease.token.__eq__)):
                     raise lease.lost_error()  # unless another bearer has extended it in time
-        except LockUnavailable as error:
+        except LockUnavailable:
             self.local.token, self.local.held = bytes(token), held  # so that it can be tried again
-            raise CacheLockUnavailable.of(error) from error
+            raise
         except LockError:
             raise
         except BaseException:  # interrupted: it has to end all the same
@@ -181,23 +191,19 @@ class CacheLock:
         """Make the lease end ``timeout`` seconds from now."""
         return self._renew("reacquire", "set", None)
 
+    @_as_redis_has_it
     def locked(self) -> bool:
         """Return whether anybody holds the lock."""
-        try:
-            return run(read_holder(self._partition(), self.name))[0]
-        except LockUnavailable as error:
-            raise CacheLockUnavailable.of(error) from error
+        return run(read_holder(self._partition(), self.name))[0]
 
+    @_as_redis_has_it
     def owned(self) -> bool:
         """Return whether it is held by this lock: by this thread, or with ``thread_local=False`` by this object."""
         try:
             token, _ = self._current("own")
         except LockError:
             return False
-        try:
-            return run(find_held(self._partition(), self.name, partial(bears, token))) is not None
-        except LockUnavailable as error:
-            raise CacheLockUnavailable.of(error) from error
+        return run(find_held(self._partition(), self.name, partial(bears, token))) is not None
 
     def __enter__(self) -> CacheLock:
         refusal = self._acquire(self.blocking, self.blocking_timeout, None, block_of(self))
@@ -228,6 +234,7 @@ class CacheLock:
         make = _options_of if plain else _options_of.__wrapped__  # what cannot be hashed is refused by the latter
         return make(self.timeout, self.using)
 
+    @_as_redis_has_it
     def _acquire(
         self, blocking: bool, timeout: float | None, given: SecretBytes | None, block: WithBlock | None = None
     ) -> LockNotAcquired | None:
@@ -235,9 +242,8 @@ class CacheLock:
         ours = None if given is None else make_token(given)
         # one that ends by itself or in another thread is not shown, so whoever waits for it in this one may wait
         shown = self.thread_local and not self.timeout
-        acquisition: Acquisition | None = None
+        acquisition = Acquisition(self.name, self._options(), token=ours, shown=shown)
         try:
-            acquisition = Acquisition(self.name, self._options(), token=ours, shown=shown)
             endless = blocking is True and timeout is None
             refusal = acquisition.acquire(
                 NEVER if endless else acquisition.terms.deadline(bool(blocking), _patience(timeout))
@@ -251,27 +257,22 @@ class CacheLock:
             self.local.held = acquisition
             self.local.token = acquisition.its_lease.token.encode() if given is None else bytes(given)
             return None
-        except BaseException as error:
-            if acquisition is not None:  # pragma: no branch (the client of a cluster may fail as it is made)
-                acquisition.abandon()
-            if isinstance(error, LockUnavailable):
-                raise CacheLockUnavailable.of(error) from error
+        except BaseException:
+            acquisition.abandon()
             raise
 
+    @_as_redis_has_it
     def _renew(self, verb: str, how: str, left: float | None) -> Literal[True]:
         token, held = self._current(verb)
         if not self.timeout:
             raise LockError(f"Cannot {verb} a lock with no timeout", self.name)
         left = _lease(self.timeout, "timeout") if left is None else left
         replicas = terms_of(self._options(), self.name).replicas
-        try:
-            if held is not None and not held.its_lease.lost:
-                run(renew(held.its_lease, how, left))
-            elif not run(renew_by_token(self._partition(), self.name, partial(bears, token), how, left, replicas)):
-                # None: another process has acquired it, and gave us the token
-                raise self._not_owned(verb) if held is None else held.its_lease.lost_error()
-        except LockUnavailable as error:
-            raise CacheLockUnavailable.of(error) from error
+        if held is not None and not held.its_lease.lost:
+            run(renew(held.its_lease, how, left))
+        elif not run(renew_by_token(self._partition(), self.name, partial(bears, token), how, left, replicas)):
+            # None: another process has acquired it, and gave us the token
+            raise self._not_owned(verb) if held is None else held.its_lease.lost_error()
         return True
 
     def _current(self, verb: str) -> tuple[SecretBytes, Acquisition | None]:

@@ -220,12 +220,11 @@ class Acquisition(Releasable):
     def go_on(self, deadline: Deadline, begun: float, tried: Tried | None) -> Steps[LockNotAcquired | None]:
         """Get the lock where the first try, if there was one, was not enough. See acquire()."""
         canceller = self._make_canceller()
-        above, own = self._held_above() if self._above else (None, False)
+        above, own = self._held_above()
         if above is not None and (yield from self._enter_again(above, own, deadline)):
             return None
         request, listener = self._request or self._make_request(), self._listener
-        plain = self.terms.plain  # then no key of old code is to be taken
-        old = None if plain else old_key_of(self.partition, self.name, request.id, self.token, held=False)
+        old = old_key_of(self.partition, self.name, request.id, self.token, held=False)
         self._attempt = attempt = Attempt(
             request, listener, self.terms, deadline, begun,
             waiter=self._waiter, tried=tried, generation=self._generation,
@@ -268,6 +267,8 @@ class Acquisition(Releasable):
 
     def _held_above(self) -> tuple[Lease | None, bool]:
         """The lease under which this was called for, if it is held still; and whether it is the caller's own."""
+        if not self._above:
+            return None, False
         runner = self.caller
         if runner is not None and not runs(runner):
             runner = caller()  # it has made the coroutine, and has ended: this one awaits it

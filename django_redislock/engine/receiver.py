@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 from redis.connection import Connection
@@ -29,7 +28,6 @@ from .waiters import ThreadWaiter, Waiter
 
 MESSAGE_WITHIN = 1.0  # seconds from the first byte of a message to its last
 LEADS_FOR = 0.1  # seconds a waiting thread reads, and for which the receiver's thread then expects it to wait again
-_waiters_of = attrgetter("waiters.by_id")  # of a listener; in C, as each handoff looks three times
 _OF_A_CUT = TypeError, ValueError, AttributeError  # what reading raises where another thread closes the connection
 
 
@@ -169,7 +167,7 @@ class Receiver:
     def _lone(self) -> ThreadWaiter | None:
         """The only waiter for messages on this connection, if there is one and it can read them."""
         try:
-            (lone,) = chain.from_iterable(map(dict.values, map(_waiters_of, self.listeners)))
+            (lone,) = chain.from_iterable(each.waiters.by_id.values() for each in self.listeners)
         except (ValueError, RuntimeError):  # the latter where another thread changes it
             return None
         return lone if isinstance(lone, ThreadWaiter) and not self._memory else None

@@ -143,7 +143,7 @@ def _leave(
     try:
         if _get_running_loop() is not None:
             refuse_event_loop("Use async with instead.")
-        acquisition = block.acquisition or block.acquired
+        acquisition = block.acquired
         if error is None and acquisition is not None and acquisition.release_at_once():
             warn_of_release(acquisition.lease)
         else:
