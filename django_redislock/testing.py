@@ -173,7 +173,7 @@ def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Ite
     try:
         yield
     finally:
-        run(calls.release(request, unknown=False))
+        run(calls.release(request, may_arrive=False))
 
 
 def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:

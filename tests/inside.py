@@ -181,8 +181,8 @@ class Process:
         """Ask for the lock: ``wait`` is NOT_AT_ALL, QUEUED, ADOPTING or polled(seconds)."""
         return run(calls.acquire(request, wait, ticket))
 
-    def release(self, request: Request, *, unknown: bool = False, how: str = HOLDER) -> calls.Released:
-        return run(calls.release(request, unknown=unknown, how=how))
+    def release(self, request: Request, *, may_arrive: bool = False, how: str = HOLDER) -> calls.Released:
+        return run(calls.release(request, may_arrive=may_arrive, how=how))
 
     def renew(self, request: Request, how: str = "keep", left: float = 30, fence: int | None = None) -> calls.Renewed:
         """``how``: keep, confirm, set, detach or raise."""
@@ -295,7 +295,7 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
             return super().look(wait, *tried, **how)
 
         def unregister(self) -> None:
-            uncertain = (self.ticket is None and self.unknown) or (self.polled and self.request.limit is not None)
+            uncertain = (self.ticket is None and self.may_arrive) or (self.polled and self.request.limit is not None)
             on_end(0 if uncertain else self.ticket)
             super().unregister()
 
@@ -766,7 +766,7 @@ def stop_renewer(patch: pytest.MonkeyPatch) -> None:
 
 def abandon(lock: Lock, *, withdrawal: bool = False) -> None:
     lease, watchdog = lease_of(lock), runtime().watchdog
-    watchdog.abandon(lease.request, unknown=False, how=WITHDRAWAL if withdrawal else HOLDER)
+    watchdog.abandon(lease.request, may_arrive=False, how=WITHDRAWAL if withdrawal else HOLDER)
     watchdog.end(lease)
 
 

@@ -129,8 +129,8 @@ def _use_lock(partition: Partition, name: str) -> Steps[None]:
     yield from calls.acquire(waiter, calls.QUEUED, None, deadline)
     yield from calls.renew(holder, "keep", PATIENCE, None, deadline)
     yield from calls.info(partition, keys, name, 1, deadline)
-    yield from calls.release(holder, deadline, unknown=True)  # nobody listens for the waiter: it is dropped
-    yield from calls.release(waiter, deadline, unknown=True, how=calls.WITHDRAWAL)
+    yield from calls.release(holder, deadline, may_arrive=True)  # nobody listens for the waiter: it is dropped
+    yield from calls.release(waiter, deadline, may_arrive=True, how=calls.WITHDRAWAL)
 
 
 def _server(alias: str, the: str = "The") -> str:

@@ -177,7 +177,7 @@ class Acquisition(Releasable):
         assert self._request is not None
         state = calls.state_at_once(tried)
         if state == calls.GRANTED:
-            return calls.release_command(self._request, unknown=False, how=calls.HOLDER)
+            return calls.release_command(self._request, may_arrive=False, how=calls.HOLDER)
         self.forget_try(given_back=state == calls.BUSY)
         return None
 
@@ -185,7 +185,7 @@ class Acquisition(Releasable):
         """The next try is the first one. Unless all was ``given_back``, that is done in the background."""
         assert self._request is not None
         if not given_back:
-            self._runtime.watchdog.abandon(self._request, unknown=True, how=calls.WITHDRAWAL)
+            self._runtime.watchdog.abandon(self._request, may_arrive=True, how=calls.WITHDRAWAL)
         self._request = None
 
     def _check_above(self, deadline: Deadline) -> bool:
@@ -233,7 +233,7 @@ class Acquisition(Releasable):
         if granted is not None:
             request = attempt.request if old is None else attempt.request._replace(old=old)
             fence, ends, handed = granted
-            lease = Lease(request, self.terms, fence, ends, self.template, handed=handed, unknown=attempt.unknown)
+            lease = Lease(request, self.terms, fence, ends, self.template, handed=handed, may_arrive=attempt.may_arrive)
             lease.canceller = canceller
             self._enter(lease)
             self._runtime.watchdog.watch(lease)
@@ -261,7 +261,7 @@ class Acquisition(Releasable):
         watchdog = self._runtime.watchdog
         watchdog.unwatch(lease)
         request = lease.request._replace(old=None)
-        yield from calls.release(request, Deadline.after(0), unknown=lease.unknown)
+        yield from calls.release(request, Deadline.after(0), may_arrive=lease.may_arrive)
         watchdog.end(lease)
         lease.leave(self)
 
@@ -372,10 +372,10 @@ class Acquisition(Releasable):
         if attempt is not None:
             if self.lease is None and attempt.asked:
                 attempt.asked = False
-                watchdog.abandon(attempt.request, unknown=attempt.unknown, how=calls.WITHDRAWAL)
+                watchdog.abandon(attempt.request, may_arrive=attempt.may_arrive, how=calls.WITHDRAWAL)
             attempt.unregister()
             return
         if self.lease is None and request is not None and not self.over:  # inside of the first try
-            watchdog.abandon(request, unknown=True, how=calls.WITHDRAWAL)
+            watchdog.abandon(request, may_arrive=True, how=calls.WITHDRAWAL)
         if self._waiter is not None:
             self._listener.waiters.discard(self._waiter)

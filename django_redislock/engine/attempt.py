@@ -66,7 +66,7 @@ class Attempt:
         self.confirms: bool = bool(self.request.replicas) or self.terms.stands_by
         self.current_holder: CurrentHolder = CurrentHolder(self.begun + self.terms.slow_wait)
         self.asked: bool = self.tried is not None  # there may be something of it in Redis
-        self.unknown: bool = self.asked  # a request is on its way, or may still arrive whose answer we never saw
+        self.may_arrive: bool = self.asked  # a request is on its way, or may still arrive whose answer we never saw
 
     def adopt(self) -> Steps[Granted | None]:
         """Go on with the lock that was left to the bearer of its token; None: it is still in use. LockLost: it is gone.
@@ -109,8 +109,8 @@ class Attempt:
         self.tries += 1
         while True:
             urgency = LOOKING if by_clock else RETURNING if self.asked else ENTERING
-            unknown = self.unknown and tried is None
-            self.asked = self.unknown = True
+            may_arrive = self.may_arrive and tried is None
+            self.asked = self.may_arrive = True
             if request.token is not None and self.terms.listens:
                 # else a process that does not listen passes for dead
                 request = request._replace(listens=wait == calls.QUEUED or self.listener.hears)
@@ -129,7 +129,7 @@ class Attempt:
                 tried = None
                 continue
             self.listener.answered()
-            self.unknown, tried = unknown or reply.repeated, None
+            self.may_arrive, tried = may_arrive or reply.repeated, None
             if reply.limit_before is not None:
                 _tell_of_limits(request.name, request.limit, reply.limit_before)
             if reply.state not in (calls.GRANTED, calls.ALREADY):
@@ -141,7 +141,7 @@ class Attempt:
             if monotonic() < ends:
                 self.use_member_name(f"{self.request.name}{reply.member}")
                 granted: Granted | None = Granted(reply.number, ends, reply.state == calls.ALREADY)
-                if reply.state == calls.GRANTED and monotonic() < ends - self.terms.spare:
+                if reply.state == calls.GRANTED and monotonic() < ends - self.terms.stops_early:
                     check_acknowledged(self.request, reply.acknowledged)
                 elif self.confirms:
                     granted = yield from self.confirm(reply.number)
@@ -164,7 +164,7 @@ class Attempt:
         request, how = self.request, "keep" if self.terms.stands_by else "confirm"
         answer = yield from calls.renew(request, how, request.ttl, fence, self.deadline, replicas=request.replicas)
         ends = min(answer.ends, calls.lease_end(answer.sent, request.ttl))  # as in look()
-        if answer.state != calls.HELD or monotonic() >= ends - self.terms.spare:
+        if answer.state != calls.HELD or monotonic() >= ends - self.terms.stops_early:
             self.request = self.wanted
             return None
         check_acknowledged(request, answer.acknowledged)
@@ -178,9 +178,9 @@ class Attempt:
 
     def withdraw(self) -> Steps[None]:
         """Leave the queue. A grant that came in this very moment is passed on."""
-        if self.ticket is not None or self.unknown:
+        if self.ticket is not None or self.may_arrive:
             once = Deadline.after(0)
-            answer = yield from calls.release(self.request, once, unknown=self.unknown, how=calls.WITHDRAWAL)
+            answer = yield from calls.release(self.request, once, may_arrive=self.may_arrive, how=calls.WITHDRAWAL)
             if answer.holder is not None:
                 self.current_holder.note(answer.holder, answer.left, self.waiter)
         self.asked = False

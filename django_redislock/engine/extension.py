@@ -94,7 +94,7 @@ def release_by_token(partition: Partition, name: str, bears: Callable[[str], boo
     held = yield from calls.find_held(partition, name, bears)
     if held is None:
         return False
-    answer = yield from calls.release(held.request, unknown=False, how=calls.BEARER)
+    answer = yield from calls.release(held.request, may_arrive=False, how=calls.BEARER)
     released = answer.state == calls.RELEASED or answer.repeated
     lease = runtime().watchdog.lease_of(held.request.id)
     if released and lease is not None:

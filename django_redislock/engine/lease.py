@@ -81,7 +81,7 @@ class Lease:
 
     ``ends`` counts from the moment at which the request was sent, so it is never later than the end in Redis, unless
     the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`). For a
-    leader, it is ``spare`` seconds earlier: the time to come to an end before anybody else leads.
+    leader, it is ``stops_early`` seconds earlier: the time to come to an end before anybody else leads.
     """
 
     # with the dict, which few leases need: for the attributes below
@@ -96,6 +96,7 @@ class Lease:
         "handed",
         "id",
         "known",
+        "may_arrive",
         "name",
         "partition",
         "pid",
@@ -105,11 +106,10 @@ class Lease:
         "seen",
         "shares",
         "since",
-        "spare",
+        "stops_early",
         "template",
         "terms",
         "ttl",
-        "unknown",
         "watched",
     )
     matters = True  # whether a failure to renew it is worth a warning
@@ -134,7 +134,7 @@ class Lease:
         ends: float,
         template: str,
         handed: bool = False,
-        unknown: bool = False,
+        may_arrive: bool = False,
     ) -> None:
         self.request: LockRequest = request
         self.partition: Partition = request.partition
@@ -143,11 +143,11 @@ class Lease:
         self.ttl: float = request.ttl
         self.terms: Terms = terms
         self.fence: int = fence
-        self.spare: float = terms.spare
-        self.ends: float = ends - terms.spare
+        self.stops_early: float = terms.stops_early
+        self.ends: float = ends - terms.stops_early
         self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
-        self.unknown: bool = unknown  # an acquire of this attempt may still arrive
-        if unknown:
+        self.may_arrive: bool = may_arrive  # an acquire of this attempt may still arrive
+        if may_arrive:
             self.late = request.gone, "0"
         self.since: float = monotonic()
         self.known: float = self.since  # as of when Redis has said last that it is held
@@ -201,17 +201,17 @@ class Lease:
         if how in ("set", "detach"):
             asked = lease_end(answer.sent, left)
         elif how == "keep":
-            asked = max(self.ends + self.spare, lease_end(answer.sent, left))
+            asked = max(self.ends + self.stops_early, lease_end(answer.sent, left))
         else:
             asked = self._confirmed_end()
         # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
-        self.ends = min(answer.ends, asked) - self.spare
+        self.ends = min(answer.ends, asked) - self.stops_early
         self.known = answer.sent
         self.handed = False
 
     def _confirmed_end(self) -> float:
         """The end in Redis, as far as it is known here, to which whatever moves it confirms a handoff."""
-        ends = self.ends + self.spare
+        ends = self.ends + self.stops_early
         return max(ends, lease_end(self.since, self.ttl)) if self.handed else ends
 
     @property
@@ -253,7 +253,7 @@ class Lease:
         soonest = now + min(self.ttl / 20, (self.ends - now) / 3)
         due = self.known + self.ttl / 3  # whatever the end: it may be lost
         if self.renewing:
-            due = min(due, self.ends + self.spare - self.ttl * 2 / 3)
+            due = min(due, self.ends + self.stops_early - self.ttl * 2 / 3)
         return min(max(due, soonest), self.ends)
 
     def question(self, *, first: bool, urgent: bool) -> str:

@@ -216,7 +216,7 @@ class Listener:
     def _withdraw(self, id: str, name: str) -> None:
         """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""
         left = LockRequest(self.partition, make_keys(self.partition.prefix, name), name, id)
-        self._watchdog.abandon(left, unknown=False, how=WITHDRAWAL)
+        self._watchdog.abandon(left, may_arrive=False, how=WITHDRAWAL)
 
 
 def _end_of(node: Node, granted_us: int, lease: float) -> float:

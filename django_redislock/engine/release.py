@@ -192,7 +192,7 @@ class Releasable(Ending, Held):
         if lease.lost_reason:
             return None
         lease.releases += 1
-        return calls.release_command(request, unknown=lease.unknown, how=how)
+        return calls.release_command(request, may_arrive=lease.may_arrive, how=how)
 
     def let_go(self, tried: Tried) -> bool:
         """End the lease if the first try has released the lock, and return True; else keep the try for release()."""
@@ -248,7 +248,7 @@ class Releasable(Ending, Held):
         try:
             watchdog.unwatch(lease)
             how = calls.BEARER if bearer or lease.detaching else calls.HOLDER
-            answer = yield from calls.release(lease.request, unknown=lease.unknown, how=how, tried=tried)
+            answer = yield from calls.release(lease.request, may_arrive=lease.may_arrive, how=how, tried=tried)
             # a repeated release that finds nothing within the lease did its work the first time; a closed lease was
             # released in the background meanwhile, because its block was interrupted
             repeated = answer.repeated or lease.tried_release
@@ -366,7 +366,7 @@ def abandon_lease(lease: Lease) -> None:
     how = calls.BEARER if lease.detaching else calls.HOLDER
     # a renewal whose answer was lost may have moved its end
     lasts = max(lease.ttl, lease.remaining(), lease.detaching)
-    watchdog.abandon(lease.request, unknown=lease.unknown, how=how, lasts=lasts)
+    watchdog.abandon(lease.request, may_arrive=lease.may_arrive, how=how, lasts=lasts)
     watchdog.end(lease)
 
 
@@ -376,7 +376,7 @@ def release_detached(lease: Lease | None) -> Steps[None]:
         return  # whoever uses it gives it back
     answer = None
     try:
-        answer = yield from calls.release(lease.request, unknown=lease.unknown, how=calls.BEARER)
+        answer = yield from calls.release(lease.request, may_arrive=lease.may_arrive, how=calls.BEARER)
     except LockUnavailable as trouble:
         log_unreleased(trouble)
     finally:

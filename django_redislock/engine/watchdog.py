@@ -3,8 +3,6 @@
 It keeps time, and gives back what was interrupted. What is to be sent goes through the dispatch, with timeouts of at
 most a sixth of the TTL, and what is to be told through the notifier: neither a slow Redis nor slow code of the site
 delays a renewal, or the news that a lease has ended.
-
-The module is long because whether an answer still counts is decided under one mutex (R12), and is read in one go.
 """
 
 from __future__ import annotations
@@ -112,7 +110,7 @@ class Watchdog:
     def shortened(self, lease: Lease, ends: float) -> None:
         """The lease may end at this time already: the holder is asking Redis for that."""
         with self._mutex:
-            lease.ends = min(lease.ends, ends - lease.spare)
+            lease.ends = min(lease.ends, ends - lease.stops_early)
             self._plan_next(lease)  # also so that no answer on its way counts
 
     def _plan_next(self, lease: Lease) -> None:
@@ -123,18 +121,19 @@ class Watchdog:
         """All that this process holds."""
         return list(self._leases.values())
 
-    def abandon(self, request: LockRequest, *, unknown: bool, how: str = calls.HOLDER, lasts: float = 0.0) -> None:
+    def abandon(self, request: LockRequest, *, may_arrive: bool, how: str = calls.HOLDER, lasts: float = 0.0) -> None:
         """Release or withdraw in the background, as often as it takes. Failures to release are logged.
 
-        ``unknown``: a request to acquire may still arrive. ``lasts``: seconds after which the lease has ended.
+        ``may_arrive``: a request to acquire may still arrive; so its id is marked as gone (R8; see release_command()).
+        ``lasts``: seconds after which the lease has ended.
         """
         with self._mutex:
             now = monotonic()
-            until = now + max(lasts, REMEMBER_FOR + (request.ttl if unknown else 0.0))  # that may begin a lease
+            until = now + max(lasts, REMEMBER_FOR + (request.ttl if may_arrive else 0.0))  # that may begin a lease
             tasks, old = list[Pending](), request.old
             if old is not None:
                 tasks.append(Pending(old.partition, partial(old.command, "free"), until, False, now))
-            command = partial(calls.release_command, request, unknown=unknown, how=how)
+            command = partial(calls.release_command, request, may_arrive=may_arrive, how=how)
             # a withdrawal concerns nothing that was held, and its caller has had an error
             tasks.append(Pending(request.partition, command, until, how != calls.WITHDRAWAL, now, request))
             for task in tasks:
@@ -330,7 +329,7 @@ class Watchdog:
             return
         self._pending.pop(task, None)
         if task.request is not None and (rest := calls.left_to_release(task.request, answer)) is not None:
-            self.abandon(rest, unknown=False, how=calls.WITHDRAWAL)
+            self.abandon(rest, may_arrive=False, how=calls.WITHDRAWAL)
 
     def _again(self, batch: list[Outgoing], delay: float) -> None:
         with self._mutex:
@@ -372,5 +371,5 @@ class Watchdog:
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal
         self.alarms.wake()
-        if lease.unknown and reason != OLD_KEY and monotonic() < lease.ends:  # else it may be held in Redis still
-            self.abandon(lease.request, unknown=True, how=calls.WITHDRAWAL)
+        if lease.may_arrive and reason != OLD_KEY and monotonic() < lease.ends:  # else it may be held in Redis still
+            self.abandon(lease.request, may_arrive=True, how=calls.WITHDRAWAL)

@@ -215,20 +215,20 @@ def release(
     request: LockRequest,
     deadline: Deadline = NEVER,
     *,
-    unknown: bool,
+    may_arrive: bool,
     how: str = HOLDER,
     tried: Tried | None = None,
 ) -> Steps[Released]:
     """Release the lock, or leave its queue.
 
-    ``unknown``: an acquire of this attempt may still be on its way; it will find that the attempt is over. ``how``:
+    ``may_arrive``: an acquire of this attempt may still be on its way; it will find that the attempt is over. ``how``:
     HOLDER, BEARER (whoever acquired it: the token is enough) or WITHDRAWAL. ``deadline``, ``tried``: see call().
     """
     state, again, kept = NOT_HELD, False, True
     if request.old is not None:  # first, so that whoever gets ours next finds it free
         kept, _ = yield from request.old.call("free", deadline=deadline, urgency=LEAVING)
     while True:
-        command = release_command(request, unknown=unknown, how=how)
+        command = release_command(request, may_arrive=may_arrive, how=how)
         calling = call(request.partition, command, request.name, deadline=deadline, urgency=LEAVING, tried=tried)
         answer, _, repeated, *_ = yield from calling
         state, again, tried = state or answer[0], again or repeated, None
@@ -240,7 +240,7 @@ def release(
                 return Released(state, again)
             value, left = answer[3:]
             return Released(state, again, SecretBytes(value), left / 1000)
-        request, unknown = rest, False
+        request, may_arrive = rest, False
 
 
 def left_to_release(request: LockRequest, answer: Sequence[Any]) -> LockRequest | None:
@@ -252,11 +252,11 @@ def left_to_release(request: LockRequest, answer: Sequence[Any]) -> LockRequest 
     return request if more else None
 
 
-def release_command(request: LockRequest, *, unknown: bool, how: str = HOLDER) -> Command:
+def release_command(request: LockRequest, *, may_arrive: bool, how: str = HOLDER) -> Command:
     partition, keys = request.partition, request.keys
     script = _LEAVE if keys.any else _RELEASE[keys.stored]
     more: tuple[str, ...] = ()
-    if unknown:
+    if may_arrive:
         more = keys.never, request.gone
     elif partition.store.clustered:
         more = (keys.never,)

@@ -96,10 +96,10 @@ async def load(
         lock.release()  # to the first that waits
     turns = min(TURNS, len(queues[-1]) - 1)  # the last ones of each queue keep waiting
     leaving = [queue[turn] for turn in range(turns) for queue in queues]
-    cost("handover_us", [(one, calls.release_command(one, unknown=False)) for one in leaving])
+    cost("handover_us", [(one, calls.release_command(one, may_arrive=False)) for one in leaving])
     leaving = [one for queue in queues for one in queue[turns + 1 :]]
     how = calls.WITHDRAWAL
-    cost("leave_us", [(one, calls.release_command(one, unknown=False, how=how)) for one in leaving])
+    cost("leave_us", [(one, calls.release_command(one, may_arrive=False, how=how)) for one in leaving])
     for ear in ears:
         ear.disconnect()
 

@@ -101,7 +101,7 @@ def meet_the_dead(name: str) -> None:
     assert acquire(b, polled(50)) == inside.GRANTED  # it was left for it
     assert nobody.force(name)
     assert nobody.renew(b).state == inside.LOST
-    assert nobody.release(d, unknown=True).state == inside.NOT_HELD
+    assert nobody.release(d, may_arrive=True).state == inside.NOT_HELD
     assert acquire(d) == inside.GIVEN_UP
     nobody.close()
 

@@ -186,11 +186,11 @@ class Machine(OnServer):
         if one := self._pick(who):
             self._ask(one, wait, None if repeats else one.ticket)
 
-    @rule(who=WHO, further=FURTHER, unknown=st.booleans(), how=RIGHTS)
-    def release(self, who: str, further: int, unknown: bool, how: str) -> None:
-        """A release or withdrawal, possibly late or from another process; ``unknown``: an acquire may still arrive."""
+    @rule(who=WHO, further=FURTHER, may_arrive=st.booleans(), how=RIGHTS)
+    def release(self, who: str, further: int, may_arrive: bool, how: str) -> None:
+        """A release or withdrawal, possibly late or from another process; ``may_arrive``: an acquire may."""
         if one := self._pick(who):
-            self._release(one, (one.process + further) % 3, unknown=unknown, how=how)
+            self._release(one, (one.process + further) % 3, may_arrive=may_arrive, how=how)
 
     @rule(who=WHO, further=FURTHER, ttl=TTLS, how=HOWS, ms=TTLS, below=BELOW)
     def renew(self, who: str, further: int, ttl: int, how: str, ms: int, below: int | None) -> None:
@@ -203,7 +203,7 @@ class Machine(OnServer):
         """The holder's release, more often than by chance; with its own right, if none is given."""
         one = self._holder()
         right = inside.BEARER if self._held().flag == "d" else inside.HOLDER
-        self._release(one, one.process, unknown=False, how=how or right)
+        self._release(one, one.process, may_arrive=False, how=how or right)
 
     @is_held
     @rule(ttl=TTLS, how=HOWS, ms=TTLS, below=BELOW)
@@ -280,7 +280,7 @@ class Machine(OnServer):
         for id, _ in self.reference.in_order():
             one = self.people[id]
             if anew:
-                self._release(one, one.process, unknown=False)
+                self._release(one, one.process, may_arrive=False)
             else:
                 self._ask(one, inside.QUEUED, one.ticket)
         for home, wait, token in zip(homes, waits, tokens, strict=True):
@@ -406,12 +406,12 @@ class Machine(OnServer):
 
         self._do(act)
 
-    def _release(self, one: Someone, process: int, *, unknown: bool, how: str = inside.HOLDER) -> None:
+    def _release(self, one: Someone, process: int, *, may_arrive: bool, how: str = inside.HOLDER) -> None:
         def act() -> bool:
             request = self._request(one, process, listens=one.listens or process != one.process)
-            expected = self.reference.release(_caller(request), one.attempt.id, unknown=unknown, how=how)
-            answer = self.homes[process].release(request, unknown=unknown, how=how)
-            note(f"  # process {process} releases {one}, {unknown=}, {how=}: {answer.state}; should be {expected}")
+            expected = self.reference.release(_caller(request), one.attempt.id, may_arrive=may_arrive, how=how)
+            answer = self.homes[process].release(request, may_arrive=may_arrive, how=how)
+            note(f"  # process {process} releases {one}, {may_arrive=}, {how=}: {answer.state}; should be {expected}")
             assert answer[:2] == (expected, False)
             return False
 
@@ -467,7 +467,7 @@ class Machine(OnServer):
             elif asks == "renew" and former:
                 self._renew(former, process, 50_000, "keep", 50_000)
             elif asks == "withdraw" and former:
-                self._release(former, process, unknown=True, how=inside.WITHDRAWAL)
+                self._release(former, process, may_arrive=True, how=inside.WITHDRAWAL)
             else:
                 self.come(process, None, 50_000, inside.QUEUED)
 
@@ -527,10 +527,10 @@ class Machine(OnServer):
         if not self.sound:
             return
         for id in list(self.reference.queue):
-            self._release(self.people[id], 0, unknown=False)
+            self._release(self.people[id], 0, may_arrive=False)
         self._force(0, None, inside.SUSPENSION)
         while self.reference.lock:
-            self._release(self._holder(), 0, unknown=False, how=inside.BEARER)
+            self._release(self._holder(), 0, may_arrive=False, how=inside.BEARER)
         self.come(0, None, 21_000, inside.NOT_AT_ALL)  # finds the index as a lease that has ended by itself leaves it
         self.release_held()
         assert not self.reference.queue

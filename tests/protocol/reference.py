@@ -137,13 +137,13 @@ class Reference:
             ticket = self._join(caller, attempt, wait, ticket)
         return Answer(state, ticket, value, unheard=self._unheard)
 
-    def release(self, caller: Process, id: str, *, unknown: bool, how: str) -> int:
-        """``unknown``: an acquire may still arrive; ``how``: see calls.release()."""
+    def release(self, caller: Process, id: str, *, may_arrive: bool, how: str) -> int:
+        """``may_arrive``: an acquire may still arrive; ``how``: see calls.release()."""
         held = self.lock
         mine = held is not None and held.id == id
         if held and mine and held.flag == "d" and how != inside.BEARER:
             return inside.DETACHED  # no longer ours: it waits for somebody with the token
-        if unknown:
+        if may_arrive:
             self.gone[id] = self.now + MINUTE * MS
         if held and mine and held.flag == "a" and how == inside.WITHDRAWAL:
             self.lock = held._replace(flag="d")  # the attempt that was about to adopt it never learned that it had

@@ -77,10 +77,10 @@ def test_r2_a_script_that_may_not_write_publishes_nothing(
     assert (["a", HOLDER] if by == "adopt" else ["g", WAITER]) in told(first) + told(second)
 
 
-@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize("may_arrive", [False, True])
 @pytest.mark.parametrize("name", [NAME, MEMBER], ids=["key", "member"])
 def test_r2_a_holder_can_renew_release_and_hand_over_when_redis_is_out_of_memory(
-    name: str, unknown: bool, ghosts: tuple[redis.Redis, Ghost, Ghost]
+    name: str, may_arrive: bool, ghosts: tuple[redis.Redis, Ghost, Ghost]
 ) -> None:
     """The first write of a script is one that Redis allows at its limit of memory."""
     root, first, second = ghosts
@@ -90,7 +90,7 @@ def test_r2_a_holder_can_renew_release_and_hand_over_when_redis_is_out_of_memory
     with pytest.raises(LockUnavailable, match="maxmemory"):
         Lock("other").acquire()
     assert {renew(first, HOLDER, name, how).state for how in ("keep", "confirm", "set")} == {inside.HELD}
-    first.release(first.request(HOLDER, name=name), unknown=unknown)
+    first.release(first.request(HOLDER, name=name), may_arrive=may_arrive)
     assert told(second) == [["g", WAITER]]
     for how in ("confirm", "keep", "set", "detach"):
         renewed = renew(second, WAITER, name, how)

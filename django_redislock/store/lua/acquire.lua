@@ -6,7 +6,7 @@
 --            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, a: only adopt
 --            ticket: '' when none was drawn yet; token: '-' when it is the id
 --            own: with a token, the channel of the caller's process, even if it does not listen
---            most: how many others may wait already, '' for any number
+--            most: max_waiters, how many others may wait already; '' for any number
 --            limit: of a semaphore, how many may hold it at once; else ''
 --            Without ticket, token, most and limit, everything from ticket on may be missing
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds or
