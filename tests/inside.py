@@ -902,18 +902,22 @@ def settings(**overridden: Any) -> dict[str, Any]:
         return asdict(conf())
 
 
+def _computations() -> list[Computation]:
+    return [known for reference in list(computations.get().values()) if (known := reference()) is not None]
+
+
 def values_under_way() -> int:
-    return len(computations.get())
+    return len(_computations())
 
 
 def waiting_for_values() -> int:
     """How many callers of this process wait for another one of it that computes the same value."""
-    return sum(len(computation.waiters) for computation in list(computations.get().values()))
+    return sum(len(computation.waiters) for computation in _computations())
 
 
 def lose_patience() -> None:
     """The time is over for which callers wait for one that computes the same value."""
-    for computation in list(computations.get().values()):
+    for computation in _computations():
         computation.begun -= computation.until - monotonic()
         computation.until = 0.0
         for waiter in list(computation.waiters):

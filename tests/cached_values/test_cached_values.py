@@ -1,8 +1,10 @@
 """Values in caches of several kinds, and threads and tasks that ask for them."""
 
 import asyncio
+import gc
 import logging
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -476,7 +478,7 @@ def test_a_waiter_for_a_computation_that_is_interrupted_anywhere_computes(
     other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R18: whether before it computes, or when it is about to tell the others that it has ended."""
-    limit(monkeypatch, value_patience=0.05)
+    limit(monkeypatch, value_patience=10 * GENEROUS)
     ours = str(Path(django_redislock.__file__).parent)
     waits = other()
     locked_get_or_set("warm-up", int)
@@ -484,5 +486,7 @@ def test_a_waiter_for_a_computation_that_is_interrupted_anywhere_computes(
         get = partial(locked_get_or_set, f"key-{place}", int)
         with suppress(Interrupt):
             one.run(get)
+        if sys.version_info < (3, 11):
+            gc.collect()  # there, a traced frame keeps its local variables in a dict
         caches["default"].delete(f"key-{place}")
         waits(get)
