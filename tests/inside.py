@@ -340,9 +340,18 @@ def command_of_a_new_process() -> str:
 
 
 def let_go() -> None:
-    """Drop locks that were not released, as if their threads had never existed."""
+    """Drop locks that were not released, as if their threads had never existed; and end what was another process."""
     for lease in leases():
         runtime().watchdog.end(lease)
+    while _others:
+        runtimes, stores = _others.pop()
+        for lease in runtimes.get().watchdog.leases():
+            runtimes.get().watchdog.end(lease)
+        for store in list(stores.get().values()):
+            store.close()
+
+
+_others: list[tuple[PerProcess[runtime_module.Runtime], PerProcess[dict[Any, LockStore]]]] = []
 
 
 WHERE_LOCKS_ARE_ACQUIRED = (acquisition.__file__, several.__file__)
@@ -795,8 +804,11 @@ def keeps_connection_to_renew() -> bool:
 
 
 def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = False) -> None:
-    """Begin anew: nothing held, no threads. ``finalizing``: all other threads were stopped for good, in the middle."""
-    patch.setattr(runtime_module, "_runtime", PerProcess(runtime_module.Runtime))
+    """Begin anew, until the end of the test: nothing held, no threads, no connections. ``finalizing``: all others were
+    stopped for good, in the middle."""
+    _others.append((PerProcess(runtime_module.Runtime), PerProcess(dict)))
+    patch.setattr(runtime_module, "_runtime", _others[-1][0])
+    patch.setattr(stores_module, "_stores", _others[-1][1])
     patch.setattr(conf_module, "_changes", -time.monotonic_ns())  # what was kept with the settings is made anew
     if finalizing:
         held = threading.Thread(target=runtime().watchdog._mutex.acquire)
