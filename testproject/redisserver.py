@@ -67,6 +67,7 @@ class RedisServer:
         self.has_run = False
         self.socket = self.folder / "redis.sock"
         self.options = {"save": "", "appendonly": "no", "dir": str(self.folder), "unixsocket": str(self.socket)}
+        self.options["repl-diskless-sync-delay"] = "0"  # else it lets its first replica wait for others, for 5 s
         self.options |= {key.replace("_", "-"): str(value) for key, value in options.items()}
         self.process: subprocess.Popen[bytes] | None = None
         self.take_ports()

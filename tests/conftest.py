@@ -148,7 +148,6 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]
 def replica(own: RedisServer) -> Iterator[RedisServer]:
     """A replica of ``own``, which keeps up with it."""
     with redis_server() as running, running.client() as replica, own.client() as master:
-        master.config_set("repl-diskless-sync-delay", 0)
         replica.replicaof("127.0.0.1", str(own.port))
         until(lambda: replica.info("replication")["master_link_status"] == "up")
         until(lambda: master.incr("mark") and master.wait(1, 1000))

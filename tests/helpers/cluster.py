@@ -94,7 +94,7 @@ class Cluster:
     def __init__(self, *, masters: int = 3, replicas: int = 1, partitionable: bool = False, **options: Any) -> None:
         self.executable = require(find_cluster_server)
         self.partitionable = partitionable
-        self.options = {"cluster_node_timeout": 2000, "repl_diskless_sync_delay": 0, **options}
+        self.options = {"cluster_node_timeout": 2000, **options}
         self.nodes: list[Node] = []
         self._cut_off: set[Node] = set()
         self._moves: dict[int, tuple[Node, Node]] = {}

@@ -160,7 +160,7 @@ class Sentinels:
     that run agree on it."""
 
     def __init__(self, sentinels: int = 1, replicas: int = 1) -> None:
-        self.servers = [RedisServer(repl_diskless_sync_delay=0) for _ in range(1 + replicas)]
+        self.servers = [RedisServer() for _ in range(1 + replicas)]
         self.sentinels: list[SentinelServer] = []
         self.clients: list[redis.Redis] = []
         self.sentinel_clients: list[redis.Redis] = []

@@ -295,10 +295,9 @@ def test_whoever_has_little_time_left_connects_within_it(client: redis.Redis, mo
     [("up", r"You can't write against a read only replica\."), ("down", r"MASTERDOWN Link with .*'no'\.")],
 )
 def test_a_server_that_is_a_replica_is_asked_again_for_a_moment(
-    link: str, refused: str, me: Any, server: RedisServer, client: redis.Redis, settings: Any, retry_for: Any
+    link: str, refused: str, me: Any, server: RedisServer, settings: Any, retry_for: Any
 ) -> None:
     lock = Lock("a", using="replica")
-    client.config_set("repl-diskless-sync-delay", 0)
     with redis_server(replica_serve_stale_data="no") as second, second.client() as replica:
         settings.CACHES = {**settings.CACHES, "replica": alias(DJANGO_REDIS, second.url)}
         replica.replicaof("127.0.0.1", str(server.port) if link == "up" else "1")
