@@ -8,7 +8,6 @@ the next.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, TypedDict, TypeVar, overload
@@ -37,8 +36,7 @@ class Computation:
 
     It carries no value: each reads its own from the cache, since no two should share a mutable object. When PATIENCE is
     over, the next caller asks for the lock as well, and the others wait for whichever ends first: the one that computes
-    may be slow, or its event loop was closed, or it was interrupted while they waited. One more asks each time the wait
-    has doubled.
+    may be slow, or was interrupted, or its event loop was closed. One more asks each time the wait has doubled.
     """
 
     def __init__(self) -> None:
@@ -63,9 +61,8 @@ class Computation:
             waiter.wake()
 
 
-# those of this process, by the identity of a partition, and a name. Weak: nobody is to wait for one whose caller was
-# interrupted where it could not say that it has ended
-computations: PerProcess[dict[tuple[str, str], weakref.ref[Computation]]] = PerProcess(dict)
+# those of this process, by the identity of a partition, and a name
+computations: PerProcess[dict[tuple[str, str], Computation]] = PerProcess(dict)
 
 
 T = TypeVar("T")
@@ -191,9 +188,10 @@ def _lookup(
     try:
         while True:
             mine = Computation()  # anew: its time begins now
-            known = computations.get().setdefault(place, weakref.ref(mine))()
-            if known is None:
-                computations.get()[place], known = weakref.ref(mine), mine
+            known = computations.get().setdefault(place, mine)
+            if known.ended:  # but its caller was interrupted before it could say so
+                known.end()
+                computations.get()[place] = known = mine
             if mine.begun >= known.until:
                 known.until, mine = 2 * mine.begun - known.begun, known  # the next one asks as well
             if mine is known or deadline.passed:  # if it has passed, the lock is asked for once
@@ -223,6 +221,7 @@ def _lookup(
             yield from acquisition.fail(error)
             raise
     finally:
-        if computations.get().get(place) == weakref.ref(mine):
+        mine.ended = True  # at first, and without a call, in which a signal handler could raise
+        if computations.get().get(place) is mine:
             computations.get().pop(place, None)
         mine.end()

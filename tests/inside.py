@@ -345,8 +345,9 @@ def let_go() -> None:
         runtime().watchdog.end(lease)
     while _others:
         runtimes, stores = _others.pop()
-        for lease in runtimes.get().watchdog.leases():
-            runtimes.get().watchdog.end(lease)
+        if (other := runtimes.peek()) is not None:
+            for lease in other.watchdog.leases():
+                other.watchdog.end(lease)
         for store in list(stores.get().values()):
             store.close()
 
@@ -805,7 +806,7 @@ def keeps_connection_to_renew() -> bool:
 
 def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = False) -> None:
     """Begin anew, until the end of the test: nothing held, no threads, no connections. ``finalizing``: all others were
-    stopped for good, in the middle."""
+    stopped for good, in the middle. Ask for the fixture ``settings`` before ``patch``, if for both."""
     _others.append((PerProcess(runtime_module.Runtime), PerProcess(dict)))
     patch.setattr(runtime_module, "_runtime", _others[-1][0])
     patch.setattr(stores_module, "_stores", _others[-1][1])
@@ -914,22 +915,18 @@ def settings(**overridden: Any) -> dict[str, Any]:
         return asdict(conf())
 
 
-def _computations() -> list[Computation]:
-    return [known for reference in list(computations.get().values()) if (known := reference()) is not None]
-
-
 def values_under_way() -> int:
-    return len(_computations())
+    return len(computations.get())
 
 
 def waiting_for_values() -> int:
     """How many callers of this process wait for another one of it that computes the same value."""
-    return sum(len(computation.waiters) for computation in _computations())
+    return sum(len(computation.waiters) for computation in list(computations.get().values()))
 
 
 def lose_patience() -> None:
     """The time is over for which callers wait for one that computes the same value."""
-    for computation in _computations():
+    for computation in list(computations.get().values()):
         computation.begun -= computation.until - monotonic()
         computation.until = 0.0
         for waiter in list(computation.waiters):
