@@ -248,7 +248,7 @@ class Terms:
         self.on_lost: OnLost | None = None if self.cancels else options.on_lost
         self.stands_by: bool = options.stands_by
         # seconds before the end of a lease at which it counts as over
-        self.stops_early: float = self.ttl / 3 if self.stands_by else 0.0
+        self.early_by: float = self.ttl / 3 if self.stands_by else 0.0
         if self.stands_by:
             self.blocking_timeout, self.auto_renew, self.most, self.slow_wait = None, True, None, math.inf
         # until when to wait, where that is without end

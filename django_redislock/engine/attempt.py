@@ -141,7 +141,7 @@ class Attempt:
             if monotonic() < ends:
                 self.use_member_name(f"{self.request.name}{reply.member}")
                 granted: Granted | None = Granted(reply.number, ends, reply.state == calls.ALREADY)
-                if reply.state == calls.GRANTED and monotonic() < ends - self.terms.stops_early:
+                if reply.state == calls.GRANTED and monotonic() < ends - self.terms.early_by:
                     check_acknowledged(self.request, reply.acknowledged)
                 elif self.confirms:
                     granted = yield from self.confirm(reply.number)
@@ -164,7 +164,7 @@ class Attempt:
         request, how = self.request, "keep" if self.terms.stands_by else "confirm"
         answer = yield from calls.renew(request, how, request.ttl, fence, self.deadline, replicas=request.replicas)
         ends = min(answer.ends, calls.lease_end(answer.sent, request.ttl))  # as in look()
-        if answer.state != calls.HELD or monotonic() >= ends - self.terms.stops_early:
+        if answer.state != calls.HELD or monotonic() >= ends - self.terms.early_by:
             self.request = self.wanted
             return None
         check_acknowledged(request, answer.acknowledged)

@@ -81,7 +81,7 @@ class Lease:
 
     ``ends`` counts from the moment at which the request was sent, so it is never later than the end in Redis, unless
     the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`). For a
-    leader, it is ``stops_early`` seconds earlier: the time to come to an end before anybody else leads.
+    leader, it is ``early_by`` seconds earlier: the time to come to an end before anybody else leads.
     """
 
     # with the dict, which few leases need: for the attributes below
@@ -90,6 +90,7 @@ class Lease:
         "__weakref__",
         "closed",
         "due",
+        "early_by",
         "ends",
         "fence",
         "fenced",
@@ -106,7 +107,6 @@ class Lease:
         "seen",
         "shares",
         "since",
-        "stops_early",
         "template",
         "terms",
         "ttl",
@@ -143,8 +143,8 @@ class Lease:
         self.ttl: float = request.ttl
         self.terms: Terms = terms
         self.fence: int = fence
-        self.stops_early: float = terms.stops_early
-        self.ends: float = ends - terms.stops_early
+        self.early_by: float = terms.early_by
+        self.ends: float = ends - terms.early_by
         self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
         self.may_arrive: bool = may_arrive  # an acquire of this attempt may still arrive
         if may_arrive:
@@ -201,17 +201,17 @@ class Lease:
         if how in ("set", "detach"):
             asked = lease_end(answer.sent, left)
         elif how == "keep":
-            asked = max(self.ends + self.stops_early, lease_end(answer.sent, left))
+            asked = max(self.ends + self.early_by, lease_end(answer.sent, left))
         else:
             asked = self._confirmed_end()
         # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
-        self.ends = min(answer.ends, asked) - self.stops_early
+        self.ends = min(answer.ends, asked) - self.early_by
         self.known = answer.sent
         self.handed = False
 
     def _confirmed_end(self) -> float:
         """The end in Redis, as far as it is known here, to which whatever moves it confirms a handoff."""
-        ends = self.ends + self.stops_early
+        ends = self.ends + self.early_by
         return max(ends, lease_end(self.since, self.ttl)) if self.handed else ends
 
     @property
@@ -253,7 +253,7 @@ class Lease:
         soonest = now + min(self.ttl / 20, (self.ends - now) / 3)
         due = self.known + self.ttl / 3  # whatever the end: it may be lost
         if self.renewing:
-            due = min(due, self.ends + self.stops_early - self.ttl * 2 / 3)
+            due = min(due, self.ends + self.early_by - self.ttl * 2 / 3)
         return min(max(due, soonest), self.ends)
 
     def question(self, *, first: bool, urgent: bool) -> str:

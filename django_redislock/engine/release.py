@@ -2,7 +2,8 @@
 
 ``release_at_once``  in one command, the ordinary end; False where that is not enough: then release() goes on
 ``release``          for whoever calls release(): errors are raised, and it can be tried again
-``end``, ``exit``    at the end of a block or function: ``at_least`` is kept, and no error hides that of the work
+``end``              at the end of a block or function: ``at_least`` is kept, and no loss hides the error of the work
+``exit``             the same, and where Redis could not be told, that is logged, not raised
 ``abandon``          in the background: it was interrupted, or Redis does not answer; asks nothing, raises nothing
 
 Where one of these is interrupted or cancelled, the lock is abandoned: by ``release()`` and all coroutines themselves,

@@ -110,7 +110,7 @@ class Watchdog:
     def shortened(self, lease: Lease, ends: float) -> None:
         """The lease may end at this time already: the holder is asking Redis for that."""
         with self._mutex:
-            lease.ends = min(lease.ends, ends - lease.stops_early)
+            lease.ends = min(lease.ends, ends - lease.early_by)
             self._plan_next(lease)  # also so that no answer on its way counts
 
     def _plan_next(self, lease: Lease) -> None:
