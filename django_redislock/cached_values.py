@@ -55,8 +55,8 @@ class Computation:
         finally:
             self.waiters.discard(waiter)
 
-    def end(self) -> None:
-        self.ended = True
+    def wake(self) -> None:
+        """Wake those who wait: it has ended."""
         for waiter in list(self.waiters):
             waiter.wake()
 
@@ -189,8 +189,8 @@ def _lookup(
         while True:
             mine = Computation()  # anew: its time begins now
             known = computations.get().setdefault(place, mine)
-            if known.ended:  # but its caller was interrupted before it could say so
-                known.end()
+            if known.ended:  # its caller is about to take it out, or was interrupted before it could
+                known.wake()
                 computations.get()[place] = known = mine
             if mine.begun >= known.until:
                 known.until, mine = 2 * mine.begun - known.begun, known  # the next one asks as well
@@ -221,7 +221,7 @@ def _lookup(
             yield from acquisition.fail(error)
             raise
     finally:
-        mine.ended = True  # at first, and without a call, in which a signal handler could raise
+        mine.ended = True  # before any call: a signal handler could raise in there
         if computations.get().get(place) is mine:
             computations.get().pop(place, None)
-        mine.end()
+        mine.wake()

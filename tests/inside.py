@@ -339,20 +339,19 @@ def command_of_a_new_process() -> str:
     return _describe_process.__wrapped__(0)[1]
 
 
+# of what was another process, see become_another_process()
+_others: list[tuple[PerProcess[runtime_module.Runtime], PerProcess[dict[Any, LockStore]]]] = []
+
+
 def let_go() -> None:
     """Drop locks that were not released, as if their threads had never existed; and end what was another process."""
-    for lease in leases():
-        runtime().watchdog.end(lease)
+    for one in filter(None, (runtime(), *(others.peek() for others, _ in _others))):
+        for lease in one.watchdog.leases():
+            one.watchdog.end(lease)
     while _others:
-        runtimes, stores = _others.pop()
-        if (other := runtimes.peek()) is not None:
-            for lease in other.watchdog.leases():
-                other.watchdog.end(lease)
+        _, stores = _others.pop()
         for store in list(stores.get().values()):
             store.close()
-
-
-_others: list[tuple[PerProcess[runtime_module.Runtime], PerProcess[dict[Any, LockStore]]]] = []
 
 
 WHERE_LOCKS_ARE_ACQUIRED = (acquisition.__file__, several.__file__)
@@ -806,7 +805,7 @@ def keeps_connection_to_renew() -> bool:
 
 def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = False) -> None:
     """Begin anew, until the end of the test: nothing held, no threads, no connections. ``finalizing``: all others were
-    stopped for good, in the middle. Ask for the fixture ``settings`` before ``patch``, if for both."""
+    stopped for good, in the middle. A test that uses the fixture ``settings`` must ask for it before ``patch``."""
     _others.append((PerProcess(runtime_module.Runtime), PerProcess(dict)))
     patch.setattr(runtime_module, "_runtime", _others[-1][0])
     patch.setattr(stores_module, "_stores", _others[-1][1])
@@ -936,7 +935,7 @@ def lose_patience() -> None:
 def joins_at_the_end(asynchronous: bool) -> bool:
     """Wait for a computation that ends just before; whether it is noticed."""
     computation = Computation()
-    computation.end()
+    computation.ended = True
     steps = computation.wait(NEVER)
     asyncio.run(arun(steps)) if asynchronous else run(steps)
     return not computation.waiters

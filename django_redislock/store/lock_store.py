@@ -109,8 +109,8 @@ class LockStore:
     def _replace_master(self) -> None:
         """Sentinels name another master: nothing leads to the former one any more, which may hang, or not know it.
 
-        Connections to it are closed, those in use after that; and the subscription is cut, as its successor hands no
-        lock to those who listen there.
+        Connections to it are closed, those in use when they are given back. The subscription is cut: the successor
+        hands no lock to those who listen there.
         """
         former, self._node_by_tag[0] = self._node_by_tag[0], Node(self.config)
         former.close()

@@ -113,7 +113,7 @@ class Node:
             self.config.sentinels.turn.doubted = True
 
     def close(self) -> None:
-        """Keep no connections to it from now on: each is closed after its use, and what others keep by ``on_close``."""
+        """Keep no connections to it from now on: those in use are closed when given back, others by ``on_close``."""
         self.closed = True
         callbacks, self.on_close = self.on_close, []  # breaks a cycle: they refer to this node
         for callback in callbacks:

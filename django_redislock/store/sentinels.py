@@ -28,8 +28,8 @@ from ..base.times import monotonic
 from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Refused
 
 # why a connection was not made, though nothing is wrong with those that there are: the node, or a proxy, may have taken
-# it and hung up (on a TLS handshake, too: for Python 3.11.2, it has been closed in order then), or nobody could tell
-# where the node is
+# it and hung up (on a TLS handshake, too, which Python 3.11.2 takes for a connection that was closed in order), or
+# nobody could tell where the node is
 _NOT_MADE = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError, socket.gaierror)
 CONFIRMED_WITHIN = 1.0  # seconds that sentinels get to confirm a late answer, whatever time its call has left
 

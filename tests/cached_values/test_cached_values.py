@@ -472,10 +472,10 @@ def test_a_caller_that_joins_at_the_moment_of_the_end_does_not_wait(asynchronous
 
 
 @pytest.mark.complete
-def test_a_waiter_for_a_computation_that_is_interrupted_anywhere_computes(
+def test_the_next_caller_after_one_that_was_interrupted_anywhere_computes(
     other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R18: whether before it computes, or when it is about to tell the others that it has ended."""
+    """R18: whether that was before it computed, or when it was about to tell the others that it had ended."""
     limit(monkeypatch, value_patience=10 * GENEROUS)
     ours = str(Path(django_redislock.__file__).parent)
     waits = other()
