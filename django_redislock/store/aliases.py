@@ -198,11 +198,8 @@ def _find_config(alias: str) -> RedisConfig:
         raise ImproperlyConfigured(
             f"The connection_class of the cache alias {alias!r} must be a class, not {shown(pool.connection_class)}."
         )
-    if not issubclass(pool.connection_class, AbstractConnection):  # that of valkey-py has errors of its own
-        raise ImproperlyConfigured(
-            f"The cache alias {alias!r} connects through {pool.connection_class.__module__}, but locks work only "
-            f"through redis-py: use django-redis or Django's RedisCache, which talk to Valkey as well."
-        )
+    if not issubclass(pool.connection_class, AbstractConnection):
+        raise _not_through_redis_py(alias, pool.connection_class.__module__)
     keywords = _keywords_of(pool)
     if manager is not None:  # replace redis-py's own function, which may send READONLY
         theirs = client.user_on_connect_func
@@ -322,8 +319,17 @@ def _create_cache(alias: str) -> Any:
     return caches.create_connection(check_alias(alias))
 
 
+def _not_through_redis_py(alias: str, library: str) -> ImproperlyConfigured:
+    return ImproperlyConfigured(
+        f"The cache alias {alias!r} connects through {library}, but locks work only through redis-py: use django-redis "
+        f"or Django's RedisCache, which talk to Valkey as well."
+    )
+
+
 def _redis_client(cache: Any, alias: str) -> Any:
     """The write client of a cache backend, recognised by its capabilities; None for the memory mode."""
+    if any(kind.__module__.startswith("django_valkey.") for kind in type(cache).__mro__):
+        raise _not_through_redis_py(alias, "valkey-py")  # before it connects: it has errors of its own
     try:
         if callable(getattr(getattr(cache, "client", None), "get_client", None)):  # django-redis
             # django-redis's own pools are kept by URL, with the options of whichever alias has come first

@@ -15,7 +15,9 @@ import pytest
 import redis
 import redis.asyncio
 from django.core.cache import caches as caches_of_django
+from django.core.cache.backends.base import BaseCache
 from django.core.cache.backends.redis import RedisCache
+from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.test import override_settings
@@ -269,6 +271,30 @@ def test_a_connection_of_another_library_is_refused_before_anything_is_sent(back
         ),
     ):
         Lock(NAME).acquire()
+
+
+class OfDjangoValkey(BaseCache):
+    """As its backend for a cluster: it connects as soon as it is asked for its client, with errors of its own."""
+
+    __module__ = "django_valkey.cluster_cache.cache"
+
+    def __init__(self, location: str, params: dict[str, Any]) -> None:
+        super().__init__(params)
+        self.client = self
+
+    def get_client(self, **options: Any) -> Any:
+        raise OSError("Valkey Cluster cannot be connected")
+
+
+class OfTheSite(OfDjangoValkey): ...
+
+
+def test_django_valkey_is_refused_before_it_connects() -> None:
+    text = "The cache alias 'default' connects through valkey-py, but locks work only through redis-py"
+    with caches({"BACKEND": f"{__name__}.OfTheSite"}):
+        with pytest.raises(ImproperlyConfigured, match=text):
+            Lock(NAME).acquire()
+        assert [error.id for error in run_checks() if text in error.msg] == ["django_redislock.E003"]
 
 
 @BOTH
