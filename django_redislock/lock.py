@@ -435,14 +435,10 @@ class Lock(Enterable):
     def _end(self, acquisition: Acquisition | None, error: BaseException | None) -> Steps[None]:
         """The ``with`` block of an acquisition (None: there is none) has ended: with ``error``, or (None) normally."""
         lease = self._latest if acquisition is None else acquisition.lease
-        if lease is not None and lease.detached:
-            acquisition = self._own()  # handed over inside the block, and perhaps acquired again
-            if acquisition is None:
-                return
-        if acquisition is not None and acquisition.lease is not None and acquisition.lease.closed:
-            acquisition = self._own()  # released inside the block, and perhaps acquired again
+        if lease is not None and lease.closed:
+            acquisition = self._own()  # released or handed over inside the block, and perhaps acquired again
         if acquisition is None:
-            if error is None:
+            if error is None and not (lease is not None and lease.detached):
                 raise self._not_owned("release")
         elif (yield from acquisition.exit(error)) and error is None:
             warn_of_release(acquisition.its_lease)

@@ -67,7 +67,7 @@ class Stored:
         except LockUnavailable as error:
             cause = str(error.__cause__)
             for words, found in _FOREIGN.items():
-                if words in cause and f"{get_partition(self.using, self.name).prefix}slot:" not in str(error):
+                if words in cause and f"{get_partition(self.using, self.name).prefix}sequence:" not in str(error):
                     raise self._foreign(found) from None
             if "would overflow" in cause:
                 raise OverflowError(f"Cannot change the counter {self.name!r}: it would exceed 64 bits.") from None

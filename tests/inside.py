@@ -110,7 +110,7 @@ _LIMITS = {
     "grace": "base.times.GRACE",  # seconds past its deadline in which an answer still counts
     "listening_within": "engine.attempt.LISTENING_WITHIN",
     "message_within": "engine.receiver.MESSAGE_WITHIN",  # seconds from the first byte of a message to its last
-    "leads_for": "engine.receiver.LEADS_FOR",  # seconds that a waiting thread reads the messages
+    "reads_for": "engine.receiver.READS_FOR",  # seconds that a waiting thread reads the messages
     "confirm_after": "engine.lease.CONFIRM_AFTER",
     "idle_look": "engine.watchdog.IDLE_LOOK",
     "look_around": "engine.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
@@ -186,7 +186,7 @@ class Process:
 
     def renew(self, request: Request, how: str = "keep", left: float = 30, fence: int | None = None) -> calls.Renewed:
         """``how``: keep, confirm, set, detach or raise."""
-        with calls_once.take_slot(self._partition, request.name) as late:
+        with calls_once.take_sequence(self._partition, request.name) as late:
             return run(calls.renew(request, how, left, fence, late=late))
 
     def force(self, name: str, highest: int | None = None, what: str = "") -> bool:
@@ -671,7 +671,7 @@ def surplus(stocks: Sequence[Any], bound: int, in_use: int) -> list[Any]:
 
 
 def idle(connections: LoopConnections | ThreadConnections) -> list[Any]:
-    return [slot.connection for slot in connections.idle]
+    return [pooled.connection for pooled in connections.idle]
 
 
 def _connections(loop: asyncio.AbstractEventLoop | None = None, using: str | None = None) -> LoopConnections:

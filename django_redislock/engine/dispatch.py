@@ -297,7 +297,7 @@ def send_now(node: Node, connection: Any, batch: Sequence[Outgoing], by: float |
     except (Refused, AuthenticationError):  # it is full, say, or wants another password: those that there are go on
         threads = batch[0].task.partition.store.threads
         waits = any(outgoing.replicas for outgoing in batch)  # for replicas, by the connection that has written
-        if waits or not any(slot.node is node for slot in threads.idle.copy()):
+        if waits or not any(pooled.node is node for pooled in threads.idle.copy()):
             raise
 
     def send(commands: Sequence[Command]) -> list[Any]:

@@ -9,7 +9,7 @@ from ..base.steps import Steps
 from ..base.times import monotonic
 from ..exceptions import LockUnavailable
 from ..store import calls
-from ..store.calls_once import take_slot
+from ..store.calls_once import take_sequence
 from ..store.lock_store import Partition
 from .announcements import reason_of
 from .attempt import check_acknowledged
@@ -81,7 +81,7 @@ def renew_by_token(
     if how == "add":
         how, left = "keep", held.left + left  # as in renew()
     request = held.request._replace(replicas=0 if partition.store.memory else replicas)
-    with take_slot(partition, name) as late:
+    with take_sequence(partition, name) as late:
         answer = yield from calls.renew(request, how, left, replicas=request.replicas, late=late)
     if answer.state != calls.HELD:
         return False

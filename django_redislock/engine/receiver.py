@@ -1,7 +1,8 @@
 """A receiver: a connection on which the messages of one node arrive, for several listeners, and who reads it.
 
-A thread that is the only waiter on the connection reads it by itself (the leader: Schmidt et al., "Leader/Followers",
-2000), so its wake takes no switch to another thread. Everything else is read by the receiver's own thread.
+A thread that is the only waiter on the connection reads it by itself (as the leader of Schmidt et al.,
+"Leader/Followers", 2000), so its wake takes no switch to another thread. Everything else is read by the receiver's own
+thread.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .listener import Listener
 from .waiters import ThreadWaiter, Waiter
 
 MESSAGE_WITHIN = 1.0  # seconds from the first byte of a message to its last
-LEADS_FOR = 0.1  # seconds a waiting thread reads, and for which the receiver's thread then expects it to wait again
+READS_FOR = 0.1  # seconds a waiting thread reads, and for which the receiver's thread then expects it to wait again
 _OF_A_CUT = TypeError, ValueError, AttributeError  # what reading raises where another thread closes the connection
 
 
@@ -135,16 +136,16 @@ class Receiver:
 
     # -- who reads --------------------------------------------------------------------------------------------------
 
-    def lead(self, waiter: ThreadWaiter, until: float) -> None:
+    def read_here(self, waiter: ThreadWaiter, until: float) -> None:
         """Read in the thread of ``waiter`` until it is told something, if it is the only one that waits.
 
-        It returns at once if another thread reads, at ``until`` (monotonic), and after LEADS_FOR; then our thread
+        It returns at once if another thread reads, at ``until`` (monotonic), and after READS_FOR; then our thread
         reads. A wake that is not a message is noticed only then.
         """
         if self.trouble is not None or self._lone() is not waiter or not self._take(waiter):
             return
         try:
-            end = min(until, monotonic() + LEADS_FOR)
+            end = min(until, monotonic() + READS_FOR)
             while not waiter.told and self.trouble is None and (left := end - monotonic()) > 0:
                 if begins(self.connection, left):
                     self._read()
@@ -197,7 +198,7 @@ class Receiver:
         with self._mutex:
             self._reader = None
             if waiter is not None and told and self.trouble is None:
-                self.rests_until = monotonic() + LEADS_FOR
+                self.rests_until = monotonic() + READS_FOR
                 # checked last: who registers meanwhile is seen here, or sees that we rest
                 if self._lone() is waiter:
                     return True
@@ -212,7 +213,7 @@ class Receiver:
                 if reads := rests_until <= now and self._take(own):
                     self.rests_until = 0.0
             if not reads:
-                own.park(rests_until if rests_until > now else now + LEADS_FOR)
+                own.park(rests_until if rests_until > now else now + READS_FOR)
                 continue
             if self._retired.is_set() or self.trouble is not None:
                 break
@@ -221,7 +222,7 @@ class Receiver:
                     begins(self.connection, None)
                 lone = self._lone()
                 told = self._read()
-            except Exception as error:  # of any kind, as in lead()
+            except Exception as error:  # of any kind, as in read_here()
                 self.trouble = error
                 break
             self._stop(lone, told is not None)

@@ -157,7 +157,7 @@ class Park:
     def run(self) -> None:
         assert isinstance(self.waiter, ThreadWaiter)
         if self.receiver is not None:
-            self.receiver.lead(self.waiter, self.until)
+            self.receiver.read_here(self.waiter, self.until)
         self.waiter.park(self.until)
 
     async def arun(self) -> None:

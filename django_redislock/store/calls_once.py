@@ -1,9 +1,9 @@
 """Calls that run once in Redis, however often they are sent: of values, counters, members, force() and suspend().
 
 A call that is sent again because its answer was lost must not count twice, and must return the first run's answer. So
-each call goes through a *slot*, which carries one call at a time and numbers them, and the script stores number and
-answer under the slot's key (piece ``once``). Slots are reused, so Redis stores one answer for each *concurrent* call,
-not for each call. Source: the sessions of NFS 4.1, RFC 8881, section 2.10.6.
+each call is one of a *sequence*, which has one call at a time and numbers them, and the script stores number and answer
+under the sequence's key (piece ``once``). Sequences are reused, so Redis stores one answer for each *concurrent* call,
+not for each call. Source: the slots of NFS 4.1, RFC 8881, section 2.10.6.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ def call_once(
 
     A repetition is recognised for 60 s.
     """
-    with take_slot(partition, name) as (slot, number):
-        reply = yield from call(partition, script.command((slot, *keys), (number, *args)), name, noun=noun)
+    with take_sequence(partition, name) as (sequence, number):
+        reply = yield from call(partition, script.command((sequence, *keys), (number, *args)), name, noun=noun)
     return reply.answer  # type: ignore[no-any-return]
 
 
 @contextmanager
-def take_slot(partition: Partition, name: str) -> Iterator[tuple[str, str]]:
-    """The key of a slot for one call that concerns ``name``, and the call's number."""
-    free = partition.free_slots
+def take_sequence(partition: Partition, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the key of a sequence for one call that concerns ``name``, and the call's number in it."""
+    free = partition.free_sequences
     try:
         # that of a call on this name which was given up, and may arrive yet; else the one used last: few are in use
         if given_up := [each for each in free if each[2] == name]:
-            slot, last, _ = given_up[-1]
+            sequence, last, _ = given_up[-1]
             free.remove(given_up[-1])
         else:
-            slot, last, _ = free.pop()
+            sequence, last, _ = free.pop()
     except (IndexError, ValueError):  # there is none, or another thread has just taken it
-        slot, last = f"{partition.prefix}slot:{secrets.token_urlsafe(12)}", 0
+        sequence, last = f"{partition.prefix}sequence:{secrets.token_urlsafe(12)}", 0
     late, refused = name, False
     try:
-        yield slot, str(last + 1)
+        yield sequence, str(last + 1)
         late = ""
     except LockUnavailable as error:
         refused = isinstance(error.__cause__, ResponseError)  # perhaps because of a foreign value under its key
         raise
     finally:
         if not refused:
-            free.append((slot, last + 1, late))
+            free.append((sequence, last + 1, late))
 
 
 BATCH = 250  # members in one step, so that none keeps Redis for longer than a few milliseconds

@@ -261,8 +261,8 @@ class Partition:
         # "!" marks a channel of sharded pub/sub, see queue.lua
         self.channel: str = f"{self.prefix}wake{'!' if store.clustered else ':'}{secrets.token_urlsafe(12)}"
         self.highest_fence = 0
-        # slots that carry no call (calls_once.py): their key, the number of the last call, its name if it was given up
-        self.free_slots: list[tuple[str, int, str]] = []
+        # sequences without a call (calls_once.py): their key, the number of the last call, its name if it was given up
+        self.free_sequences: list[tuple[str, int, str]] = []
         self.subscribed_at: Node | None = None  # the node to whose messages this process is subscribed
         # the listener's: called when another node has answered, and to cut its subscription at a former master
         self.on_other_node: Callable[[], object] = lambda: None

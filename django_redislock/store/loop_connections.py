@@ -17,7 +17,7 @@ from ..base.steps import arun
 from ..base.times import GRACE, Alarm, is_frozen, monotonic
 from .node import AbortableConnection, Node
 from .sentinels import believe, connect
-from .thread_connections import IDLE, IDLE_FOR, PATIENCE, Slot, find, surplus, taken
+from .thread_connections import IDLE, IDLE_FOR, PATIENCE, PooledConnection, find, surplus, taken
 from .wire import CONNECTION_ERRORS, NO_FAILOVER_WITHIN, Command, NotAsked, classified, pack, with_address
 
 # The order in which waiting coroutines get a connection: a holder must be able to release, newcomers must not overtake
@@ -92,7 +92,7 @@ class _Limit:
             self._alarm = Alarm(self._loop, 0.1, self._strike)  # it may just have been connected
 
 
-class LoopSlot(Slot):
+class PooledLoopConnection(PooledConnection):
     """A connection of coroutines, with its limit."""
 
     __slots__ = ("limit",)
@@ -107,7 +107,7 @@ class LoopConnections:
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
-        self.idle: deque[LoopSlot] = deque()
+        self.idle: deque[PooledLoopConnection] = deque()
         self._loans: set[weakref.ref[Loan]] = set()
         # coroutines that wait for a connection, by urgency; each with what ends its waiting
         self._queues: tuple[deque[tuple[Loan, asyncio.Future[None]]], ...] = tuple(deque() for _ in range(4))
@@ -126,12 +126,12 @@ class LoopConnections:
                 await self._enter(loan, _left(PATIENCE, by), urgency)
             sent = monotonic()
             until = sent + node.config.timeout
-            slot = self._take(node)
-            if slot is None or sent - slot.used > IDLE or _was_reset(slot.connection):
-                slot = await self._connected(slot, node, _left(node.config.timeout, by))
+            pooled = self._take(node)
+            if pooled is None or sent - pooled.used > IDLE or _was_reset(pooled.connection):
+                pooled = await self._connected(pooled, node, _left(node.config.timeout, by))
                 until = monotonic() + node.config.timeout
                 by = by and max(by, monotonic() + GRACE)  # as in ThreadConnections
-            connection, limit = slot.connection, slot.limit
+            connection, limit = pooled.connection, pooled.limit
             read: list[Any] = []
             try:
                 limit.begin(until if by is None or by > until else by)
@@ -153,8 +153,8 @@ class LoopConnections:
                     raise with_address(error, connection) from error
                 raise
             limit.end()
-            slot.used = monotonic()
-            if slot.used - sent > NO_FAILOVER_WITHIN:
+            pooled.used = monotonic()
+            if pooled.used - sent > NO_FAILOVER_WITHIN:
                 try:
                     await arun(believe(connection, sent))
                 except BaseException:
@@ -163,29 +163,29 @@ class LoopConnections:
             if self.closed or node.closed or limit.struck:
                 connection.abort()
             else:
-                self.idle.append(slot)
+                self.idle.append(pooled)
             return read, sent
         finally:
             self._leave(loan)
 
-    def _take(self, node: Node) -> LoopSlot | None:
+    def _take(self, node: Node) -> PooledLoopConnection | None:
         """An unused connection to ``node``."""
         try:
             return self.idle.pop() if self.idle[-1].node is node else find(self.idle, node)
         except IndexError:
             return None
 
-    async def _connected(self, slot: LoopSlot | None, node: Node, seconds: float) -> LoopSlot:
+    async def _connected(self, pooled: PooledLoopConnection | None, node: Node, seconds: float) -> PooledLoopConnection:
         """This unused connection if it is in order, else a new one."""
-        if slot is not None:
+        if pooled is not None:
             stale = True
             try:
-                stale = _was_reset(slot.connection) or await _is_stale(slot.connection)
+                stale = _was_reset(pooled.connection) or await _is_stale(pooled.connection)
             finally:
                 if stale:  # or the check was cancelled
-                    slot.connection.abort()
+                    pooled.connection.abort()
             if not stale:
-                return slot
+                return pooled
             self.drop_idle(node)  # nor are those in order that were unused for longer
         for oldest in surplus(self.idle, self._bound - len(self._loans)):  # make room for the new one
             oldest.connection.abort()
@@ -195,16 +195,16 @@ class LoopConnections:
             return await self._connect(node, AFTER_HANGING)
 
     @staticmethod
-    async def _connect(node: Node, seconds: float) -> LoopSlot:
-        slot = LoopSlot(node, node.for_loops.connection(seconds, socket_timeout=None))
+    async def _connect(node: Node, seconds: float) -> PooledLoopConnection:
+        pooled = PooledLoopConnection(node, node.for_loops.connection(seconds, socket_timeout=None))
         try:
-            slot.limit.begin(monotonic() + seconds)
-            await arun(connect(slot.connection))
+            pooled.limit.begin(monotonic() + seconds)
+            await arun(connect(pooled.connection))
         except BaseException as error:
-            slot.limit.end(error)
+            pooled.limit.end(error)
             raise
-        slot.limit.end()
-        return slot
+        pooled.limit.end()
+        return pooled
 
     async def _enter(self, loan: Loan, patience: float, urgency: int) -> None:
         """Wait until there are fewer loans than connections. A lower urgency is served first."""
@@ -242,8 +242,8 @@ class LoopConnections:
 
     def drop_idle(self, node: Node | None = None) -> None:
         """Close the unused connections to ``node`` (None: to all nodes). Call it in their event loop."""
-        for slot in taken(self.idle, node):
-            slot.connection.abort()
+        for pooled in taken(self.idle, node):
+            pooled.connection.abort()
 
     def trim(self) -> None:
         """Close all but one of those that nobody has needed for a while. Call it in their event loop."""

@@ -17,7 +17,7 @@ from .node import Node
 from .sentinels import believe, connect
 from .wire import NO_FAILOVER_WITHIN, Command, NotAsked, change_timeout, exchange, is_stale, let_the_system_wait
 
-S = TypeVar("S", bound="Slot")
+S = TypeVar("S", bound="PooledConnection")
 
 PATIENCE = 20.0  # seconds to wait for a connection
 IDLE = 0.005  # seconds unused after which a connection is checked before it is used again
@@ -25,7 +25,7 @@ CHECK_EVERY = 0.05  # seconds, while threads wait for a connection: for all of t
 IDLE_FOR = 30.0  # seconds after which an unused connection is closed
 
 
-class Slot:
+class PooledConnection:
     """The right to have a connection, and the connection: it counts for as long as this object exists."""
 
     __slots__ = ("__weakref__", "connection", "node", "used")
@@ -48,9 +48,9 @@ class ThreadConnections:
         self._bound = bound
         self._memory = config.memory
         self._timeout = config.timeout
-        self.idle: deque[Slot] = deque()  # the right end is the one in use
-        # if an exception strikes anywhere, a slot that is in nobody's hands dies and leaves this set, in C code alone
-        self._slots: set[weakref.ref[Slot]] = set()
+        self.idle: deque[PooledConnection] = deque()  # the right end is the one in use
+        # if an exception strikes anywhere, one that is in nobody's hands dies and leaves this set, in C code alone
+        self._made: set[weakref.ref[PooledConnection]] = set()
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
@@ -61,30 +61,30 @@ class ThreadConnections:
 
         Times are monotonic. ``by``: when to give up, if that is sooner than the timeouts of the connection.
         """
-        slot: Slot | None = None  # while it is for this thread to give back
+        pooled: PooledConnection | None = None  # while it is for this thread to give back
         try:
             try:
-                slot = self.idle.pop()
+                pooled = self.idle.pop()
             except IndexError:
-                slot = self._await_slot(by)
+                pooled = self._await_free(by)
             sent = monotonic()  # C7: before connecting, as a node may be silent then already
             if by is not None and (self._memory or by - sent >= self._timeout):
                 by = None
-            if slot.node is not node:
-                other, slot = slot, None
-                slot = self._slot_for(other, node, by)
-            if slot.node is not node or (sent - slot.used > IDLE and is_stale(slot.connection)):
-                self._connect(slot, node, by)
+            if pooled.node is not node:
+                other, pooled = pooled, None
+                pooled = self._for_node(other, node, by)
+            if pooled.node is not node or (sent - pooled.used > IDLE and is_stale(pooled.connection)):
+                self._connect(pooled, node, by)
                 by = by and max(by, monotonic() + GRACE)  # or a far node would never answer in time
-            answers = exchange(slot.connection, commands, by)
-            slot.used = monotonic()
-            if slot.used - sent > NO_FAILOVER_WITHIN:
-                run(believe(slot.connection, sent))
-            used, slot = slot, None
+            answers = exchange(pooled.connection, commands, by)
+            pooled.used = monotonic()
+            if pooled.used - sent > NO_FAILOVER_WITHIN:
+                run(believe(pooled.connection, sent))
+            used, pooled = pooled, None
             self.idle.append(used)
         except BaseException:
-            if slot is not None:
-                self._break(slot)  # the answer may still come, and nobody else must read it
+            if pooled is not None:
+                self._break(pooled)  # the answer may still come, and nobody else must read it
             raise
         if self._closed or node.closed:  # asked only now: another thread may be closing it at this very moment
             self.drop_idle(None if self._closed else node)
@@ -92,12 +92,12 @@ class ThreadConnections:
             self._tell_waiting()
         return answers, sent
 
-    def _await_slot(self, by: float | None) -> Slot:
-        """Return an unused slot, or a new one as soon as the bound allows."""
-        slot = Slot()
+    def _await_free(self, by: float | None) -> PooledConnection:
+        """Return an unused one, or a new one as soon as the bound allows."""
+        pooled = PooledConnection()
         give_up = 0.0
         with self._mutex:
-            while len(self._slots) >= self._bound:
+            while len(self._made) >= self._bound:
                 with suppress(IndexError):
                     return self.idle.pop()
                 now = monotonic()
@@ -109,46 +109,46 @@ class ThreadConnections:
                     self._changed.wait(min(CHECK_EVERY * self._waiting, give_up - now))
                 finally:
                     self._waiting -= 1
-            self._slots.add(weakref.ref(slot, self._slots.discard))
-        return slot
+            self._made.add(weakref.ref(pooled, self._made.discard))
+        return pooled
 
-    def _slot_for(self, slot: Slot, node: Node, by: float | None) -> Slot:
-        """Return ``slot`` if it is new; else it is another node's, and an unused slot of this one takes its place, or a
-        new one, or where the bound allows none, that which was unused for longest."""
-        if slot.node is None:
-            return slot
-        self.idle.append(slot)
+    def _for_node(self, pooled: PooledConnection, node: Node, by: float | None) -> PooledConnection:
+        """Return ``pooled`` if it is new; else it is another node's, and an unused one of this node takes its place, or
+        a new one, or where the bound allows none, that which was unused for longest."""
+        if pooled.node is None:
+            return pooled
+        self.idle.append(pooled)
         with suppress(IndexError):
             return find(self.idle, node)
-        if len(self._slots) >= self._bound:
+        if len(self._made) >= self._bound:
             with suppress(IndexError):
                 return self.idle.popleft()
-        return self._await_slot(by)
+        return self._await_free(by)
 
-    def _connect(self, slot: Slot, node: Node, by: float | None) -> None:
+    def _connect(self, pooled: PooledConnection, node: Node, by: float | None) -> None:
         """Give it a new connection to ``node``, in place of a stale one, or another node's.
 
         ``by``: when it has to be connected (monotonic). It then has the alias's own timeouts, for its next user.
         """
-        if slot.node is node:
+        if pooled.node is node:
             self.drop_idle(node)  # nor are those in order that were unused for longer
-        if slot.connection is not None:
-            slot.connection.disconnect()
+        if pooled.connection is not None:
+            pooled.connection.disconnect()
         connection = node.config.connection(None if by is None else max(0.001, by - monotonic()))
-        slot.connection, slot.node = connection, node  # now: if it cannot connect, exchange() closes what the slot has
+        pooled.connection, pooled.node = connection, node  # now: if it cannot connect, exchange() closes what is there
         run(connect(connection))
         if by is not None:
             change_timeout(connection, self._timeout)
         let_the_system_wait(connection, self._timeout)
 
-    def _break(self, slot: Slot) -> None:
-        """Close its connection, and give up the slot, even if the traceback of an error keeps it.
+    def _break(self, pooled: PooledConnection) -> None:
+        """Close its connection, and give it up, even if the traceback of an error keeps it.
 
         An error that the server answered keeps the frames of all who called for it, and what they had in hand.
         """
-        self._slots.discard(weakref.ref(slot))
-        if slot.connection is not None:  # pragma: no branch (a class of the site's own may fail to make it)
-            slot.connection.disconnect()
+        self._made.discard(weakref.ref(pooled))
+        if pooled.connection is not None:  # pragma: no branch (a class of the site's own may fail to make it)
+            pooled.connection.disconnect()
         self._tell_waiting()
 
     def _tell_waiting(self) -> None:
@@ -157,8 +157,8 @@ class ThreadConnections:
 
     def drop_idle(self, node: Node | None = None) -> None:
         """Close the unused connections to ``node`` (None: to all), so that the next command connects anew."""
-        for slot in taken(self.idle, node):
-            self._break(slot)
+        for pooled in taken(self.idle, node):
+            self._break(pooled)
 
     def close(self) -> None:
         """Keep no connections from now on; each command then makes its own."""
@@ -173,11 +173,11 @@ class ThreadConnections:
 
 def find(idle: deque[S], node: Node) -> S:
     """Take out the connection to ``node`` that was used last. IndexError: there is none."""
-    for slot in reversed(idle.copy()):
-        if slot.node is node:
+    for pooled in reversed(idle.copy()):
+        if pooled.node is node:
             with suppress(ValueError):  # another thread has just taken it
-                idle.remove(slot)
-                return slot
+                idle.remove(pooled)
+                return pooled
     raise IndexError
 
 

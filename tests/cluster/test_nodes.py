@@ -368,7 +368,7 @@ def test_a_waiter_is_woken_where_its_lock_is_now(
     led: bool, own_cluster: Cluster, other: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C3: the other tags of its node stay, and their messages go on arriving on the old connection."""
-    limit(monkeypatch, look_every=600, leads_for=600)
+    limit(monkeypatch, look_every=600, reads_for=600)
     settings.REDISLOCK = {**settings.REDISLOCK, "SLOW_WAIT": 600}
     first, target = own_cluster.masters()[:2]
     (name,) = names_on(own_cluster, first)

@@ -162,7 +162,7 @@ def test_a_connection_that_is_cut_or_yields_nonsense_is_replaced_whoever_reads_i
     monkeypatch: pytest.MonkeyPatch, caplog: Any,
 ) -> None:  # fmt: skip
     """R18: a thread that is interrupted while it reads (nobody interrupts the listener's) leaves nobody deaf."""
-    limit(monkeypatch, leads_for=600)
+    limit(monkeypatch, reads_for=600)
     waiting = other().start(Lock(NAME, ttl=600).acquire)
     until(lambda: queued(client) and hears())
     if led:
@@ -205,7 +205,7 @@ def reading(
     held: Lock, other: Callable[[], Other], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> Future[bool]:
     """One that waits for the lock NAME, and reads the messages."""
-    limit(monkeypatch, leads_for=600)
+    limit(monkeypatch, reads_for=600)
     reading = other().start(Lock(NAME, ttl=600).acquire)
     until(lambda: queued(client) and hears())
     lead(client)
@@ -241,10 +241,10 @@ def test_who_begins_to_wait_while_a_thread_reads_or_after_that_is_told_as_well(
 def test_a_thread_reads_for_a_short_time_only(
     held: Lock, other: Callable[[], Other], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit(monkeypatch, leads_for=600)
+    limit(monkeypatch, reads_for=600)
     waiting = other().start(Lock(NAME, ttl=600).acquire)
     until(lambda: queued(client) and hears())
-    limit(monkeypatch, leads_for=GENEROUS / 100)
+    limit(monkeypatch, reads_for=GENEROUS / 100)
     lead(client)
     until(lambda: not inside.is_led())
     held.release()

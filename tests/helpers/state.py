@@ -90,7 +90,7 @@ def queued(client: redis.Redis, name: str = NAME) -> int:
 def leftovers(client: redis.Redis) -> list[str]:
     """The keys of locks, except those that are meant to stay or that expire by themselves."""
     keys = sorted(key.decode().removeprefix(PREFIX) for key in client.scan_iter())
-    return [key for key in keys if key != "fence" and not key.startswith(("gone:", "slot:"))]
+    return [key for key in keys if key != "fence" and not key.startswith(("gone:", "sequence:"))]
 
 
 def count(client: redis.Redis, command: str) -> int:

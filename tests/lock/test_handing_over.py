@@ -95,6 +95,16 @@ def test_a_lock_that_was_entered_several_times_is_detached_for_all_of_them_and_t
     assert get_lock(NAME, using=using) is None
 
 
+def test_a_block_releases_what_was_acquired_in_it_after_a_detach(me: Any, you: Any, using: str) -> None:
+    lock = Lock(NAME, ttl=600, using=using)
+    me(lock, "enter")
+    token = me(lock, "detach")
+    you(Lock(NAME, token=token, using=using), "release")
+    me(lock, "acquire")
+    assert not me(lock, "exit", None, None, None)
+    assert get_lock(NAME, using=using) is None
+
+
 def test_a_lock_that_may_have_been_detached_is_not_entered_again(
     crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], client: redis.Redis
 ) -> None:

@@ -247,7 +247,7 @@ def test_a_pool_whose_members_come_and_go_does_not_grow_and_leaves_nothing(empty
     assert max(sizes) < 3 * sizes[0]
     with pool.acquire():
         empty(pool)
-    left = {*client.keys(f"{PREFIX}*")} - {*client.keys(f"{PREFIX}slot:*")}  # which expire
+    left = {*client.keys(f"{PREFIX}*")} - {*client.keys(f"{PREFIX}sequence:*")}  # which expire
     assert left == {f"{PREFIX}fence".encode()}
 
 

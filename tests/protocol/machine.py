@@ -514,7 +514,7 @@ class Machine(OnServer):
         assert reference.index is None or abs(float(index) - reference.index) < DRIFT * 1000
         assert int(fence or 0) == reference.fence
         stay = {key for key, there in ((INDEX, index), (FENCE, fence)) if there}
-        there = {key.decode() for key in keys if not key.startswith(f"{PREFIX}slot:".encode())}
+        there = {key.decode() for key in keys if not key.startswith(f"{PREFIX}sequence:".encode())}
         assert there == {f"{PREFIX}{key}" for key in ends} | stay
         for key, left in zip(ends, lefts, strict=True):
             assert abs(left - (ends[key] - reference.now) // 1000) < DRIFT, key

@@ -106,12 +106,12 @@ def test_a_key_of_a_pool_that_is_of_another_type_is_named(word: str, client: red
 
 
 @pytest.mark.parametrize("call", [lambda: Counter("hits").incr(), lambda: ConditionalValue("high").setgt(1)])
-def test_a_slot_of_another_type_is_named_and_not_used_again(call: Callable[[], Any], client: redis.Redis) -> None:
+def test_a_sequence_of_another_type_is_named_and_not_used_again(call: Callable[[], Any], client: redis.Redis) -> None:
     Counter("other").incr()
-    slots: Any = client.keys(f"{PREFIX}slot:*")
-    for slot in slots:
-        put(client, slot.decode())
-    with pytest.raises(LockUnavailable, match=r"the key 'redislock\{0\}:slot:.*', which is a"):
+    sequences: Any = client.keys(f"{PREFIX}sequence:*")
+    for sequence in sequences:
+        put(client, sequence.decode())
+    with pytest.raises(LockUnavailable, match=r"the key 'redislock\{0\}:sequence:.*', which is a"):
         call()
     assert call()
 

@@ -311,8 +311,8 @@ def test_what_is_longer_than_any_value_is_not_compared_and_stays(me: Any, high: 
     assert me(high, "get") == "a" * 1_000_000
 
 
-def slots(client: redis.Redis) -> list[Any]:
-    return list(client.keys(f"{PREFIX}slot:*"))
+def sequences(client: redis.Redis) -> list[Any]:
+    return list(client.keys(f"{PREFIX}sequence:*"))
 
 
 @pytest.fixture
@@ -394,17 +394,17 @@ async def test_calls_of_threads_or_coroutines_at_the_same_time_count_each(client
     counts, taken, done = zip(*await asyncio.to_thread(work_in_threads), strict=True)
     assert sum(taken) + await Counter("visits").aget() == 200
     assert sum(done) == 20
-    assert len(slots(client)) <= 20
-    assert all(0 < int(client.pttl(slot)) <= 60_000 for slot in slots(client))
+    assert len(sequences(client)) <= 20
+    assert all(0 < int(client.pttl(sequence)) <= 60_000 for sequence in sequences(client))
     more = await asyncio.gather(*(Counter("hits").aincr() for _ in range(200)))
     assert sorted([*counts, *more]) == list(range(1, 401))
 
 
-async def test_a_cancelled_coroutine_gives_its_slot_back_and_the_next_call_counts(
+async def test_a_cancelled_coroutine_gives_its_sequence_back_and_the_next_call_counts(
     network: Proxy, client: redis.Redis
 ) -> None:
     await Counter("hits").aincr()
-    before = len(slots(client))
+    before = len(sequences(client))
     held = network.hold_answer("counter:hits")
     task = asyncio.create_task(Counter("hits").aincr())
     assert await asyncio.to_thread(held.caught.wait, GENEROUS)
@@ -412,10 +412,10 @@ async def test_a_cancelled_coroutine_gives_its_slot_back_and_the_next_call_count
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await Counter("hits").aincr() == 3
-    assert len(slots(client)) == before
+    assert len(sequences(client)) == before
 
 
-def test_a_forked_child_has_slots_of_its_own(start: Callable[..., Worker], client: redis.Redis) -> None:
+def test_a_forked_child_has_sequences_of_its_own(start: Callable[..., Worker], client: redis.Redis) -> None:
     code = """
 Counter("hits").incr()
 child = os.fork()
@@ -427,4 +427,4 @@ say("done", os.waitpid(child, 0)[1])
 """
     assert start(code, fresh=True).expect("done") == ["0"]
     assert client.get(COUNTER) == b"101"
-    assert len(slots(client)) == 2
+    assert len(sequences(client)) == 2

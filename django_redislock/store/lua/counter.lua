@@ -1,7 +1,7 @@
 -- counter: adds to a counter, or resets it.
--- KEYS     slot counter
+-- KEYS     sequence counter
 -- ARGV     number by ttl
---            number: of the call in its slot; by: what to add, '' to reset; ttl: ms, '' for none
+--            number: of the call in its sequence; by: what to add, '' to reset; ttl: ms, '' for none
 -- returns  the count, after the addition or before the reset. As text: the numbers of Lua end at 2^53
 --#include once
 

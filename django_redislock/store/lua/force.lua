@@ -1,7 +1,7 @@
 -- force: releases a lock whoever holds it, tells the holder, and passes it on.
--- KEYS     slot @lock queue waiters index fence never
+-- KEYS     sequence @lock queue waiters index fence never
 -- ARGV     number name id channel known highest what
---            number: of the call in its slot; id: of a semaphore, that of the holder; else ''
+--            number: of the call in its sequence; id: of a semaphore, that of the holder; else ''
 --            highest: of the fences that may be released, '' for any; what: '' = whatever there is, the end of a
 --            suspension included; s = a suspension alone
 -- returns  1 = dead waiters remain: call again, else 0; and, behind a space, the value of the lock, or of the suspension

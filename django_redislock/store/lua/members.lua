@@ -1,8 +1,8 @@
 -- members: one step of a change of a pool's members. Each handles as many as are given, in bounded time.
--- KEYS     slot @pool index fence never next_members next_fresh pools
+-- KEYS     sequence @pool index fence never next_members next_fresh pools
 --            next: a set of members that is not in use yet; pools: those that have members
 -- ARGV     number name how channel known member...
---            number: of the call in its slot
+--            number: of the call in its sequence
 --            how: add = new ones, and members that have lost their turns; remove; stage = into the set that is not in
 --            use yet; switch = put that in the place of the old one, at once, if it has as many members as are given;
 --            grant = only hand out what is free

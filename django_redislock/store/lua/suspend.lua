@@ -1,5 +1,5 @@
 -- suspend: nobody is granted the lock for a while. Whoever holds it keeps it to the end: the suspension begins then.
--- KEYS     slot @lock queue waiters index fence never
+-- KEYS     sequence @lock queue waiters index fence never
 -- ARGV     number name channel known ms owner
 --            ms: from now; owner: who suspends it, for people; a note may follow behind a line feed
 -- returns  1 = begun, 0 = planned: somebody holds the lock
