@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from inspect import getattr_static
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
 
-from ..base import Self
 from ..base.display import shown
-from ..base.names import SEMAPHORE
 from ..exceptions import LockLost
 
 if TYPE_CHECKING:
@@ -39,7 +36,7 @@ class Fenced(Protocol):
 
 
 class FenceField(BigIntegerField):
-    """The fence of the last holder who has changed the row. Written by :meth:`FencedQuerySet.update` alone.
+    """The fence of the last holder who has changed the row. Written by :class:`FencedRows` alone.
 
     ``save()`` leaves it as it is in the database. Raises ValueError for ``null=True``.
     """
@@ -57,79 +54,64 @@ class FenceField(BigIntegerField):
         return super().pre_save(model_instance, add) if add else models.F(self.attname)
 
 
-def _unguarded(name: str) -> Callable[..., Any]:
-    """The method of this name, refused under a lock: it would write without a look at the fence."""
-    method: Callable[..., Any] = getattr(models.QuerySet, name)
-
-    @wraps(method)
-    def unlocked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._lock is not None:
-            raise TypeError(f"fenced(lock) guards update(), bulk_update() and delete(), not {name}().")
-        return method(self, *args, **kwargs)
-
-    return unlocked
-
-
-def _uncombined(name: str, *, reflected: bool = False) -> Callable[..., Any]:
-    """The operator of this name, refused under a lock: it is not sure that what comes of it would know the lock."""
-    operator: Callable[..., Any] = getattr(models.QuerySet, name)
-
-    def combined(self: Any, other: Any) -> Any:
-        if not isinstance(other, models.QuerySet):
-            return NotImplemented
-        if self._lock is not None or getattr(other, "_lock", None) is not None:
-            raise TypeError("Combine querysets first, and call fenced(lock) on what comes of it: (a | b).fenced(lock).")
-        return operator(other, self) if reflected else operator(self, other)
-
-    return combined
-
-
 class FencedQuerySet(models.QuerySet[M]):
-    """A queryset that knows under which lock it writes: ``Order.objects.filter(...).fenced(lock).update(...)``."""
+    """A queryset whose rows can be changed under a lock: ``Order.objects.filter(...).fenced(lock).update(...)``."""
 
-    _lock: Fenced | None = None
+    def fenced(self, lock: Fenced) -> FencedRows:
+        """Its rows, to be changed under this lock, which must be held here. Call it last.
 
-    def fenced(self, lock: Fenced) -> Self:
-        """The same rows, to be updated or deleted under this lock, which must be held here.
-
-        For ``update()``, ``bulk_update()``, ``delete()`` and their twins; what creates rows raises TypeError, and so do
-        ``|``, ``&`` and ``^``: combine first. So does this for what is no lock, and for a model that has no FenceField,
-        or several. (On the right of a queryset of a site's own class, the lock would be lost without an error.)
+        Raises TypeError for what is no lock, for part of the rows (``[:10]``), and for a model that has no FenceField,
+        or several.
         """
-        if not _is_lock(lock):
+        kind = type(lock)
+        # a semaphore has several holders: the latest would shut out the others
+        if not (hasattr(kind, "fence") and hasattr(kind, "check")) or hasattr(lock, "limit"):
             raise TypeError(f"fenced() takes a lock, not {shown(lock)}.")
-        _field_of(self.model)
-        found = self._chain()  # type: ignore[attr-defined]
-        found._lock = lock
-        return found  # type: ignore[no-any-return]
+        if self.query.is_sliced:
+            raise TypeError("fenced(lock) changes all rows of a queryset, not a slice of it.")
+        return FencedRows(self, lock)
+
+
+class FencedRows:
+    """Rows that are changed under a lock: all of them or none, and only where no younger holder has changed one.
+
+    Each method does what that of a queryset does, and writes the lock's fence into the rows. Raises LockLost where a
+    younger holder has changed one of them, or the lock is known to be lost; LockNotOwned where it is not held here.
+    """
+
+    def __init__(self, rows: models.QuerySet[Any], lock: Fenced) -> None:
+        self._rows, self._lock = rows.all(), lock
+        self._field = _field_of(rows.model)
 
     def update(self, **values: Any) -> int:
-        """As Django's; under a lock, only where no younger holder has written, and all of the rows or none.
+        """Return how many rows were changed."""
+        return self._write(self._rows, lambda rows: rows.update(**{self._field.name: self._lock.fence}, **values))
 
-        Returns how many rows were changed, and writes the lock's fence into them. Raises LockLost where a younger
-        holder has changed one of them, or the lock is known to be lost; LockNotOwned where it is not held here.
-        """
-        lock = self._lock
-        if lock is None or self.query.is_sliced:  # an error of Django's
-            return super().update(**values)
-        name = _field_of(self.model).name
-        return self._write(lock, lambda rows: rows.update(**{name: lock.fence}, **values))
+    def bulk_update(self, objs: Iterable[Any], fields: Sequence[str], batch_size: int | None = None) -> int:
+        """Return how many rows were changed. Objects whose rows are not among these are left out."""
+        given, name = list(objs), self._field.name
+        for each in given:
+            setattr(each, name, self._lock.fence)
+        mine = self._rows.filter(pk__in=[each.pk for each in given])
+        return self._write(mine, lambda rows: rows.bulk_update(given, [*fields, name], batch_size))
 
     def delete(self) -> tuple[int, dict[str, int]]:
-        """As Django's; under a lock, only where no younger holder has written, and all of the rows or none."""
-        lock = self._lock
-        if lock is None or self.query.is_sliced:
-            return super().delete()
-        return self._write(lock, lambda rows: rows.delete())
+        """Return how many rows were deleted, and of which models, like Django's."""
+        return self._write(self._rows, lambda rows: rows.delete())
 
-    delete.queryset_only = True  # type: ignore[attr-defined]
+    aupdate = sync_to_async(update)
+    abulk_update = sync_to_async(bulk_update)
+    adelete = sync_to_async(delete)
 
-    def _write(self, lock: Fenced, write: Callable[[Self], R]) -> R:
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"fenced(lock) guards update(), bulk_update() and delete(), not {name}: call it last.")
+
+    def _write(self, mine: models.QuerySet[Any], write: Callable[[models.QuerySet[Any]], R]) -> R:
+        lock, field = self._lock, self._field
         lock.check()
-        field, fence = _field_of(self.model), lock.fence
-        self._for_write, self._result_cache = True, None  # what was read before is out of date
-        mine = self._chain().using(self.db)  # type: ignore[attr-defined]
-        mine._lock = None
+        fence = lock.fence
+        mine._for_write = True  # type: ignore[attr-defined]
+        mine = mine.using(mine.db)
         with transaction.atomic(using=mine.db):
             key = field.model._meta.pk.name
             every = field.model._base_manager.using(mine.db)
@@ -144,7 +126,7 @@ class FencedQuerySet(models.QuerySet[M]):
                 lock._note_fence(max(younger))
                 reason = f"a younger holder has changed {len(younger)} of the rows"
                 raise LockLost(
-                    f"The lock {lock.name!r} was refused by {self.model._meta.label}: {reason}. None was changed.",
+                    f"The lock {lock.name!r} was refused by {mine.model._meta.label}: {reason}. None was changed.",
                     lock.name,
                     reason=reason,
                     fence=fence,
@@ -152,30 +134,8 @@ class FencedQuerySet(models.QuerySet[M]):
             # not on SQLite, where no other rows can match by now, and the number of parameters is limited
             return write(mine.filter(**{f"{key}__in": list(found)}) if locks_rows else mine)
 
-    def _clone(self) -> Self:
-        found = super()._clone()  # type: ignore[misc]
-        found._lock = self._lock
-        return found  # type: ignore[no-any-return]
-
-
-for _method in ("create", "bulk_create", "get_or_create", "update_or_create"):
-    setattr(FencedQuerySet, _method, _unguarded(_method))
-
-for _sign in ("and", "or", "xor"):
-    setattr(FencedQuerySet, f"__{_sign}__", _uncombined(f"__{_sign}__"))
-    setattr(FencedQuerySet, f"__r{_sign}__", _uncombined(f"__{_sign}__", reflected=True))
 
 FencedManager = models.Manager.from_queryset(FencedQuerySet, "FencedManager")
-
-
-def _is_lock(given: object) -> bool:
-    name = getattr(given, "name", None)
-    return (
-        isinstance(name, str)
-        and not name.startswith(SEMAPHORE)  # a semaphore has several holders: the latest would shut out the others
-        and callable(getattr(given, "check", None))
-        and getattr_static(given, "fence", None) is not None  # to ask for it raises where the lock is not held
-    )
 
 
 def _field_of(model: type[models.Model]) -> FenceField:
