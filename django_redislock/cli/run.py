@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from glob import glob
@@ -19,7 +20,6 @@ from django.core.management.base import CommandError
 
 from ..base.display import printable
 from ..base.names import SEMAPHORE
-from ..base.processes import try_start
 from ..base.times import monotonic
 from ..jobs.locked_command import LOST, held
 from ..leadership import leader
@@ -34,9 +34,7 @@ RELAYED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 FROM_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT})
 
-LOOK_EVERY = 0.05  # seconds, while what a program has left behind comes to its end
-# seconds: where two signals come at once, another thread may take both, and nothing interrupts the wait
-SIGNALLED_WITHIN = 1.0
+LOOK_EVERY = 0.05  # seconds, to see whether the program has ended, or the lock is lost
 
 
 def run_program(
@@ -68,10 +66,8 @@ def run_program(
             returncode=2,
         )
     warn_of_memory(output, store)
-    running: Program
     given: dict[str, Any] = {
         "ttl": ttl,
-        "on_lost": lambda error: running.look(),
         "using": using,
         # without its arguments, which may hold secrets
         "purpose": f"redislocks run {os.path.basename(program[0])}",
@@ -119,7 +115,7 @@ def _run_once(lock: Lock, running: Program, program: Sequence[str]) -> int:
         status = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
         problem = f"Cannot run {printable(program[0])}: {error.strerror or error}."
         raise CommandError(problem, returncode=status) from error
-    return running.wait(lambda: lock.lost, lock.remaining)
+    return running.wait(lambda: lock.lost)
 
 
 # Ends the program if we cannot, because we were killed by -9 (by the kernel when memory is short, say). We keep the
@@ -164,7 +160,6 @@ class Program:
         self.dismissed: bool = False  # a signal has asked this process to end
         self._early: list[int] = []
         self._before: dict[int, Any] = {}
-        self._news = threading.Event()
 
     def __enter__(self) -> Program:
         if threading.current_thread() is threading.main_thread():
@@ -195,10 +190,6 @@ class Program:
         if self._guard is not None and self._guard.stdin is not None:
             with suppress(BrokenPipeError):  # somebody has killed it
                 self._guard.stdin.write(b"%d\n" % self._target)
-        # where no thread can be started, wait() finds out a little later
-        try_start(
-            threading.Thread(target=self._await_end, args=(self._process,), name="redislocks-program", daemon=True)
-        )
         for number in self._early:
             self._on_signal(number, None)
 
@@ -211,18 +202,10 @@ class Program:
         assert self._process is not None
         return self._process.pid if self._shared else -self._process.pid
 
-    def _await_end(self, process: Popen[bytes]) -> None:
-        process.wait()
-        self._news.set()  # no more than that: it may be late, and the next program at work
-
     def forget(self) -> None:
         """It has ended, and may be started again; meanwhile signals end this process, as before the first start."""
         self._process, self._early = None, []
         self._gone = self._ending = False
-
-    def look(self) -> None:
-        """Wake wait(): something has happened, such as the loss of the lock."""
-        self._news.set()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._starting:
@@ -278,16 +261,15 @@ class Program:
                 pass
         return self._send(0) and not _are_zombies(-self._target)
 
-    def wait(self, lost: Callable[[], bool], remaining: Callable[[], float]) -> int:
+    def wait(self, lost: Callable[[], bool]) -> int:
         """Wait until it has ended, and end it when the lock is lost; return its exit status as a shell would.
 
         Once it was told to end, by us or by a signal, this waits for its whole process group.
         """
-        kill_at = math.inf
+        kill_at, pause = math.inf, 0.001  # many programs are short
         told = False
         assert self._process is not None
         while True:
-            self._news.clear()
             ended = self._process.poll() is not None
             if ended and not (self._ending and self._is_left()):
                 break
@@ -299,7 +281,8 @@ class Program:
             if monotonic() >= kill_at:
                 kill_at = math.inf
                 self._send(signal.SIGKILL)
-            self._news.wait(LOOK_EVERY if ended or told else min(max(remaining(), LOOK_EVERY), SIGNALLED_WITHIN))
+            pause = min(2 * pause, LOOK_EVERY)
+            time.sleep(pause)
         self._gone = True
         self._dismiss_guard()
         status = self._process.returncode

@@ -70,7 +70,7 @@ class Ending:
 
     def fail(self, error: BaseException) -> Steps[None]:
         """Give back what there is: ``error`` was raised, while it was held or before or after."""
-        if self.half_obtained:
+        if self.half_obtained or all(lease.closed for lease in self.leases):
             self.abandon_cancelled(error)
         else:
             yield from self.exit(error)
@@ -320,13 +320,6 @@ class Releasable(Ending, Held):
             self.leave()
         else:
             self.abandon()
-
-    def fail(self, error: BaseException) -> Steps[None]:
-        """Give back what there is: ``error`` was raised, while the lock was held or before or after."""
-        if self.lease is None or self.lease.closed:
-            self.abandon()
-        else:
-            yield from super().fail(error)
 
     def abandon(self) -> None:
         """Give the lock back in the background: this was interrupted, or Redis could not be told."""

@@ -20,7 +20,7 @@ from kombu import serialization
 
 from ..base.display import did_you_mean
 from ..call_names import signature_of
-from ..exceptions import LockError, LockUnavailable
+from ..exceptions import LockError
 from .job_lock import OPTIONS, JobLock, running_job
 
 # among the headers of a message: whether the lock was acquired when it was sent
@@ -97,12 +97,10 @@ class LockedTask(DjangoTask):
             self.__header__(*given, **named)  # wrong arguments are an error before anything is locked
         # parent_id: Celery sends it for a task that has ended, whose ``link`` this is
         awaited = task_id is not None or "parent_id" in options
-        try:
-            return lock.enqueue(given, named, id, publish, self.AsyncResult, wait=wait, most=most, awaited=awaited)
-        except LockUnavailable:
-            if not (awaited and current_task):
-                raise
-            return publish(False)  # by the task before it, which would fail although it has ended well
+        by_task = awaited and bool(current_task)  # which would fail although it has ended well
+        return lock.enqueue(
+            given, named, id, publish, self.AsyncResult, wait=wait, most=most, awaited=awaited, sends_anyway=by_task
+        )
 
     def _as_delivered(self, args: Any, kwargs: Any, options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments as the worker will see them, and name the lock: an Enum is a str there, say."""

@@ -13,7 +13,7 @@ from huey.utils import normalize_time
 
 from ..base import Unpack
 from ..call_names import Name
-from ..exceptions import LockError, LockUnavailable
+from ..exceptions import LockError
 from ..options import JobOptions
 from .job_function import P, R, lock_function, lock_of
 from .job_lock import JobLock
@@ -59,19 +59,15 @@ class LockedHuey(Huey):
         # Huey enqueues it again for every retry, and when its time has come: then it has the lock, and keeps it
         send = super().enqueue
         by_huey = _current.get() is not None or (task.eta and not self._seconds_to(task.eta))  # or by another task
-        try:
-            return lock.enqueue(
-                *_call_of(task),
-                task.id,
-                lambda taken: send(task),
-                lambda other: Result(self, type(task)(task.args, task.kwargs, id=other)) if self.results else None,
-                wait=self._seconds_to(task.eta),
-                awaited=task.on_complete is not None or task.chord_config is not None,
-            )
-        except LockUnavailable:
-            if not by_huey:
-                raise
-            return send(task)  # it may be nowhere else by now; when it starts, it acquires the lock
+        return lock.enqueue(
+            *_call_of(task),
+            task.id,
+            lambda taken: send(task),
+            lambda other: Result(self, type(task)(task.args, task.kwargs, id=other)) if self.results else None,
+            wait=self._seconds_to(task.eta),
+            awaited=task.on_complete is not None or task.chord_config is not None,
+            sends_anyway=bool(by_huey),  # it may be nowhere else by now; when it starts, it acquires the lock
+        )
 
     def execute(self, task: Any, timestamp: Any = None) -> Any:
         now = timestamp or self._get_timestamp()

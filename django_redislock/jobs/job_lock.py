@@ -168,6 +168,7 @@ class JobLock:
         wait: float = 0.0,
         most: float = math.inf,
         awaited: bool = False,
+        sends_anyway: bool = False,
     ) -> Any:
         """Acquire the lock for a job and call ``publish``, which queues it; return what that returns.
 
@@ -176,7 +177,7 @@ class JobLock:
         busy="raise" too: it may be queued by the job before it, which would fail for that. So is one that has the lock
         itself: its queue queues it again while it runs, or before its release has reached Redis.
         ``publish`` is told whether the job has the lock. It may start in ``wait`` seconds, and is dropped by the queue
-        after ``most``.
+        after ``most``. ``sends_anyway``: where Redis is away, queue it without its lock.
         """
         # poll: nobody has to be told here. Not reentrant: it would leave the lock of the code around to a job whose
         # token that lock does not have
@@ -190,9 +191,9 @@ class JobLock:
                 if token is None:  # the other has ended before it could see that
                     refusal, token = self._take(lock, ttl)
         except LockUnavailable:
-            if not _once_more.get():
+            if not (sends_anyway or _once_more.get()):  # nobody would ask once more
                 raise
-            return publish(False)  # nobody would ask once more
+            return publish(False)
         if refusal is None:
             return self.publish_with(lock, publish)
         log_event(INFO, "job-busy", name=lock.name, job=id, busy=self.busy, error=refusal)

@@ -3,11 +3,9 @@
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ import pytest
 from django_redislock import Lock, force_release, get_lock
 from redisserver import RedisServer
 from tests.cli.conftest import FOREVER, NAME, fails, sh, written
-from tests.helpers.actors import GENEROUS, Other, until
+from tests.helpers.actors import GENEROUS, until
 from tests.helpers.state import hold, queued
 from tests.inside import keys_of
 
@@ -54,36 +52,6 @@ def test_after_a_loss_it_ends_the_program_and_stands_by_again(once_ready: Callab
     assert sh(f"{noted(runs)}; {ready}; {FOREVER}", "--stay", "--kill-after=600") == 5
     assert int(lines(runs)[0]) < int(lines(runs)[1])
     assert get_lock(NAME) is None
-
-
-def test_the_end_of_one_program_that_is_noticed_late_does_not_end_the_next_one(
-    once_ready: Callable[..., str],
-    other: Callable[[], Other],
-    monkeypatch: pytest.MonkeyPatch,
-    runs: Path,
-    tmp_path: Path,
-) -> None:
-    """On a busy machine, say."""
-    wait, late, go_on = Popen.wait, list[threading.Thread](), threading.Event()
-
-    def held_up(*args: Any, **options: Any) -> int:
-        status = wait(*args, **options)
-        if threading.current_thread() is not threading.main_thread() and not late:
-            late.append(threading.current_thread())
-            assert go_on.wait(2 * GENEROUS)
-        return status
-
-    def let_go() -> None:
-        until(lambda: len(lines(runs)) == 2)
-        go_on.set()
-        until(lambda: not late[0].is_alive())
-        (tmp_path / "noticed").write_text("noticed")
-
-    monkeypatch.setattr(Popen, "wait", held_up)
-    noticed = other().start(let_go)
-    second = f"[ $(wc -l < {runs}) = 2 ] && {written(tmp_path / 'noticed')} && exit 5"
-    assert sh(f"echo >> {runs}; {second}; {once_ready(lambda: force_release(NAME))}; {FOREVER}", "--stay") == 5
-    noticed.result(GENEROUS)
 
 
 @pytest.mark.complete
