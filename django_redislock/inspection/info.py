@@ -182,21 +182,17 @@ def make_info(
 
 
 def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
-    """One round trip, or two where more than LISTED_PERMITS hold a semaphore; None when nobody holds the lock."""
-    value, left, us, planned, permits, *queues = yield from _ask(partition, name, waiters)
+    """One round trip, or two for a semaphore that is held; None when nobody holds the lock."""
+    value, left, us, planned, *queues = yield from _ask(partition, name, waiters)
     if value is None:
         return None
-    if permits is None:
-        return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
-    listed = [make_info(partition.alias, name, value, us, left) for value, left in permits.leases]
-    semaphore = _semaphore_info(listed, permits.limit, permits.held, *queues)
-    if permits.held > len(listed):  # the highest fence may be that of one that is not listed
-        for every, _ in (yield from read_semaphores(partition, [name])):
-            semaphore = replace(semaphore, fence=max(semaphore.fence, every.fence))
-    return semaphore
+    if name.startswith(SEMAPHORE):
+        semaphores = yield from read_semaphores(partition, [name])
+        return replace(semaphores[0][0], queue=queues[0].first) if semaphores else None
+    return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
 
 
-def _semaphore_info(found: Sequence[LockInfo], limit: int, held: int, queue: Queue) -> LockInfo:
+def _semaphore_info(found: Sequence[LockInfo], limit: int, queue: Queue) -> LockInfo:
     """``found``: the permits that are known, the first to end first."""
     permits = tuple(sorted(found[:LISTED_PERMITS], key=lambda permit: permit.since))
     return replace(
@@ -204,9 +200,8 @@ def _semaphore_info(found: Sequence[LockInfo], limit: int, held: int, queue: Que
         fence=max(permit.fence for permit in found),
         lease_left=found[0].lease_left,
         waiters=queue.waiters,
-        queue=queue.first,
         limit=limit,
-        permits_held=held,
+        permits_held=len(found),
         permits=permits,
     )
 
@@ -236,7 +231,7 @@ def read_semaphores(partition: Partition, names: Sequence[str]) -> Steps[list[tu
             if permits:
                 limit, queue = values.get(b":", b""), Queue(answers[2 * len(keys) + number])
                 most = int(limit) if limit.isdigit() else 1  # somebody else has written it, or deleted it
-                found.append((_semaphore_info([*permits.values()], most, len(permits), queue), permits))
+                found.append((_semaphore_info([*permits.values()], most, queue), permits))
     return found
 
 
@@ -272,17 +267,16 @@ def read_queue(partition: Partition, pool: str) -> Steps[Queue]:
 
 
 def _ask(partition: Partition, name: str, waiters: int, *, member: str = "") -> Steps[tuple[Any, ...]]:
-    """Value, seconds of lease left, server's time, planned suspension, a semaphore's permits, queue; and the pool's."""
+    """Value, seconds of lease left, server's time, planned suspension, queue; and the pool's."""
     answer = yield from calls.info(partition, make_keys(partition.prefix, f"{name}{member}"), name, waiters)
-    value, left_ms, us, planned, planned_ms, held, *found = answer
+    value, left_ms, us, planned, planned_ms, _, *found = answer
     suspension = parse_holder(planned)
     queues = []
     for count, queue, entries, gone in zip(*[iter(found)] * 4, strict=True):
         listed = [_waiter_info(us, *each) for each in zip(queue[1::2], entries, gone, strict=True)]
         queues.append(Queue(count, tuple(listed)))
     coming = None if suspension is None else SuspensionInfo(suspension.owner, planned_ms / 1000, suspension.note)
-    permits = None if held is None else calls.parse_permits(held)
-    return value, math.inf if left_ms == -1 else left_ms / 1000, us, coming, permits, *queues
+    return value, math.inf if left_ms == -1 else left_ms / 1000, us, coming, *queues
 
 
 def _waiter_info(us: int, ticket: bytes, entry: bytes | None, gone: int) -> WaiterInfo:

@@ -382,24 +382,17 @@ def read_holder(partition: Partition, name: str) -> Steps[tuple[bool, Holder | N
 
 
 class Permits(NamedTuple):
-    """The permits of a semaphore. ``leases``: of at most 100, the value of each and the seconds that are left."""
+    """The permits of a semaphore."""
 
     limit: int
     held: int
-    mine: bool  # by the id that was asked for
-    leases: list[tuple[bytes, float]]
-
-
-def parse_permits(found: Sequence[Any]) -> Permits:
-    limit, held, mine, *leases = found
-    lefts = [left / 1000 for left in leases[1::2]]
-    return Permits(limit, held, mine == 1, list(zip(leases[::2], lefts, strict=True)))
+    mine: int  # 1 if the id that was asked for holds one of them, else 0
 
 
 def read_permits(partition: Partition, name: str, id: str = "") -> Steps[Permits]:
     """Return the permits of a semaphore, and whether ``id`` holds one of them; one round trip."""
     answer = yield from info(partition, make_keys(partition.prefix, name), name, 0, id=id)
-    return parse_permits(answer[5])
+    return Permits(*answer[5])
 
 
 class FoundHeld(NamedTuple):

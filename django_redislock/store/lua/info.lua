@@ -5,8 +5,7 @@
 -- returns  {value of the lock or false, lease left in ms, server us, value and ms left of a suspension that is planned
 --            or false, the holders of a semaphore or false, number of waiters, {id, ticket, ...},
 --            {entry, ...}, {1 for each that is gone, else 0, ...}}; of a pool's member the last four once more, for
---            those who want any. Holders: {the limit, how many they are, 1 if `id` is one of them, else 0, value, lease
---            left in ms, ...}, at most 100 of them
+--            those who want any. Holders: {the limit, how many they are, 1 if `id` is one of them, else 0}
 --#include @waiting
 --#include suspension
 local value, holders

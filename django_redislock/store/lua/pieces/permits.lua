@@ -206,20 +206,11 @@ local plans, plan = KEYS.permits, '~' -- nobody writes that
 local function begin_suspension() end
 
 --#piece holders_permits
--- The value of the permit whose lease ends first; and the limit, how many are held, whether the caller holds one, and of
--- at most 100 the values and the milliseconds that are left
+-- The value of the permit whose lease ends first; and the limit, how many are held, and whether the caller holds one
 drop_ended()
+whose = redis.call('ZRANGE', KEYS.ends, 0, 0)[1] or ''
+value = redis.call('HGET', KEYS.permits, whose)
 holders = {get_limit(), redis.call('ZCARD', KEYS.ends), redis.call('ZSCORE', KEYS.ends, ARGV.id) and 1 or 0}
-local ends, ids = redis.call('ZRANGE', KEYS.ends, 0, 99, 'WITHSCORES'), {}
-for i = 1, #ends, 2 do ids[#ids + 1] = ends[i] end
-whose = ids[1] or ''
-for i, held in ipairs(#ids > 0 and redis.call('HMGET', KEYS.permits, unpack(ids)) or {}) do
-  if held then
-    holders[#holders + 1] = held
-    holders[#holders + 1] = math.max(0, math.ceil((ends[2 * i] - us) / 1000))
-  end
-end
-value = holders[4]
 
 --#piece grant_next_permits
 -- Passes the permits on that are free. Returns 1 when this must be called again.
