@@ -259,7 +259,8 @@ def refuse_body(function: Callable[..., Any], result: Any, decorator: str) -> No
 def _runs_late(function: Callable[..., Any], decorator: str) -> TypeError:
     return TypeError(
         f"{decorator} cannot lock {function!r}: generators and coroutines run after the call has returned, when "
-        f"the lock is free again."
+        f"the lock is free again. If a decorator hides that it is async, let that one use functools.wraps, or "
+        f"asgiref.sync.markcoroutinefunction."
     )
 
 

@@ -25,6 +25,7 @@ from ..call_names import (
     are_several,
     check_function,
     given_name,
+    refuse_body,
     signature_of,
     template_of,
     wraps,
@@ -289,13 +290,7 @@ class _LockedView:
         with ExitStack() as opened:
             begin(opened, aliases[::-1], acquisition.leases, beside=beside, required=required)
             response = self.view(*args, **kwargs)
-            if inspect.iscoroutine(response):
-                response.close()  # else Python warns that nobody has awaited it
-                raise TypeError(
-                    f"{self.what} cannot lock {self.view!r}, which is no coroutine function and returned a coroutine, "
-                    f"to be run when the lock is free again. If a decorator hides that the view is async, let it use "
-                    f"functools.wraps, or asgiref.sync.markcoroutinefunction."
-                )
+            refuse_body(self.view, response, self.what)
             for lease in acquisition.leases:
                 if lease.lost:
                     raise lease.lost_error()
