@@ -21,7 +21,7 @@ local detaches = --[[@withdraw-adopted]]flag == 'a' and ARGV.how == 'withdraw'--
 if held and not detaches then erase_lock(flag, value) end
 if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end --@release-marks
 
--- (not of a member of a pool: somebody may want any member)
+-- (of a semaphore, whose fast path is for its only holder)
 --#include @release_unwanted
 --#include @grant_next
 if detaches then

@@ -60,14 +60,6 @@ if first then --@release-grants
   end
 end
 
---#piece release_unwanted_key
--- For release.lua, which may return here. Nobody waits. (With the flags c and h, somebody does, or a mark is to be cleared:
--- release_fast_key has looked.)
-if held and (flag == 'a' or flag == 'd' or KEYS.gone) and not detaches and channel == ARGV.channel and redis.call('EXISTS', KEYS.queue, KEYS.waiters) == 0 then
-  unlist()
-  return {1, 0}
-end
-
 --#piece lock_key
 -- The lock is a key of its own, which Redis deletes when the lease ends.
 --#include single
