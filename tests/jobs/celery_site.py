@@ -4,13 +4,14 @@ import os
 from typing import Any
 
 import django
-from celery import Celery, chain, chord, group  # type: ignore[import-untyped]  # noqa: F401
+from celery import Celery, chain, chord, current_task, group  # type: ignore[import-untyped]  # noqa: F401
 from celery.exceptions import Reject  # type: ignore[import-untyped]
 
 django.setup()
 
 from django_redislock.jobs.celery import LockedTask
 from tests.helpers.jobs import gate, note
+from tests.jobs.examples import Trouble, examples, run
 
 URL = os.environ.get("REDISLOCK_TEST_URL", "redis://127.0.0.1:1/0").rsplit("/", 1)[0]
 
@@ -31,27 +32,24 @@ app.conf.update(
 )
 
 
+@app.task(base=LockedTask, lock="report:{year}", lock_from="enqueue")
+def report(year: int, wait: str = "", fails: int = 0) -> str:
+    return run("report", year, wait, fails)
+
+
+RETRIES = {"autoretry_for": (Trouble,), "max_retries": 2, "default_retry_delay": 600}
+
+
+def make(function: Any, **options: Any) -> Any:
+    own = RETRIES if function.__name__ == "stubborn" else {}
+    return app.task(base=LockedTask, **options, **own)(function)
+
+
+globals().update(examples(__name__, make, lambda: current_task.request.retries))
+
+
 def queued(**options: Any) -> Any:
     return app.task(base=LockedTask, lock_from="enqueue", **options)
-
-
-@queued(lock="report:{year}")
-def report(year: int, wait: str = "") -> int:
-    note("begins", report.request.id)
-    gate(wait)
-    note("ends", report.request.id)
-    return year
-
-
-@queued(lock="report:{year}", busy="raise")
-def strict(year: int) -> None:
-    note("strict", year)
-
-
-@queued(lock="report:{year}", busy="retry")
-def patient(year: int) -> str:
-    note("patient", patient.request.retries)
-    return "patient"
 
 
 @queued(lock="mail:{pk}", bind=True, max_retries=20)
@@ -60,12 +58,6 @@ def mail(self: Any, pk: int, retries: int, countdown: float = 0.05) -> str:
     if self.request.retries < retries:
         raise self.retry(countdown=countdown)
     return "sent"
-
-
-@queued(lock="auto", autoretry_for=(ZeroDivisionError,), retry_backoff=0.01, retry_jitter=False, max_retries=2)
-def auto() -> None:
-    note("auto")
-    raise ZeroDivisionError
 
 
 @queued(lock="broken:{how}", bind=True)
@@ -82,24 +74,6 @@ def broken(self: Any, how: str) -> None:
 def short(wait: str) -> None:
     note("short")
     gate(wait)
-
-
-@app.task(base=LockedTask, lock="page:{pk}", ttl=5)
-def page(pk: int, wait: str = "") -> str:
-    note("page", pk)
-    gate(wait)
-    return "rendered"
-
-
-@app.task(base=LockedTask, lock="page:{pk}", busy="retry")
-def later(pk: int) -> str:
-    note("later", pk)
-    return "later"
-
-
-@app.task(base=LockedTask, lock="page:{pk}", busy="raise")
-def impatient(pk: int) -> str:
-    return "impatient"
 
 
 @app.task(base=LockedTask, lock="export", limit=2, busy="raise")
@@ -151,5 +125,5 @@ books, archive = app.register_task(Books()), app.register_task(Archive())
 
 
 @app.task
-def add(numbers: Any) -> Any:
-    return sum(number for number in numbers if number)
+def collect(found: Any) -> Any:
+    return [one for one in found if one]

@@ -6,6 +6,17 @@ import redis
 
 from redisserver import RedisServer
 from tests.helpers.jobs import held, runs, url
+from tests.jobs.queues import (  # noqa: F401 (fixtures)
+    Queue,
+    Start,
+    Work,
+    celery_queue,
+    django_tasks_queue,
+    django_tasks_site,
+    dramatiq_queue,
+    huey_queue,
+    rq_queue,
+)
 
 READ: dict[str, Callable[[Any, str], Any]] = {
     "string": lambda client, key: client.get(key),
@@ -31,3 +42,19 @@ def _a_failure_explains_itself(request: pytest.FixtureRequest, server: RedisServ
                 clients = client.client_list() if database == 1 else []
             for one in clients:
                 print({name: one[name] for name in ("addr", "name", "age", "idle", "db", "flags", "cmd")})
+
+
+@pytest.fixture
+def site(adapter: Queue) -> Any:
+    """Of the ``adapter`` that each file names."""
+    return adapter.site
+
+
+@pytest.fixture
+def worker(adapter: Queue) -> Start:
+    return adapter.start
+
+
+@pytest.fixture
+def work(adapter: Queue) -> Work:
+    return adapter.work

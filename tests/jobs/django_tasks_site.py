@@ -1,6 +1,5 @@
 """A site with Django's tasks under locks, for test_django_tasks.py and the workers that it starts."""
 
-from collections.abc import Callable
 from enum import Enum
 from importlib import import_module
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 from django import VERSION
 
 from django_redislock.jobs.django_tasks import locked_job
-from tests.helpers.jobs import gate, held, note
+from tests.helpers.jobs import held
+from tests.jobs.examples import examples, run
 
 PACKAGE = "django.tasks" if VERSION >= (6,) else "django_tasks"
 task: Any = import_module(PACKAGE).task
@@ -17,75 +17,36 @@ IMMEDIATE = f"{PACKAGE}.backends.immediate.ImmediateBackend"
 DATABASE = "django_redislock.jobs.django_tasks_db.LockedDatabaseBackend"
 
 
-class Trouble(Exception):
-    pass
+def make(function: Any, lock: str, **options: Any) -> Any:
+    return task()(locked_job(lock, **options)(function))
 
 
-def make(lock: Any = "report:{year}", takes_context: bool = False, **options: Any) -> Callable[[Any], Any]:
-    every = {"lock_from": "enqueue", **options}
-    return lambda function: task(takes_context=takes_context)(locked_job(lock, **every)(function))
-
-
-def run(name: str, year: int, wait: str, fails: bool) -> str:
-    note(name, year)
-    gate(wait)
-    if fails:
-        raise Trouble
-    return f"{name} {year}"
-
-
-@make()
-def report(year: int, wait: str = "", fails: bool = False) -> str:
+@task()
+@locked_job("report:{year}", lock_from="enqueue")
+def report(year: int, wait: str = "", fails: int = 0) -> str:
     return run("report", year, wait, fails)
 
 
-@make(busy="raise")
-def strict(year: int) -> str:
-    return run("strict", year, "", False)
-
-
-@make(busy="retry")
-def patient(year: int) -> str:
-    return run("patient", year, "", False)
-
-
-@make(busy="merge")
-def sync(year: int, wait: str = "", fails: bool = False) -> str:
-    return run("sync", year, wait, fails)
-
-
-@make(lock_from="start")
-def at_start(year: int, wait: str = "") -> str:
-    return run("at_start", year, wait, False)
+globals().update(examples(__name__, make, call=lambda task, year: task.call(year)))
 
 
 class Kind(str, Enum):
     A = "a"
 
 
-@make(lambda context, kind: f"kind:{kind}", takes_context=True)
+@task(takes_context=True)
+@locked_job(lambda context, kind: f"kind:{kind}", lock_from="enqueue")
 def of_kind(context: Any, kind: str) -> list[str]:
     assert context.task_result.task.takes_context
     return held()
 
 
-@make("awaited:{year}")
+@task()
+@locked_job("awaited:{year}", lock_from="enqueue")
 async def awaited(year: int) -> int:
     return year
 
 
-@make("outer:{again}")
-def outer(again: int) -> list[str]:
-    if again:
-        assert [outer.call(0) for _ in range(2)] == [["outer:0", "outer:1"]] * 2
-        assert report.call(8) == "report 8"
-        assert patient.enqueue(9).return_value == "patient 9"
-    return held()
-
-
-unlocked: Callable[[Any], Any] = task()
-
-
-@unlocked
+@task()
 def plain() -> list[str]:
     return held()

@@ -1,7 +1,6 @@
 """A site with Dramatiq's actors under locks, for test_dramatiq.py and the workers that it starts."""
 
 import os
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,48 +13,36 @@ from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
 from django_redislock.jobs.dramatiq import LockedActor, RedisLock
-from tests.helpers.jobs import gate, note, runs, url
+from tests.helpers.jobs import url
+from tests.jobs.examples import examples, run
 
 django.setup()
 
 
-class Trouble(Exception):
-    pass
-
-
-# from_enqueue, and all share one lock for each year
-ACTORS: dict[str, dict[str, Any]] = {
-    "report": {"ttl": 500},
-    "patient": {"busy": "retry"},
-    "sync": {"busy": "merge"},
-    "at_start": {"lock_from": "start"},
-    "stubborn": {"max_retries": 1, "min_backoff": 100, "max_backoff": 1000},
-    "hopeless": {"max_retries": 0},
-    "thrower": {"throws": Trouble},
+OWN: dict[str, dict[str, Any]] = {
+    "sync": {"max_retries": 0},
+    "stubborn": {"max_retries": 2, "min_backoff": 600_000},
+    "impatient": {"max_retries": 0},
 }
 
 
+def tried() -> int:
+    message: Any = CurrentMessage.get_current_message()
+    return message.options.get("retries", 0) if message else 0
+
+
 def declare(broker: Any) -> Any:
-    """The actors; each notes who it is, waits at a gate, and may fail in so many runs."""
+    """The actors of this broker."""
 
-    def body(name: str) -> Callable[..., Any]:
-        def run(year: int, wait: str = "", fails: int = 0) -> str:
-            message: Any = CurrentMessage.get_current_message()
-            note(name, year, message.options.get("retries", 0) if message else "called")
-            number = len(runs())
-            gate(wait)
-            if number <= fails:
-                raise Trouble
-            return f"{name} {year}"
+    @dramatiq.actor(broker=broker, actor_class=LockedActor, lock="report:{year}", lock_from="enqueue", ttl=500)
+    def report(year: int, wait: str = "", fails: int = 0) -> str:
+        return run("report", year, wait, fails, tried())
 
-        return run
+    def make(function: Any, **options: Any) -> Any:
+        own = OWN.get(function.__name__, {})
+        return dramatiq.actor(broker=broker, actor_class=LockedActor, **options, **own)(function)
 
-    def make(name: str, options: dict[str, Any]) -> LockedActor:
-        every = {"lock": "report:{year}", "lock_from": "enqueue", **options}
-        made: Any = dramatiq.actor(actor_name=name, broker=broker, actor_class=LockedActor, **every)
-        return made(body(name))  # type: ignore[no-any-return]
-
-    return SimpleNamespace(**{name: make(name, options) for name, options in ACTORS.items()})
+    return SimpleNamespace(report=report, **examples(__name__, make, tried))
 
 
 heartbeat = int(os.environ.get("TEST_HEARTBEAT", 60_000))

@@ -5,12 +5,13 @@ from typing import Any
 
 import django
 from huey import CancelExecution, PriorityRedisHuey, chord, crontab  # noqa: F401
-from huey.exceptions import RateLimitExceeded, RetryTask
+from huey.exceptions import RateLimitExceeded, RetryTask, TaskException  # noqa: F401
 
 django.setup()
 
 from django_redislock.jobs.huey import LockedHuey, locked_job
 from tests.helpers.jobs import gate, note, url
+from tests.jobs.examples import examples, run
 
 
 class SiteHuey(LockedHuey, PriorityRedisHuey): ...
@@ -21,27 +22,23 @@ huey = SiteHuey("tests", url=url(1))
 
 @huey.task()
 @locked_job("report:{year}", lock_from="enqueue")
-def report(year: int, wait: str = "") -> int:
-    note("begins", year)
-    gate(wait)
-    note("ends", year)
-    return year
+def report(year: int, wait: str = "", fails: int = 0) -> str:
+    return run("report", year, wait, fails)
 
 
-@huey.task(retries=2, context=True)
-@locked_job("report:{year}", lock_from="enqueue", busy="retry")
-def patient(year: int, task: Any = None) -> str:
-    note("patient", task.retries)
-    return "patient"
+OWN = {"patient": {"retries": 2}, "stubborn": {"retries": 2, "retry_delay": 600}, "sync": {"priority": 7}}
 
 
-@huey.task(priority=7)
-@locked_job("sync", lock_from="enqueue", busy="merge")
-def sync(wait: str = "", fails: bool = False) -> None:
-    note("sync")
-    gate(wait)
-    if fails:
-        raise ZeroDivisionError
+def make(function: Any, lock: str, **options: Any) -> Any:
+    own = OWN.get(function.__name__, {})
+    return huey.task(context=True, **own)(locked_job(lock, **options)(function))
+
+
+def tried(task: Any = None) -> int:
+    return 0 if task is None else type(task).default_retries - task.retries
+
+
+globals().update(examples(__name__, make, tried, call=lambda task, year: task.call_local(year)))
 
 
 @huey.task(context=True)
@@ -79,27 +76,6 @@ def killed() -> None:
     os.kill(os.getpid(), 9)
 
 
-@huey.task()
-@locked_job("page:{pk}")
-def page(pk: int, wait: str = "") -> str:
-    note("page", pk)
-    gate(wait)
-    return "rendered"
-
-
-@huey.task()
-@locked_job("page:{pk}", busy="retry")
-def later(pk: int) -> str:
-    note("later", pk)
-    return "later"
-
-
-@huey.task()
-@locked_job("page:{pk}", busy="raise")
-def impatient(pk: int) -> str:
-    return "impatient"
-
-
 @huey.periodic_task(crontab())
 @locked_job("minutely", lock_from="enqueue")
 def minutely() -> None:
@@ -107,14 +83,8 @@ def minutely() -> None:
 
 
 @huey.task()
-def caller(year: int) -> int:
-    result: int = report.call_local(year)
-    return result
-
-
-@huey.task()
-def add(*numbers: Any) -> Any:
-    return sum(number or 0 for number in (numbers[0] if isinstance(numbers[0], list) else numbers))
+def collect(*found: Any) -> Any:
+    return [one for one in (found[0] if isinstance(found[0], list) else found) if one]
 
 
 @huey.task()

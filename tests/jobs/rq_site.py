@@ -13,6 +13,7 @@ django.setup()
 from django_redislock import get_lock
 from django_redislock.jobs.rq import LockedQueue, locked_job
 from tests.helpers.jobs import gate, hiding, note, url
+from tests.jobs.examples import examples, run
 
 queue = LockedQueue(connection=redis.Redis.from_url(url(1)))
 
@@ -23,27 +24,24 @@ def current() -> Any:
 
 @job(queue, queue.connection)
 @locked_job("report:{year}", lock_from="enqueue")
-def report(year: int, wait: str = "", fails: int = 0) -> int:
-    note("begins", year)
-    gate(wait)
-    if fails and (current().retries_left or 0) > 3 - fails:
-        raise ZeroDivisionError
-    note("ends", year)
-    return year
+def report(year: int, wait: str = "", fails: int = 0) -> str:
+    return run("report", year, wait, fails)
 
 
-@locked_job("report:{year}", lock_from="enqueue", busy="retry")
-def patient(year: int) -> str:
-    note("patient", current().number_of_retries, current().retries_left)
-    return "patient"
+def make(function: Any, lock: str, **options: Any) -> Any:
+    return locked_job(lock, **options)(function)
 
 
-@locked_job("sync", lock_from="enqueue", busy="merge")
-def sync(wait: str = "", fails: bool = False) -> None:
-    note("sync", *sorted(current().meta))
-    gate(wait)
-    if fails:
-        raise ZeroDivisionError
+RETRIES = 2  # of a job that has retries
+
+
+def tried() -> int:
+    job = current()
+    left = RETRIES if job is None or job.retries_left is None else job.retries_left
+    return RETRIES - left + ((job and job.number_of_retries) or 0)
+
+
+globals().update(examples(__name__, make, tried))
 
 
 def has_failed(*args: Any) -> None:
@@ -70,49 +68,15 @@ def killed(how: str) -> None:
         os.kill(os.getpid(), 9)
 
 
-@locked_job("page:{pk}")
-def page(pk: int, wait: str = "") -> str:
-    note("page", pk)
-    gate(wait)
-    return "rendered"
-
-
-@locked_job("page:{pk}", busy="retry")
-def later(pk: int) -> str:
-    note("later", pk)
-    return "later"
-
-
-@locked_job("page:{pk}", busy="raise")
-def impatient(pk: int) -> str:
-    return f"{page.__name__} {pk}"
-
-
 @locked_job("nightly", lock_from="enqueue", at_least=300)
 def nightly() -> None:
     note("nightly")
-
-
-@locked_job(name=lambda n: f"deep:{n}")
-def deep(n: int) -> int:
-    return n if n == 0 else deep(n - 1)
-
-
-@locked_job("self")
-def calls_itself(again: bool = True) -> None:
-    if again:
-        calls_itself(again=False)
 
 
 class Shop:
     @locked_job("shop", lock_from="enqueue")
     def open(self) -> str:
         return "open"
-
-
-def caller(year: int) -> int:
-    result: int = report(year)
-    return result
 
 
 def plain() -> None: ...

@@ -1,9 +1,7 @@
 """Dramatiq's actors under locks: with real workers, and with the stub broker."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from datetime import timedelta
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,39 +9,22 @@ import pytest
 from django_redislock import Lock, LockNotAcquired
 from redisserver import RedisServer
 from tests.helpers.actors import until
-from tests.helpers.jobs import Program, coroutine, generator, held, hiding, lease_of, let_pass, require_package, runs
-from tests.helpers.state import known
+from tests.helpers.jobs import coroutine, generator, held, hiding, lease_of, let_pass, runs
+from tests.jobs.examples import Trouble
+from tests.jobs.queues import LONG, DramatiqQueue, Start
 
-Start = Callable[..., Program]
-LONG = 60_000  # ms
-
-WORKER = "import sys; from dramatiq.cli import main; sys.exit(main())"
+IN_MS = 1000 * round(LONG)
 
 
 @pytest.fixture
-def site() -> Any:
-    require_package("dramatiq")
-    from tests.jobs import dramatiq_site
-
-    return dramatiq_site
+def adapter(dramatiq_queue: DramatiqQueue) -> DramatiqQueue:
+    return dramatiq_queue
 
 
 @pytest.fixture
 def actors(site: Any) -> Any:
     """Whose messages wait in Redis for a worker."""
     return site.actors
-
-
-@pytest.fixture
-def worker(site: Any, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Start a worker; it and those that are started later have these options in their environment."""
-
-    def start(**options: object) -> Program:
-        for name, value in options.items():
-            monkeypatch.setenv(name, str(value))
-        return program(WORKER, "tests.jobs.dramatiq_site", "--processes=1", "--threads=3")
-
-    return start
 
 
 class Stub:
@@ -73,10 +54,10 @@ class Stub:
 
     def wait(self) -> None:
         """Until all is done."""
-        self.broker.join("default", timeout=LONG)
+        self.broker.join("default", timeout=IN_MS)
 
     def result(self, message: Any) -> Any:
-        return message.get_result(backend=self.results, block=True, timeout=LONG)
+        return message.get_result(backend=self.results, block=True, timeout=IN_MS)
 
     def close(self) -> None:
         self._worker.stop()
@@ -91,25 +72,6 @@ def stub(site: Any) -> Iterator[Stub]:
     made.close()
 
 
-def test_of_equal_messages_one_is_queued_and_the_others_get_its_result(actors: Any, worker: Start) -> None:
-    first = actors.report.send(7, wait="here")
-    assert [actors.report.send(7).message_id for _ in range(3)] == [first.message_id] * 3
-    other = actors.report.send(8)
-    assert other.message_id != first.message_id
-    assert sorted(held()) == ["report:7", "report:8"]
-    worker()
-    assert other.get_result(block=True, timeout=LONG) == "report 8"
-    until(lambda: "report 7 0" in runs())
-    again = actors.report.send(7)  # it runs
-    assert again.message_id == first.message_id
-    assert f"report[{first.message_id}]" in known("report:7").owner
-    let_pass("here")
-    assert again.get_result(block=True, timeout=LONG) == "report 7"
-    until(lambda: held() == [])
-    assert actors.report.send(7).get_result(block=True, timeout=LONG) == "report 7"
-    assert sorted(runs()) == ["report 7 0", "report 7 0", "report 8 0"]
-
-
 @pytest.mark.complete
 def test_a_message_that_is_delivered_again_after_a_kill_enters_at_once(actors: Any, worker: Start) -> None:
     first = actors.report.send(7, wait="here")
@@ -118,10 +80,10 @@ def test_a_message_that_is_delivered_again_after_a_kill_enters_at_once(actors: A
     killed.kill()
     assert actors.report.send(7).message_id == first.message_id
     worker(TEST_HEARTBEAT=1000)
-    until(lambda: runs() == ["report 7 0"] * 2)
+    until(lambda: runs() == ["report 7"] * 2)
     assert lease_of("report:7") > 300  # of the lock that it has adopted
     let_pass("here")
-    assert first.get_result(block=True, timeout=LONG) == "report 7"
+    assert first.get_result(block=True, timeout=IN_MS) == "report 7"
     until(lambda: held() == [])
 
 
@@ -133,66 +95,20 @@ def test_a_copy_does_not_run_beside_its_message(site: Any, actors: Any, worker: 
     site.broker.enqueue(first)
     until(lambda: site.broker.client.hlen("dramatiq:default.DQ.msgs") == 1)  # put off
     let_pass("here")
-    assert first.get_result(block=True, timeout=LONG) == "report 7"
+    assert first.get_result(block=True, timeout=IN_MS) == "report 7"
     until(lambda: held() == [])
-    assert runs() == ["report 7 0"]
+    assert runs() == ["report 7"]
 
 
-@pytest.mark.parametrize("delay", [7_200_000, timedelta(hours=2)])
-def test_a_message_may_be_late_by_queued_ttl_after_its_delay(delay: Any, actors: Any) -> None:
-    actors.report.send_with_options(args=(7,), delay=delay)
-    assert 10_000 < lease_of("report:7") <= 7200 + 3600
-
-
-def test_what_cannot_be_sent_leaves_no_lock(stub: Stub) -> None:
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        stub.actors.report.send(7, wait={1})
-    with pytest.raises(TypeError, match="missing a required argument: 'year'"):
-        stub.actors.report.send()
-    for actor in (stub.actors.report, stub.actors.patient):
-        actor.queue_name = "unknown"
-        with pytest.raises(stub.dramatiq.errors.QueueNotFound):
-            actor.send(7)
-        assert held() == []
-    with Lock("report:7"):
-        with pytest.raises(stub.dramatiq.errors.QueueNotFound):
-            stub.actors.patient.send(7)  # which comes again in the worker, and does not have the lock
-        assert held() == ["report:7"]
-
-
-def test_busy_may_come_again_later(stub: Stub) -> None:
-    stub.actors.report.send(7, wait="here")
-    second = stub.actors.patient.send(7)
-    until(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
-    with pytest.raises(stub.dramatiq.results.ResultMissing):
-        second.get_result(backend=stub.results)
-    let_pass("here")
-    assert stub.result(second) == "patient 7"
-    assert runs() == ["report 7 0", "patient 7 0"]  # of its own retries, none is used up
-    stub.wait()
-    assert held() == []
-
-
-@pytest.mark.parametrize(("fails", "retries"), [(0, 1), (1, 1), (1, 0)])
-def test_busy_may_be_merged_so_that_no_change_is_lost(fails: int, retries: int, stub: Stub) -> None:
-    stub.actors.sync.options.update(max_retries=retries, min_backoff=1)
-    first = stub.actors.sync.send(7, wait="here", fails=fails)
-    until(lambda: runs() == ["sync 7 0"])
-    for _ in range(3):
-        assert stub.actors.sync.send(7).message_id == first.message_id
+def test_a_retry_does_what_was_merged(stub: Stub) -> None:
+    stub.actors.sync.options.update(max_retries=1, min_backoff=1)
+    first = stub.actors.sync.send(7, wait="here", fails=1)
+    until(lambda: runs() == ["sync 7"])
+    assert stub.actors.sync.send(7).message_id == first.message_id
     let_pass("here")
     until(lambda: len(runs()) == 2 and held() == [])
     stub.wait()
-    assert runs() == ["sync 7 0", f"sync 7 {min(fails, retries)}"]
-
-
-def test_from_the_start_on_a_message_whose_lock_is_busy_is_dropped(stub: Stub) -> None:
-    with Lock("report:7"):
-        assert stub.result(stub.actors.at_start.send(7)) is None
-    assert runs() == []
-    assert stub.result(stub.actors.at_start.send(7)) == "at_start 7"
-    stub.wait()
-    assert held() == []
+    assert runs() == ["sync 7", "sync 7 after 1"]
 
 
 def test_a_copy_that_comes_after_the_end_leaves_the_result_alone(stub: Stub) -> None:
@@ -200,7 +116,7 @@ def test_a_copy_that_comes_after_the_end_leaves_the_result_alone(stub: Stub) -> 
     assert stub.result(message) == "report 7"
     stub.broker.enqueue(message)
     stub.wait()
-    assert (runs(), stub.result(message), held()) == (["report 7 0"], "report 7", [])
+    assert (runs(), stub.result(message), held()) == (["report 7"], "report 7", [])
 
 
 def test_while_redis_is_away_a_message_is_put_off(site: Any, own: RedisServer, retry_for: Any) -> None:
@@ -215,17 +131,6 @@ def test_while_redis_is_away_a_message_is_put_off(site: Any, own: RedisServer, r
     stub.close()
 
 
-def test_a_retry_keeps_the_lock(stub: Stub) -> None:
-    message = stub.actors.stubborn.send_with_options(args=(7,), kwargs={"fails": 1}, min_backoff=500)
-    until(lambda: runs() == ["stubborn 7 0"])
-    until(lambda: stub.broker.queues["default.DQ"].unfinished_tasks)
-    assert stub.actors.stubborn.send(7).message_id == message.message_id
-    assert stub.result(message) == "stubborn 7"
-    assert runs() == ["stubborn 7 0", "stubborn 7 1"]
-    stub.wait()
-    assert held() == []
-
-
 def test_the_lock_lasts_until_the_retry(stub: Stub) -> None:
     def fail(year: int, delay: int | None) -> None:
         raise stub.dramatiq.Retry(delay=delay) if delay else ZeroDivisionError
@@ -238,9 +143,10 @@ def test_the_lock_lasts_until_the_retry(stub: Stub) -> None:
     assert 1900 < lease_of("report:8") <= 2100
 
 
-@pytest.mark.parametrize("name", ["hopeless", "thrower", "stubborn"])
-def test_a_message_that_fails_for_good_releases_its_lock(name: str, stub: Stub) -> None:
-    message = getattr(stub.actors, name).send(7, fails=9)
+@pytest.mark.parametrize("options", [{"max_retries": 0}, {"throws": Trouble}, {"max_retries": 1, "min_backoff": 1}])
+def test_a_message_that_fails_for_good_releases_its_lock(options: dict[str, Any], stub: Stub) -> None:
+    stub.actors.report.options.update(options)
+    message = stub.actors.report.send(7, fails=9)
     until(lambda: [each.message_id for each in stub.broker.dead_letters] == [message.message_id])
     until(lambda: held() == [])
 
@@ -250,7 +156,7 @@ def test_without_retries_a_failure_releases_the_lock(stub: Stub) -> None:
     stub.broker.middleware = kept
     stub.actors.report.send(7, fails=9)
     stub.wait()
-    assert (runs(), held()) == (["report 7 0"], [])
+    assert (runs(), held()) == (["report 7"], [])
 
 
 def test_a_message_that_is_skipped_even_by_its_function_releases_its_lock(site: Any) -> None:
@@ -264,7 +170,7 @@ def test_a_message_that_is_skipped_even_by_its_function_releases_its_lock(site: 
     stub = Stub(site)
     stub.declare(skip, actor_name="skip").send()
     stub.actors.report.send_with_options(args=(7,), max_age=1)
-    stub.actors.at_start.send_with_options(args=(7,), max_age=1)
+    stub.actors.page.send_with_options(args=(7,), max_age=1)
     assert held() == ["report:7", "x"]
     stub.start()
     until(lambda: held() == [])
@@ -289,25 +195,8 @@ def test_members_of_a_group_acquire_when_they_start(stub: Stub) -> None:
     members.run()
     until(lambda: stub.broker.queues["default"].unfinished_tasks == 1)
     let_pass("here")
-    until(lambda: "report 9 0" in runs())
-    assert runs() == ["report 7 0", "report 9 0"]
-    stub.wait()
-    assert held() == []
-
-
-def test_a_call_acquires_the_lock_too_inside_of_the_same_message_even(stub: Stub) -> None:
-    assert stub.actors.report(7) == "report 7"
-    with Lock("report:7"), pytest.raises(LockNotAcquired):
-        stub.actors.report(7)
-
-    def outer(again: int) -> list[str]:
-        if again:
-            return actor(0) + actor(0) + other(8).split()  # type: ignore[no-any-return]
-        return sorted(held())
-
-    other = stub.actors.report
-    actor = stub.declare(outer, lock="outer:{again}")
-    assert stub.result(actor.send(1)) == ["outer:0", "outer:1"] * 2 + ["report", "8"]
+    until(lambda: "report 9" in runs())
+    assert runs() == ["report 7", "report 9"]
     stub.wait()
     assert held() == []
 
@@ -344,44 +233,23 @@ def test_coroutine_functions_and_generic_actors_have_locks_too(site: Any, stub: 
     assert held() == []
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"lock": None}, TypeError, 'The actor run is a LockedActor and has no lock: give lock="report:{year}", say'),
-        ({"lock": "x:{yaer}"}, ValueError, "'yaer'. Available values: year"),
-        ({"lock_form": "start"}, ValueError, "lock_form"),  # by Dramatiq
-        (
-            {"actor_class": None},
-            Exception,
-            "run has lock, lock_from, but is no LockedActor: give actor_class",
-        ),
-    ],
-)
-def test_wrong_options_are_errors_where_the_actor_is_declared(
-    options: dict[str, Any], error: Any, message: str, stub: Stub
-) -> None:
-    def run(year: int) -> None: ...
-
-    if "actor_class" in options:
-        options = {"actor_class": stub.dramatiq.Actor}
-    with pytest.raises(error, match=message):
-        stub.declare(run, **options)
+def test_only_a_locked_actor_has_options_of_locks(stub: Stub) -> None:
+    with pytest.raises(Exception, match="run has lock, lock_from, but is no LockedActor: give actor_class"):
+        stub.declare(lambda year: None, actor_name="run", actor_class=stub.dramatiq.Actor)
     assert "run" not in stub.broker.actors
 
 
-def test_what_runs_when_the_lock_is_free_again_is_no_actor(stub: Stub) -> None:
-    def declare_generic(perform: Any) -> Any:
+def test_what_runs_when_the_lock_is_free_again_is_no_generic_actor(stub: Stub) -> None:
+    def declare(perform: Any) -> Any:
         meta = type("Meta", (), {"broker": stub.broker, "actor_class": stub.site.LockedActor, "lock": "x"})
         kind: Any = type(stub.dramatiq.GenericActor)
         return kind("Generic", (stub.dramatiq.GenericActor,), {"Meta": meta, "perform": perform})
 
-    for declare in (partial(stub.declare, generator), partial(declare_generic, generator)):
-        with pytest.raises(TypeError, match=r"^The actor .* cannot lock <function .* when the lock is free again"):
-            declare()
-    assert not {"generator", "Generic"} & stub.broker.actors.keys()
-    for hidden in (stub.declare(hiding(coroutine)), declare_generic(hiding(coroutine)).__actor__):
-        with pytest.raises(TypeError, match="cannot lock"):
-            hidden()
+    with pytest.raises(TypeError, match=r"^The actor .* cannot lock <function .* when the lock is free again"):
+        declare(generator)
+    assert "Generic" not in stub.broker.actors
+    with pytest.raises(TypeError, match="cannot lock"):
+        declare(hiding(coroutine)).__actor__()
     assert (runs(), held()) == ([], [])
 
 

@@ -1,28 +1,20 @@
 """RQ jobs under locks, with real workers: from the call to the end of the job."""
 
-from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import transaction
 
-from django_redislock import Lock, LockNotAcquired
-from tests.helpers.actors import Other, until
-from tests.helpers.jobs import Program, held, lease_of, let_pass, note, require_package, runs, url
-from tests.helpers.state import known
-
-Work = Callable[..., None]
-
-FIRST, WORKER = "import rq.cli, tests.jobs.rq_site", "rq.cli.main()"
+from django_redislock import Lock
+from tests.helpers.actors import until
+from tests.helpers.jobs import held, lease_of, let_pass, note, require_package, runs, url
+from tests.jobs.queues import RqQueue, Work
 
 
 @pytest.fixture
-def site() -> Any:
-    require_package("rq")
-    from tests.jobs import rq_site
-
-    return rq_site
+def adapter(rq_queue: RqQueue) -> RqQueue:
+    return rq_queue
 
 
 @pytest.fixture
@@ -30,88 +22,24 @@ def queue(site: Any) -> Any:
     return site.queue
 
 
-@pytest.fixture
-def worker(site: Any, program: Callable[..., Program]) -> Callable[..., Program]:
-    options = "worker", "-u", url(1), "--logging_level", "WARNING"
-    return lambda *arguments: program(WORKER, *options, *arguments, first=FIRST)
-
-
-@pytest.fixture
-def work(site: Any) -> Work:
-    """Run in this process what is due, as a worker does; with ``scheduled`` what is not due as well."""
-    from rq import Queue, SimpleWorker
-    from rq.timeouts import BaseDeathPenalty
-
-    class NoDeathPenalty(BaseDeathPenalty):
-        def setup_death_penalty(self) -> None: ...
-
-        def cancel_death_penalty(self) -> None: ...
-
-    class Worker(SimpleWorker):
-        death_penalty_class = NoDeathPenalty  # pytest's own time limit uses the same signal
-
-        def _install_signal_handlers(self) -> None: ...
-
-    def work(*, scheduled: bool = False) -> None:
-        queue = site.queue
-        registry = queue.scheduled_job_registry
-        for id in registry.get_job_ids() if scheduled else []:
-            registry.remove(id)
-            Queue(connection=queue.connection)._enqueue_job(queue.fetch_job(id))  # as RQ's scheduler does
-        classes = {"queue_class": type(queue), "job_class": queue.job_class, "serializer": queue.serializer}
-        worker = Worker([queue], connection=queue.connection, **classes)
-        worker.work(burst=True, logging_level="CRITICAL")
-
-    return work
-
-
 def status(job: Any) -> str:
     return str(job.get_status().value)
 
 
-def test_of_equal_calls_one_is_queued_and_the_others_get_its_job(site: Any, worker: Any) -> None:
-    first = site.report.delay(2024, wait="here")
-    assert [site.report.delay(2024).id for _ in range(3)] == [first.id] * 3
-    other = site.report.delay(2025)
-    assert other.id != first.id
-    assert held() == ["report:2024", "report:2025"]
-    worker()
-    until(lambda: runs() == ["begins 2024"], within=60)
-    assert site.report.delay(2024).id == first.id  # it runs
-    assert known("report:2024").owner.endswith(f":tests.jobs.rq_site.report[{first.id}]")
-    let_pass("here")
-    until(lambda: status(other) == "finished", within=60)
-    assert (first.return_value(), held()) == (2024, [])
-    last = site.report.delay(2024)
-    assert last.id != first.id
-    until(lambda: status(last) == "finished", within=60)
-    assert runs() == [f"{what} {year}" for year in (2024, 2025, 2024) for what in ("begins", "ends")]
-
-
-def test_busy_may_come_again_later(site: Any, queue: Any, work: Work) -> None:
-    with Lock("report:2024"):
-        job = queue.enqueue(site.patient, 2024, retry=site.Retry(2))
-        work()
-        assert status(job) == "scheduled"
-    work(scheduled=True)
-    assert (status(job), held()) == ("finished", [])
-    assert runs() == ["patient 0 2"]  # of its own retries, none is used up
-
-
 def test_one_more_run_has_what_the_one_that_ran_had(site: Any, queue: Any, work: Work, monkeypatch: Any) -> None:
     # asked for in the middle of the run
-    monkeypatch.setattr(site, "gate", lambda wait: queue.enqueue(site.sync) if len(runs()) == 1 else None)
+    monkeypatch.setattr("tests.jobs.examples.gate", lambda _: queue.enqueue(site.sync, 7) if len(runs()) == 1 else None)
     options = {"meta": {"a": 1}, "description": "syncs", "on_failure": site.Callback(site.has_failed, 5)}
-    queue.enqueue(site.sync, "here", retry=site.Retry(2, [7, 8]), **options)
+    queue.enqueue(site.sync, 7, "here", retry=site.Retry(2, [7, 8]), **options)
     seen: list[Any] = []
 
     def noted(*facts: Any) -> None:
         note(*facts)
         seen.append(site.current())
 
-    monkeypatch.setattr(site, "note", noted)
+    monkeypatch.setattr("tests.jobs.examples.note", noted)
     work()
-    assert runs() == ["sync a"] * 2
+    assert runs() == ["sync 7"] * 2
     first, second = seen
     assert first.id != second.id
     for name in ("args", "meta", "retries_left", "retry_intervals", "description", "failure_callback", "timeout"):
@@ -119,25 +47,15 @@ def test_one_more_run_has_what_the_one_that_ran_had(site: Any, queue: Any, work:
     assert held() == []
 
 
-def test_retries_keep_the_lock_and_after_the_last_one_it_is_free(site: Any, queue: Any, work: Work) -> None:
-    job = queue.enqueue(site.report, 2024, fails=4, retry=site.Retry(2, 600))
-    for left in (["report:2024"], ["report:2024"], []):
-        assert site.report.delay(2024).id == job.id
-        work(scheduled=True)
-        assert held() == left
-        assert not left or lease_of("report:2024") > 4000  # it stays for the interval, too
-    assert (status(job), runs()) == ("failed", ["begins 2024"] * 3)
-
-
 def test_a_retry_may_be_sent_earlier_in_the_admin(site: Any, queue: Any, work: Work) -> None:
-    job = queue.enqueue(site.report, 2024, fails=1, retry=site.Retry(3, 600))
+    job = queue.enqueue(site.report, 2024, fails=1, retry=site.Retry(2, 600))
     work()
     for _ in range(2):  # the second time it is in the queue already
         assert queue.enqueue_job(queue.fetch_job(job.id)).id == job.id
         assert (len(queue), held()) == (1, ["report:2024"])
     queue.scheduled_job_registry.remove(job.id)
     work()
-    assert (status(job), len(runs()), held()) == ("finished", 3, [])
+    assert (status(job), runs(), held()) == ("finished", ["report 2024"] * 2, [])
 
 
 @pytest.mark.parametrize("interval", [0, 600])
@@ -152,19 +70,11 @@ def test_a_job_that_returns_a_retry_keeps_the_lock(interval: int, site: Any, que
     assert (status(job), runs(), held()) == ("failed", ["polite True"] * 3, [])
 
 
-def test_a_lock_waits_as_long_as_its_job(site: Any, queue: Any, work: Work) -> None:
-    jobs = [
-        queue.enqueue_in(timedelta(seconds=100), site.report, 1),
-        queue.enqueue_at(datetime.now(timezone.utc) + timedelta(seconds=200), site.report, 2),
-        queue.enqueue_at(datetime.now() + timedelta(seconds=300), site.report, 3),
-    ]
-    assert [lease_of(f"report:{year}") for year in (1, 2, 3)] == pytest.approx([3700, 3800, 3900], abs=50)
-    assert [site.report.delay(year).id for year in (1, 2, 3)] == [job.id for job in jobs]
-    queue.enqueue_job(jobs[0])  # earlier, after all
+def test_a_job_that_waits_for_its_time_may_be_sent_earlier(site: Any, queue: Any, work: Work) -> None:
+    job = queue.enqueue_in(timedelta(seconds=100), site.report, 1)
+    queue.enqueue_job(job)
     work()
-    assert (status(jobs[0]), held()) == ("finished", ["report:2", "report:3"])
-    work(scheduled=True)
-    assert held() == []
+    assert (status(job), held()) == ("finished", [])
 
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])
@@ -176,11 +86,11 @@ def test_a_job_that_never_runs_gives_its_lock_back(how: str, site: Any, queue: A
     with Lock("page:7") as lock:  # a job that has none leaves those of others alone
         getattr(queue.enqueue(site.page, 7), how)()
         lock.check()
-    first = queue.enqueue(site.sync)
-    assert queue.enqueue(site.sync).id == first.id
+    first = queue.enqueue(site.sync, 7)
+    assert queue.enqueue(site.sync, 7).id == first.id
     getattr(queue.fetch_job(first.id), how)()
-    assert held() == ["report:2024", "sync"]  # what was merged into it is run all the same
-    assert queue.enqueue(site.sync).id != first.id
+    assert held() == ["report:2024", "report:7"]  # what was merged into it is run all the same
+    assert queue.enqueue(site.sync, 7).id != first.id
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -214,17 +124,6 @@ def test_who_queues_a_job_need_not_be_able_to_load_its_arguments(site: Any, queu
     assert held() == ["report:7"]
 
 
-def test_what_cannot_be_sent_leaves_no_lock(site: Any, queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "push_job_id", lambda *args, **options: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        site.report.delay(2024)
-    assert held() == []
-    with Lock("report:2024"), pytest.raises(ZeroDivisionError):  # nor does it take one from others
-        queue.enqueue(site.patient, 2024)
-    with pytest.raises(TypeError, match=r"report\(\) missing a required argument: 'year'"):
-        site.report.delay()
-
-
 def test_where_the_lock_cannot_be_taken_before_it_is_when_the_job_starts(site: Any, queue: Any, work: Work) -> None:
     parent = queue.enqueue(site.plain)
     pipeline = queue.connection.pipeline()
@@ -240,7 +139,7 @@ def test_where_the_lock_cannot_be_taken_before_it_is_when_the_job_starts(site: A
     missing = queue.enqueue("no.such.module")
     assert held() == []
     work()
-    assert [job.return_value() for job in jobs] == [1, 2, "open", 4, 5, "rendered"]
+    assert [job.return_value() for job in jobs] == ["report 1", "report 2", "open", "report 4", "report 5", "page 6"]
     assert (status(missing), held()) == ("failed", [])
 
 
@@ -279,32 +178,17 @@ def test_a_copy_that_comes_after_the_end_does_not_run_but_what_is_enqueued_again
 ) -> None:
     job = queue.enqueue(site.report, 2024, retry=site.Retry(2), repeat=site.Repeat(1))
     work()
-    assert len(runs()) == 4  # the repetition is a run of its own
+    assert len(runs()) == 2  # the repetition is a run of its own
     queue.push_job_id(job.id)
     work()
-    assert (len(runs()), queue.fetch_job(job.id).return_value()) == (4, 2024)  # and has the result
+    assert (len(runs()), queue.fetch_job(job.id).return_value()) == (2, "report 2024")  # and has the result
     queue.enqueue_job(queue.fetch_job(job.id))
     assert held() == ["report:2024"]
     work()
-    assert (len(runs()), held()) == (6, [])
+    assert (len(runs()), held()) == (3, [])
     queue.enqueue(site.report, 2024, job_id=job.id, retry=site.Retry(2))
     work()
-    assert (len(runs()), held()) == (8, [])
-
-
-def test_a_job_may_lock_when_it_starts(site: Any, queue: Any, work: Work, other: Callable[[], Other]) -> None:
-    someone, lock = other(), Lock("page:7")
-    assert someone(lock.acquire)
-    skipped, failed, again = (queue.enqueue(each, 7) for each in (site.page, site.impatient, site.later))
-    work()
-    assert [status(job) for job in (skipped, failed, again)] == ["finished", "failed", "scheduled"]
-    assert "LockNotAcquired" in failed.latest_result().exc_string
-    someone(lock.release)
-    work(scheduled=True)
-    assert (again.return_value(), runs(), held()) == ("later", ["later 7"], [])
-    assert queue.enqueue(site.page, 7).id != skipped.id
-    work()
-    assert runs() == ["later 7", "page 7"]
+    assert (len(runs()), held()) == (4, [])
 
 
 def test_a_lock_may_stay_when_the_job_ends_soon(site: Any, queue: Any, work: Work) -> None:
@@ -312,19 +196,6 @@ def test_a_lock_may_stay_when_the_job_ends_soon(site: Any, queue: Any, work: Wor
         queue.enqueue(site.nightly, result_ttl=result_ttl)
         work()
     assert (runs(), held()) == (["nightly"], ["nightly"])
-
-
-def test_a_function_that_is_called_has_the_lock(site: Any, queue: Any, work: Work) -> None:
-    assert site.deep(3) == 0
-    assert site.impatient(7) == "page 7"
-    with Lock("report:2024"), pytest.raises(LockNotAcquired):
-        site.report(2024)
-    assert held() == []
-    job, itself = queue.enqueue(site.caller, 2024), queue.enqueue(site.calls_itself)
-    work()
-    assert job.return_value() == 2024  # inside another job
-    assert "LockNotAcquired" in itself.latest_result().exc_string
-    assert held() == []
 
 
 def test_a_coroutine_that_a_decorator_hides_does_not_run_without_the_lock(site: Any, queue: Any, work: Work) -> None:
@@ -336,16 +207,10 @@ def test_a_coroutine_that_a_decorator_hides_does_not_run_without_the_lock(site: 
     assert (status(job), runs(), held()) == ("failed", [], [])
 
 
-def test_a_synchronous_queue_has_the_lock(site: Any, queue: Any) -> None:
+def test_a_synchronous_queue_makes_no_retries(site: Any, queue: Any) -> None:
     now = type(queue)(connection=queue.connection, is_async=False)
-    assert now.enqueue(site.report, 2024).return_value() == 2024
-    assert status(now.enqueue(site.report, 2024, fails=3, retry=site.Retry(3))) == "failed"
+    assert status(now.enqueue(site.report, 2024, fails=3, retry=site.Retry(2))) == "failed"
     assert isinstance(now.enqueue(site.polite, 2).return_value(), site.Retry)
-    assert held() == []
-    with Lock("report:2024"):
-        assert now.enqueue(site.report, 2024) is None
-        patient = now.enqueue(site.patient, 2024)
-    assert "LockNotAcquired" in patient.latest_result().exc_string
     assert held() == []
 
 
@@ -376,27 +241,9 @@ def test_with_django_rq_a_job_that_waits_for_commit_has_no_lock_before(site: Any
 def never() -> None: ...
 
 
-async def awaits() -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"name": None}, TypeError, "str or a callable, not None"),
-        ({"name": ["a", "b"]}, TypeError, r"locked_job\(\) locks one name"),
-        ({"name": "a:{wrong}"}, ValueError, "'wrong'"),
-        ({"name": "a", "lock_form": "enqueue"}, TypeError, "lock_from"),
-        ({"name": "a", "function": awaits}, TypeError, "asyncio.run"),
-        ({"first": never}, TypeError, r"@locked_job\(\"order:"),
-    ],
-)
-def test_wrong_options_are_an_error_where_the_function_is_decorated(
-    options: dict[str, Any], error: type[Exception], words: str, site: Any
-) -> None:
-    first = [options.pop("first")] if "first" in options else []
-    function = options.pop("function", never)
-    with pytest.raises(error, match=words):
-        site.locked_job(*first, **options)(function)
+def test_the_decorator_has_parentheses(site: Any) -> None:
+    with pytest.raises(TypeError, match=r"@locked_job\(\"order:"):
+        site.locked_job(never)
 
 
 def test_a_job_of_rq_is_refused_below_the_decorator(site: Any) -> None:
