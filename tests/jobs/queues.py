@@ -33,6 +33,7 @@ class Queue(ABC):
     takes_coroutines = False
     keeps_ids = True  # a job that comes again later is the same job
     shows_jobs = True  # as owners of locks
+    locks_before_immediate = False  # a job that runs at once; else when it starts
 
     def __init__(self, site: Any, start: Start) -> None:
         self.site, self.start = site, start
@@ -92,8 +93,8 @@ class CeleryQueue(Queue):
                     if message.headers["eta"] and not scheduled:
                         later.append(message)
                         continue
-                    task, ends = app.tasks[message.headers["task"]], (message.ack_log_error, message.reject_log_error)
-                    Request(message, app=app, task=task, on_ack=ends[0], on_reject=ends[1]).execute()
+                    ends = {"on_ack": message.ack_log_error, "on_reject": message.reject_log_error}
+                    Request(message, app=app, task=app.tasks[message.headers["task"]], **ends).execute()
                 scheduled = False
             for message in later:
                 message.requeue()
@@ -137,7 +138,8 @@ class HueyQueue(Queue):
 
 
 class RqQueue(Queue):
-    way, can_pickle = "tests.jobs.rq_site.queue.push_job_id", True
+    way = "tests.jobs.rq_site.queue.push_job_id"
+    can_pickle, locks_before_immediate = True, True
 
     @property
     def rq(self) -> Any:

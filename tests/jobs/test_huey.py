@@ -111,9 +111,8 @@ def test_a_task_that_never_runs_gives_its_lock_back(how: str, site: Any, work: W
 
 @pytest.mark.parametrize("how", ["revoked", "expired"])
 def test_what_was_merged_into_a_task_that_never_runs_is_run(how: str, site: Any, work: Work) -> None:
-    first = site.sync.schedule(
-        (7,), delay=0, expires=datetime.now() - timedelta(seconds=9) if how == "expired" else None
-    )
+    expires = datetime.now() - timedelta(seconds=9) if how == "expired" else None
+    first = site.sync.schedule((7,), delay=0, expires=expires)
     assert site.sync(7).id == first.id  # asks for a run that begins after this
     if how == "revoked":
         first.revoke()
