@@ -35,6 +35,9 @@ def running_job() -> str:
         rq = loaded("rq")
         if rq is not None and (found := rq.get_current_job()) is not None:
             return _named(found.func_name, found.id)
+        huey = loaded("django_redislock.jobs.huey")  # Huey itself does not know
+        if huey is not None and (found := huey.running_task()) is not None:
+            return _named(found.name, found.id)
         dramatiq = loaded("dramatiq.middleware")
         if dramatiq is not None and (found := dramatiq.CurrentMessage.get_current_message()) is not None:
             return _named(found.actor_name, found.message_id)

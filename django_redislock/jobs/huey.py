@@ -105,6 +105,12 @@ def _call_of(task: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 _current: ContextVar[_Delivery | None] = ContextVar("django_redislock.huey_task", default=None)
 
 
+def running_task() -> Any:
+    """Return the task of a LockedHuey that runs here, or None."""
+    found = _current.get()
+    return None if found is None else found.task
+
+
 def _find(lock: JobLock) -> _Delivery | None:
     found = _current.get()
     if found is None or lock_of(found.task) is not lock:

@@ -32,7 +32,6 @@ class Queue(ABC):
     can_pickle = False  # the arguments of jobs
     takes_coroutines = False
     keeps_ids = True  # a job that comes again later is the same job
-    shows_jobs = True  # as owners of locks
     locks_before_immediate = False  # a job that runs at once; else when it starts
 
     def __init__(self, site: Any, start: Start) -> None:
@@ -113,7 +112,7 @@ class CeleryQueue(Queue):
 
 class HueyQueue(Queue):
     call_by, way = "call_local", "tests.jobs.huey_site.huey.storage.enqueue"
-    can_pickle, shows_jobs = True, False
+    can_pickle = True
 
     def send_in(self, seconds: float, name: str, *args: Any, at: bool) -> Any:
         when = {"eta": datetime.now() + timedelta(seconds=seconds)} if at else {"delay": seconds}
