@@ -30,7 +30,6 @@ from .engine.lease import FORCED
 from .engine.runtime import runtime
 from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .fencing import FencedQuerySet
-from .fencing.field import FencedRows
 from .fencing.table import write_fence
 from .inspection.info import LockInfo, inspect
 from .inspection.lists import read_matching
@@ -241,7 +240,7 @@ def _write_as_successor(name: str, fence: int, database: str, rows: FencedQueryS
         if rows is not None:
             # that of somebody else
             lock: Any = SimpleNamespace(name=name, fence=fence, check=lambda: None, _note_fence=lambda fence: None)
-            FencedRows(rows.using(database), lock).update()
+            rows.using(database).fenced(lock).update()
 
 
 @contextmanager

@@ -34,7 +34,8 @@ RELAYED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 FROM_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT})
 
-LOOK_EVERY = 0.05  # seconds, to see whether the program has ended, or the lock is lost
+LOOK_EVERY = 0.05  # seconds, while a program comes to its end
+SEEN_WITHIN = 0.25  # seconds after its end, or the loss of the lock
 
 
 def run_program(
@@ -115,7 +116,7 @@ def _run_once(lock: Lock, running: Program, program: Sequence[str]) -> int:
         status = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
         problem = f"Cannot run {printable(program[0])}: {error.strerror or error}."
         raise CommandError(problem, returncode=status) from error
-    return running.wait(lambda: lock.lost)
+    return running.wait(lambda: lock.lost, lock.remaining)
 
 
 # Ends the program if we cannot, because we were killed by -9 (by the kernel when memory is short, say). We keep the
@@ -261,7 +262,7 @@ class Program:
                 pass
         return self._send(0) and not _are_zombies(-self._target)
 
-    def wait(self, lost: Callable[[], bool]) -> int:
+    def wait(self, lost: Callable[[], bool], remaining: Callable[[], float]) -> int:
         """Wait until it has ended, and end it when the lock is lost; return its exit status as a shell would.
 
         Once it was told to end, by us or by a signal, this waits for its whole process group.
@@ -281,8 +282,8 @@ class Program:
             if monotonic() >= kill_at:
                 kill_at = math.inf
                 self._send(signal.SIGKILL)
-            pause = min(2 * pause, LOOK_EVERY)
-            time.sleep(pause)
+            pause = min(1.2 * pause, SEEN_WITHIN)
+            time.sleep(LOOK_EVERY if ended or told else min(pause, max(remaining(), LOOK_EVERY)))
         self._gone = True
         self._dismiss_guard()
         status = self._process.returncode

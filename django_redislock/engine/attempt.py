@@ -19,7 +19,7 @@ from ..base.times import Deadline, monotonic
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..options import Terms
 from ..store import calls
-from ..store.calls import AcquireReply, LockRequest
+from ..store.calls import AcquireReply, LockRequest, is_counted
 from ..store.loop_connections import ENTERING, LOOKING, RETURNING
 from ..store.records import make_keys
 from ..store.retry import Tried, patience_with_replicas
@@ -280,12 +280,13 @@ def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
             delay = pace.next()
             wait = calls.polled(alive_for(delay))
         reply, granted = yield from attempt.look(wait, tried, by_clock=by_clock and not delay)  # else it polls
-        # R19: a handoff of which we have heard nothing, nor anything else meanwhile, or the place in the queue is gone.
-        # (A fence is the time of its grant, as a rule.)
+        # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
+        # grant, as a rule.)
         missed = reply.state == calls.ALREADY and reply.us - reply.number > WAKE_LATE
-        dropped = reply.state == calls.REQUEUED and generation == queued_under
-        if by_clock and (missed or dropped or (reply.unheard and listener.heard == heard)):
+        if by_clock and (missed or (reply.unheard and listener.heard == heard)):
             listener.reconnect()
+        if by_clock and reply.state == calls.REQUEUED and generation == queued_under:
+            yield from _check_subscription(attempt)
         queued_under = generation if queued else 0
         if granted is not None:
             return granted
@@ -304,6 +305,16 @@ def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
             return granted
         if attempt.deadline.passed:
             return None
+
+
+def _check_subscription(attempt: Attempt) -> Steps[None]:
+    """R19: we were dropped though we are subscribed, as far as we know. Connect again if the server says no."""
+    try:
+        counted = yield from is_counted(attempt.request.partition)
+    except LockUnavailable:
+        return  # the next look says so
+    if not counted:
+        attempt.listener.reconnect()
 
 
 def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted | None, bool]]:

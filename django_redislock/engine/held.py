@@ -16,7 +16,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import update_wrapper
 from itertools import chain, islice
@@ -153,6 +154,13 @@ def shown_above(key: Key) -> tuple[Held, ...]:
     return tuple(filter(None, map(_existing, (*_not_over(_get(key)), *chain(*others)))))
 
 
+def hide(acquisition: Held) -> None:
+    """No longer show it in this context."""
+    reference = weakref.ref(acquisition)
+    for key in acquisition.keys:
+        _put(key, tuple(one for one in _get(key) if one != reference))
+
+
 def is_shown(acquisition: Held) -> bool:
     """Return whether this context shows it."""
     reference = weakref.ref(acquisition)
@@ -160,6 +168,18 @@ def is_shown(acquisition: Held) -> bool:
         if reference in _get(key):
             return True
     return False
+
+
+@contextmanager
+def under(*acquisitions: Held) -> Iterator[None]:
+    """During a block, this context shows acquisitions that it does not show otherwise."""
+    try:
+        for one in acquisitions:
+            show(one, one.keys[0])
+        yield
+    finally:
+        for one in acquisitions:
+            hide(one)
 
 
 def caller() -> Runner | None:

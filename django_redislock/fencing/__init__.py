@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .claim import prune
-from .field import FencedManager, FencedQuerySet, FenceField
+from .field import FencedManager, FencedQuerySet, FencedRows, FenceField
 
-__all__ = ["FenceField", "FencedManager", "FencedQuerySet", "prune"]
+__all__ = ["FenceField", "FencedManager", "FencedQuerySet", "FencedRows", "prune"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -63,9 +64,9 @@ class FencedQuerySet(models.QuerySet[M]):
         Raises TypeError for what is no lock, for part of the rows (``[:10]``), and for a model that has no FenceField,
         or several.
         """
-        kind = type(lock)
+        has_fence = getattr_static(lock, "fence", None) is not None  # to ask for it raises where it is not held
         # a semaphore has several holders: the latest would shut out the others
-        if not (hasattr(kind, "fence") and hasattr(kind, "check")) or hasattr(lock, "limit"):
+        if not has_fence or not isinstance(getattr(lock, "name", None), str) or hasattr(lock, "limit"):
             raise TypeError(f"fenced() takes a lock, not {shown(lock)}.")
         if self.query.is_sliced:
             raise TypeError("fenced(lock) changes all rows of a queryset, not a slice of it.")
@@ -75,8 +76,8 @@ class FencedQuerySet(models.QuerySet[M]):
 class FencedRows:
     """Rows that are changed under a lock: all of them or none, and only where no younger holder has changed one.
 
-    Each method does what that of a queryset does, and writes the lock's fence into the rows. Raises LockLost where a
-    younger holder has changed one of them, or the lock is known to be lost; LockNotOwned where it is not held here.
+    ``update()`` and ``delete()``, and their twins for coroutines, are those of a queryset. Each raises LockLost where a
+    younger holder has changed a row, or the lock is known to be lost; LockNotOwned where it is not held here.
     """
 
     def __init__(self, rows: models.QuerySet[Any], lock: Fenced) -> None:
@@ -84,33 +85,25 @@ class FencedRows:
         self._field = _field_of(rows.model)
 
     def update(self, **values: Any) -> int:
-        """Return how many rows were changed."""
-        return self._write(self._rows, lambda rows: rows.update(**{self._field.name: self._lock.fence}, **values))
-
-    def bulk_update(self, objs: Iterable[Any], fields: Sequence[str], batch_size: int | None = None) -> int:
-        """Return how many rows were changed. Objects whose rows are not among these are left out."""
-        given, name = list(objs), self._field.name
-        for each in given:
-            setattr(each, name, self._lock.fence)
-        mine = self._rows.filter(pk__in=[each.pk for each in given])
-        return self._write(mine, lambda rows: rows.bulk_update(given, [*fields, name], batch_size))
+        """Return how many rows were changed; they have the lock's fence from then on."""
+        return self._write(lambda rows: rows.update(**{self._field.name: self._lock.fence}, **values))
 
     def delete(self) -> tuple[int, dict[str, int]]:
         """Return how many rows were deleted, and of which models, like Django's."""
-        return self._write(self._rows, lambda rows: rows.delete())
+        return self._write(lambda rows: rows.delete())
 
+    update.alters_data = delete.alters_data = True  # type: ignore[attr-defined]  # no template calls them
     aupdate = sync_to_async(update)
-    abulk_update = sync_to_async(bulk_update)
     adelete = sync_to_async(delete)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"fenced(lock) guards update(), bulk_update() and delete(), not {name}: call it last.")
+        raise AttributeError(f"fenced(lock) has update() and delete(), not {name}: call it last.")
 
-    def _write(self, mine: models.QuerySet[Any], write: Callable[[models.QuerySet[Any]], R]) -> R:
-        lock, field = self._lock, self._field
+    def _write(self, write: Callable[[models.QuerySet[Any]], R]) -> R:
+        lock, field, mine = self._lock, self._field, self._rows
         lock.check()
         fence = lock.fence
-        mine._for_write = True  # type: ignore[attr-defined]
+        mine._for_write = True
         mine = mine.using(mine.db)
         with transaction.atomic(using=mine.db):
             key = field.model._meta.pk.name

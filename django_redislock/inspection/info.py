@@ -182,24 +182,25 @@ def make_info(
 
 
 def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
-    """One round trip, or two for a semaphore that is held; None when nobody holds the lock."""
+    """One round trip, or two for a semaphore; None when nobody holds the lock."""
     value, left, us, planned, *queues = yield from _ask(partition, name, waiters)
-    if value is None:
-        return None
     if name.startswith(SEMAPHORE):
         semaphores = yield from read_semaphores(partition, [name])
-        return replace(semaphores[0][0], queue=queues[0].first) if semaphores else None
+        waiting = {"waiters": queues[0].waiters, "queue": queues[0].first}
+        return replace(semaphores[0][0], **waiting) if semaphores else None
+    if value is None:
+        return None
     return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
 
 
-def _semaphore_info(found: Sequence[LockInfo], limit: int, queue: Queue) -> LockInfo:
+def _semaphore_info(found: Sequence[LockInfo], limit: int, waiters: int) -> LockInfo:
     """``found``: the permits that are known, the first to end first."""
     permits = tuple(sorted(found[:LISTED_PERMITS], key=lambda permit: permit.since))
     return replace(
         permits[0],
         fence=max(permit.fence for permit in found),
         lease_left=found[0].lease_left,
-        waiters=queue.waiters,
+        waiters=waiters,
         limit=limit,
         permits_held=len(found),
         permits=permits,
@@ -229,9 +230,9 @@ def read_semaphores(partition: Partition, names: Sequence[str]) -> Steps[list[tu
                 if left > 0 and id in values
             }
             if permits:
-                limit, queue = values.get(b":", b""), Queue(answers[2 * len(keys) + number])
+                limit, waiters = values.get(b":", b""), answers[2 * len(keys) + number]
                 most = int(limit) if limit.isdigit() else 1  # somebody else has written it, or deleted it
-                found.append((_semaphore_info([*permits.values()], most, queue), permits))
+                found.append((_semaphore_info([*permits.values()], most, waiters), permits))
     return found
 
 

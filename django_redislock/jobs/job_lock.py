@@ -253,18 +253,22 @@ class JobLock:
             return self._run(job, lock, body)
         except _NotRun as end:
             error: Any = end.__cause__
-        is_copy = False
+        is_copy = is_free = False
         try:
             if isinstance(error, LockNotAcquired):
                 is_copy = lock.owned()  # it is held by the same job
                 if self.busy == "merge" and not is_copy:
                     self._asked(lock).incr(ttl=ASKED)
-                    if not lock.locked():  # the other has ended before it could see that
-                        self._run_once_more(lock, job)
+                    is_free = not lock.locked()  # the other has ended before it could see that
         except LockUnavailable as trouble:
             error = trouble
         if is_copy:
             return job.later(min(lock.ttl, LONGEST_PAUSE), error, is_copy=True)
+        if is_free:
+            try:
+                return self._run(job, lock, body)
+            except _NotRun as end:  # pragma: no cover (somebody else has taken it in between)
+                error = end.__cause__
         if isinstance(error, LockNotAcquired):
             log_event(INFO, "job-busy", name=lock.name, job=job.id, busy=self.busy, error=error)
             if self.busy in ("skip", "merge"):

@@ -432,6 +432,12 @@ def probe_command(partition: Partition) -> Command:
     return with_source(_PROBE.command((f"{partition.prefix}fence",), (partition.channel,)))
 
 
+def is_counted(partition: Partition) -> Steps[bool]:
+    """Return whether the node that runs the scripts counts this process as a subscriber; True if it cannot tell."""
+    reply = yield from call(partition, probe_command(partition))
+    return bool(reply.answer[0])  # an error is no number
+
+
 def probed(node: Node, answer: Any, sent: float) -> int | ResponseError:
     """The number of receivers that the probe has counted, or the error that it met."""
     if isinstance(answer, ResponseError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from ..base.pace import note_held
 from ..base.steps import Steps, arun, run
 from ..base.times import monotonic
 from ..engine.acquisition import Acquisition, Frame
+from ..engine.held import hide, under
 from ..engine.several import Several
 from ..open_transactions import in_atomic_block
 
@@ -85,12 +87,15 @@ class LateRelease:
         for alias in atomic:
             transaction.on_commit(partial(self.ended, alias, keeper), using=alias, robust=True)
         if streams:
-            # behind that of the content
-            response._resource_closers.append(partial(self.ended, CONTENT, keeper))
+            closers = response._resource_closers
+            closers[:] = [partial(self._under, closer) for closer in closers]  # that of the content is among them
+            closers.append(partial(self.ended, CONTENT, keeper))
             if not isinstance(response, FileResponse):  # servers may send that without iterating over it
                 follow: Any = self._aiterate if response.is_async else self._iterate
                 # not response.streaming_content, which hides the iterator that has to be closed
                 response.streaming_content = follow(response._iterator, keeper)
+            for one in acquisition.acquisitions:
+                hide(one)
         for one in acquisition.acquisitions:
             if atomic == begun:
                 one.tie_to(keeper, abandon=True)
@@ -118,20 +123,36 @@ class LateRelease:
                 note_held(lease.template, monotonic() - lease.since)
             yield from self._acquisition.exit_quietly(request=self._purpose)
 
-    def _iterate(self, content: Iterator[Any], keeper: object) -> Iterator[Any]:
-        try:
-            yield from content  # and closes it
-        finally:
-            self.ended(CONTENT, keeper)
+    def _under(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call what makes the content, or cleans up after it, under the lock."""
+        with under(*self._acquisition.acquisitions):
+            return function(*args)
+
+    def _iterate(self, content: Any, keeper: object) -> Iterator[Any]:
+        with ExitStack() as stack:
+            stack.callback(self.ended, CONTENT, keeper)
+            if hasattr(content, "close"):
+                stack.callback(self._under, content.close)
+            while True:
+                part = self._under(next, content, self)
+                if part is self:
+                    return
+                yield part
 
     async def _aiterate(self, content: AsyncIterator[Any], keeper: object) -> AsyncIterator[Any]:
         try:
             try:
-                async for part in content:
+                while True:
+                    with under(*self._acquisition.acquisitions):
+                        try:
+                            part = await content.__anext__()
+                        except StopAsyncIteration:
+                            break
                     yield part
             finally:
                 if hasattr(content, "aclose"):
-                    await content.aclose()
+                    with under(*self._acquisition.acquisitions):
+                        await content.aclose()
         except (GeneratorExit, asyncio.CancelledError):
             self.ended(CONTENT, keeper)  # in the background: nobody waits for more
             raise

@@ -262,7 +262,11 @@ def test_when_redis_hangs_the_waiters_of_a_process_give_up_together(
         assert {type(one.exception()) for one in waiting} == {LockUnavailable}
 
 
-@pytest.mark.parametrize("how", ["flushed", "evicted", "cut off"])
+def listeners(client: redis.Redis) -> set[str]:
+    return {each["id"] for each in client.client_list(_type="pubsub")}
+
+
+@pytest.mark.parametrize("how", ["flushed", "evicted", "cut off", "dropped"])
 def test_a_waiter_survives_the_loss_of_its_place(
     how: str, crowd: Crowd, queue: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +278,13 @@ def test_a_waiter_survives_the_loss_of_its_place(
         client.flushall()
     elif how == "evicted":
         client.delete(QUEUE, LOCK)
+    elif how == "dropped":
+        before = listeners(client)
+        client.delete(QUEUE)
+        until(lambda: client.zcard(QUEUE))
+        me(lock, "release")
+        assert waiting.result(GENEROUS) is True
+        assert listeners(client) == before  # nothing is wrong with the connection
     else:
         for kind in ("pubsub", "normal"):
             client.client_kill_filter(_type=kind, skipme=True)
@@ -282,7 +293,7 @@ def test_a_waiter_survives_the_loss_of_its_place(
         assert not waiting.done()
         me(lock, "release")
     assert waiting.result(GENEROUS) is True
-    assert how == "cut off" or not client.exists(WAITERS)
+    assert how in ("cut off", "dropped") or not client.exists(WAITERS)
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")

@@ -292,6 +292,15 @@ def test_more_permits_than_are_listed_are_force_released(client: redis.Redis) ->
         assert get_lock(info.name) is None
 
 
+def test_permits_of_which_redis_has_forgotten_one_are_shown_all_the_same(client: redis.Redis) -> None:
+    assert Semaphore(NAME, limit=3, ttl=20).acquire()
+    client.delete(PERMITS)
+    assert Semaphore(NAME, limit=3, ttl=LONG).acquire()
+    (listed,), found = list_locks(), get_lock(f"semaphore:{NAME}")
+    assert found is not None
+    assert (found.fence, found.permits_held, found.limit) == (listed.fence, 1, 3)
+
+
 def test_permits_that_have_ended_hide_no_other(client: redis.Redis) -> None:
     """Whoever dies leaves some behind, until somebody acquires or releases another one."""
     for number in range(102):

@@ -1,7 +1,8 @@
 -- compare: replace or delete what is stored, if a value compares so with it.
 -- KEYS     sequence stored
 -- ARGV     number relations value eps new ttl most
---            number: of the call in its sequence; relations: which of < = > may hold between the value and what is stored
+--            number: of the call in its sequence; relations: which of < = > may hold between the value and what is
+--            stored
 --            new: what to store, '' to delete; ttl: ms, '' for none; most: bytes that a value may have
 -- returns  '1' = done, '0' = not so (or there is nothing to delete), '?' and what is stored = cannot be compared,
 --          '!' and its bytes = it is too long for that
