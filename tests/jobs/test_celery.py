@@ -360,9 +360,13 @@ def test_a_task_that_ends_before_its_body_gives_its_lock_back(
         raise error
 
     job = site.report.delay(7)
-    monkeypatch.setattr(site.report.__class__, "before_start", refuse, raising=False)
+    for task in (site.report, site.page):
+        monkeypatch.setattr(task.__class__, "before_start", refuse, raising=False)
     assert deliver(site, site.report, 7, id=job.id, headers={HEADER: True}) == state
     assert (runs(), held()) == ([], left)
+    with Lock("page:7") as lock:  # it would have locked in its body
+        assert deliver(site, site.page, 7, id=ID) == state
+        lock.check()
 
 
 @pytest.mark.filterwarnings("ignore:Exception raised outside body")
