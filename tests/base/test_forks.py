@@ -1,31 +1,49 @@
 """A forked child inherits nothing of what its parent uses for locks, also where Python is not told of the fork."""
 
+import asyncio
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing
+from typing import Any
 
 import pytest
+from django.http import StreamingHttpResponse
+from django.test import RequestFactory
 
-from django_redislock import Lock, LockNotOwned, list_locks
+from django_redislock import Lock, LockNotOwned, LockPool, list_locks, locked, locked_view
 from tests.helpers.actors import GENEROUS, stands_in, until
-from tests.inside import own_channel, per_process
+from tests.inside import end_process, own_channel, per_process, redis_py_lock
+
+Body = Callable[[], None]
 
 
-def in_child(look: Callable[[], bool]) -> bool:
-    """Whether a function returns True in a forked child."""
+def fork() -> bool:
+    """Whether this is the child, which ends soon. The parent waits for its end, which must be a good one."""
     with warnings.catch_warnings():  # newer Pythons warn of the threads of the tests
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(GENEROUS)
-            os._exit(0 if look() else 1)
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(GENEROUS)
+        return True
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return False
+
+
+def end_well_if(look: Callable[[], bool]) -> None:
+    try:
+        os._exit(0 if look() else 1)
+    finally:
+        os._exit(2)
+
+
+def in_child(look: Callable[[], bool]) -> None:
+    """A function returns True in a forked child."""
+    if fork():
+        end_well_if(look)
 
 
 def is_free_of_its_parent(lock: Lock, channel: str) -> bool:
@@ -39,33 +57,90 @@ def is_free_of_its_parent(lock: Lock, channel: str) -> bool:
 def test_a_child_owns_nothing_of_its_parents_and_has_connections_of_its_own() -> None:
     with Lock("a", ttl=60) as lock:
         channel = own_channel()
-        assert in_child(lambda: is_free_of_its_parent(lock, channel))
+        in_child(lambda: is_free_of_its_parent(lock, channel))
         assert lock.owned()
     assert own_channel() == channel
 
 
-def test_a_child_that_leaves_the_block_it_was_forked_in_does_not_release_its_lock() -> None:
-    """Nor does one that closes the generator around it."""
+def enter(section: AbstractContextManager[Any], body: Body) -> None:
+    with section:
+        body()
 
-    def section() -> Generator[Lock, None, None]:
-        with Lock("a", ttl=600) as lock:
-            yield lock
 
-    def close() -> bool:
-        steps.close()
-        return True
+def reentrant(body: Body) -> None:
+    lock = Lock("seat", ttl=600, reentrant=True)
+    with lock:
+        enter(lock, body)
 
-    def leave() -> bool:
-        with pytest.raises(LockNotOwned, match="Cannot release"):
-            next(steps)
-        return True
+
+def coroutine(body: Body) -> None:
+    async def section() -> None:
+        async with Lock("seat", ttl=600):
+            body()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(section())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()  # not in the child, which shares its epoll
+
+
+def generator(body: Body) -> None:
+    def section() -> Generator[None, None, None]:
+        with Lock("seat", ttl=600):
+            yield
 
     steps = section()
-    lock = next(steps)
-    for way in (close, leave):
-        assert in_child(way)
-        assert lock.owned()
+    next(steps)
+    body()
     steps.close()  # a coroutine could await nothing here, so the release is left to the background
+
+
+def stream(body: Body) -> None:
+    view = locked_view("seat", ttl=600)(lambda request: StreamingHttpResponse([b"x"]))
+    enter(closing(view(RequestFactory().get("/"))), body)
+
+
+SECTIONS: dict[str, tuple[Callable[[Body], object], str]] = {  # and what the child gets that leaves it
+    "block": (lambda body: enter(Lock("seat", ttl=600), body), "LockNotOwned"),
+    "block that raises": (lambda body: enter(Lock("seat", ttl=600), body), "ZeroDivisionError"),
+    "reentrant": (reentrant, "LockNotOwned"),
+    "decorated": (lambda body: locked("seat", ttl=600)(body)(), "LockNotOwned"),
+    "kept": (lambda body: locked("seat", at_least=5, ttl=600)(body)(), "LockNotOwned"),
+    "coroutine": (coroutine, "LockNotOwned"),
+    "member": (lambda body: enter(LockPool("accounts").acquire(ttl=600), body), "LockNotOwned"),
+    "cache.lock": (lambda body: enter(redis_py_lock("seat", timeout=600), body), "LockError"),
+    "generator": (generator, ""),
+    "stream": (stream, ""),
+}
+
+
+@pytest.mark.django_db  # closing a response closes old database connections
+@pytest.mark.parametrize("how", SECTIONS)
+def test_a_child_that_leaves_the_section_it_was_forked_in_does_not_release_the_lock(how: str, other: Any) -> None:
+    """Nor does what it has begun in the background, which is sent before it ends."""
+    in_the_child = False
+
+    def body() -> None:
+        nonlocal in_the_child
+        if in_the_child := fork():
+            if "raises" in how:
+                raise ZeroDivisionError
+            return
+        (held,) = other()(list_locks)
+        assert f":{os.getpid()}:" in held.owner
+        assert held.lease_left > 300
+
+    LockPool("accounts").extend(["alice"])
+    leave, expected = SECTIONS[how]
+    raised = ""
+    try:
+        leave(body)
+    except BaseException as error:
+        if not in_the_child:
+            raise
+        raised = type(error).__name__
+    if in_the_child:
+        end_well_if(lambda: (end_process(), raised) == (None, expected))  # type: ignore[func-returns-value]
     until(lambda: not list_locks())
 
 
@@ -84,7 +159,7 @@ def test_a_fork_that_python_is_not_told_of_is_noticed_by_the_process_id() -> Non
         os.getpid = lambda: parent + 2
         return forgets and peek_at_old() is None
 
-    assert in_child(look)
+    in_child(look)
 
 
 def test_threads_that_come_first_together_share_what_their_process_makes() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dis
+import gc
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from functools import cache, partial
@@ -201,6 +202,14 @@ class Interrupter:
             return function()
         finally:
             sys.settrace(before)
+
+    def leaves_nothing(self, left: Callable[[], object]) -> None:
+        """Wait until nothing is left of what it has interrupted."""
+        deadline = monotonic() + GENEROUS
+        while found := left():
+            if sys.version_info < (3, 11):
+                gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
+            assert monotonic() < deadline, f"{found}, interrupted at {self.struck}"
 
     def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
         if not self._where(frame.f_code.co_filename) or _in_finalizer(frame):

@@ -2,15 +2,12 @@
 exception that a signal handler raises at any moment leaves nothing behind (R18)."""
 
 import asyncio
-import gc
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -440,11 +437,7 @@ def test_r18_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(ho
     for one in interrupters(lambda file: file.startswith(OURS), least=50):
         with suppress(Interrupt, ValueError):
             one.run(section)
-        deadline = monotonic() + GENEROUS
-        while kept_by_callers() or not set(leftovers(client)) <= MEMBERS:
-            if sys.version_info < (3, 11):
-                gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
-            assert monotonic() < deadline, f"{leftovers(client)}, {kept_by_callers()}, interrupted at {one.struck}"
+        one.leaves_nothing(lambda: [*kept_by_callers().items(), *{*leftovers(client)} - MEMBERS])
         with suppress(ValueError):
             Interrupter(lambda file: file.startswith(OURS)).run(section)  # so that the next one finds a connection
     assert inside.shown_here() < shown_before + 10
@@ -472,11 +465,7 @@ def test_r18_a_section_that_is_interrupted_when_it_has_waited_leaves_no_waiter(
             one.run(section)
         over.set()
         released.result(GENEROUS)
-        if sys.version_info < (3, 11):
-            gc.collect()  # as above
-        deadline = monotonic() + GENEROUS
-        while kept := kept_by_callers():
-            assert monotonic() < deadline, f"{kept}, interrupted at {one.struck}"
+        one.leaves_nothing(kept_by_callers)
     other.end()
 
 

@@ -1,13 +1,10 @@
 """``locked_atomic``: lock, BEGIN, COMMIT, release; and the warning about a lock that is released before COMMIT."""
 
-import gc
-import sys
 import unittest
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
-from time import monotonic
 from typing import Any
 from unittest.mock import Mock
 
@@ -80,11 +77,7 @@ def test_wherever_it_is_interrupted_no_transaction_stays_open(run: Run, account:
     for one in interrupters(lambda file: file in WHERE_TRANSACTIONS_BEGIN):
         with suppress(Interrupt):
             one.run(lambda: run(account.book))
-        deadline = monotonic() + GENEROUS
-        while connection.in_atomic_block or held():
-            if sys.version_info < (3, 11):
-                gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
-            assert monotonic() < deadline, f"interrupted at {one.struck}"
+        one.leaves_nothing(lambda: connection.in_atomic_block or held())
     before = account.balance
     run(account.book)
     assert account.balance == before + 1
