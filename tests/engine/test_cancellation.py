@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, locked_view
+from django_redislock import Lock, LockSet, locked_view
 from tests import inside
 from tests.helpers import cancelling
 from tests.helpers.actors import GENEROUS, Other, auntil
@@ -58,6 +58,16 @@ async def detach(lock: Lock) -> None:
     DETACHED.append(await lock.adetach())
 
 
+async def acquire_a_set(lock: Lock) -> None:
+    locks = LockSet("before", lock.name, ttl=TTL)
+    assert await locks.aacquire()
+    await locks.arelease()
+
+
+async def section_of_a_set(lock: Lock) -> None:
+    await cancelling.section(LockSet("before", lock.name, ttl=TTL))
+
+
 ALONE: dict[str, tuple[Operation, Any, bool]] = {  # before, what is interrupted, whether the lock is kept then
     "acquire": (cancelling.nothing, cancelling.acquire, False),
     "try once": (cancelling.nothing, try_once, False),
@@ -66,6 +76,8 @@ ALONE: dict[str, tuple[Operation, Any, bool]] = {  # before, what is interrupted
     "detach": (cancelling.acquire, detach, True),
     "section": (cancelling.nothing, cancelling.section, False),
     "decorated": (cancelling.nothing, cancelling.decorated, False),
+    "acquire a set": (cancelling.nothing, acquire_a_set, False),
+    "section of a set": (cancelling.nothing, section_of_a_set, False),
 }
 
 
@@ -140,6 +152,8 @@ async def poll_too_short(lock: Lock) -> None:
         ("warm", cancelling.section),
         ("warm", poll),
         ("warm", poll_too_short),
+        ("warm", acquire_a_set),
+        ("warm", section_of_a_set),
     ],
     indirect=["connect"],
 )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 import redis
 
-from django_redislock import Lock, locked
+from django_redislock import Lock, LockSet, locked
 from tests.inside import AWAITING, PREFIX, kept_by_callers
 
 from . import state
@@ -168,7 +168,7 @@ async def release(lock: Lock) -> None:
     await lock.arelease()
 
 
-async def section(lock: Lock) -> None:
+async def section(lock: Lock | LockSet) -> None:
     async with lock:
         await asyncio.sleep(0)
 

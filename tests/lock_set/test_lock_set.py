@@ -1,7 +1,7 @@
 """``LockSet``: several locks, all or none, in one order; what becomes of it when one is busy, fails or is lost."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import nullcontext
 from time import monotonic
 from typing import Any
@@ -25,10 +25,8 @@ from django_redislock import (
 )
 from django_redislock.testing import lose, redis_away
 from redisserver import RedisServer
-from tests import inside
-from tests.helpers import cancelling
 from tests.helpers.actors import GENEROUS, Crowd, auntil, never, until
-from tests.helpers.cancelling import TTL, Closed, Interrupt, auntil_done_or, interrupted, moments, nothing_left
+from tests.helpers.cancelling import Interrupt
 from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import holder, leftovers, queued
 from tests.helpers.ways import DJANGO_REDIS, alias, caches, stopped
@@ -109,39 +107,6 @@ def test_whoever_holds_one_of_them_already_is_told_and_the_others_are_given_back
     assert (free(client, C), free(client, B)) == (True, False)
     with pytest.raises(LockNotOwned):
         me(outer, "release")
-
-
-async def acquire(locks: LockSet) -> None:
-    assert await locks.aacquire()
-    await locks.arelease()
-
-
-@pytest.mark.complete
-@pytest.mark.usefixtures("no_look_by_the_clock", "listening", "gates")
-@moments
-@pytest.mark.parametrize("operation", [acquire, cancelling.section])
-@pytest.mark.parametrize("busy", [False, True])
-async def test_cancelled_at_any_await_it_leaves_nothing(
-    operation: Callable[[Any], Coroutine[Any, Any, None]], moment: str, busy: bool, client: redis.Redis, other: Any
-) -> None:
-    somebody, at, over = other(), 0, False
-    while not over:
-        at += 1
-        held, work = Lock(B, ttl=TTL), operation(LockSet(A, B, ttl=TTL))
-        if busy:
-            somebody(held.acquire)
-        cut = interrupted(work, at, moment)
-        task = asyncio.ensure_future(cut)
-        if busy:
-            await auntil_done_or(task, inside.parked)
-            somebody(held.release)
-        await asyncio.wait([task])
-        over = not task.cancelled() and not isinstance(task.exception(), Closed)
-        if over:
-            task.result()
-        assert over == (cut.suspended < cut.at)
-        await nothing_left(client)
-    assert at > 6
 
 
 def test_when_one_is_lost_all_count_as_lost_and_it_is_told_once(me: Any, client: redis.Redis, heard: Heard) -> None:
