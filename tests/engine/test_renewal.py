@@ -27,6 +27,7 @@ from tests.helpers.servers import Twins
 from tests.helpers.state import LOCK, NAME, QUEUE, holder
 from tests.helpers.ways import kill, stopped
 from tests.inside import hears, renew_all
+from tests.lock.conftest import Block
 
 
 def hold(ttl: float = 600) -> Lock:
@@ -401,12 +402,17 @@ def test_an_operation_is_tried_for_the_time_that_is_set_and_continues_after_an_o
 
 
 @pytest.mark.parametrize(
-    "way", ["a function", "a function that raises", "a set", "a set that raises", "a view", "a view of a set"]
+    "way",
+    [
+        *("a block", "a block that raises", "a function", "a function that raises", "a set", "a set that raises"),
+        *("a view", "a view of a set"),
+    ],
 )
 def test_what_a_block_could_not_release_is_released_in_the_background(
-    way: str, crowd: Crowd, network: Proxy, retry_for: Any, client: Any, rf: Any, caplog: Any
+    way: str, crowd: Crowd, network: Proxy, retry_for: Any, client: Any, rf: Any, caplog: Any, monkeypatch: Any
 ) -> None:
-    """What was done under the lock is done: only the log says that it stays held, and how long."""
+    """What was done under the lock is done: only the log says that it stays held, and how long. It is tried as long as
+    the lease may last: what is given up sooner is what was abandoned in a queue."""
     raises, views = "raises" in way, "view" in way
     names = [NAME, f"{NAME}:2"][: 1 + ("set" in way)]
 
@@ -417,14 +423,17 @@ def test_what_a_block_could_not_release_is_released_in_the_background(
         return "done"
 
     retry_for(0.1)
+    inside.limit(monkeypatch, remember_for=0.0)
     me, twins = crowd(), Twins(locked_view(names, ttl=30) if views else locked(names, ttl=30), body)
+    call = (Block(Lock(NAME, ttl=30), body), "run") if "block" in way else (twins, "call", *[rf.get("/")] * views)
     with pytest.raises(ZeroDivisionError) if raises else nullcontext():
-        assert me(twins, "call", *[rf.get("/")] * views) == "done"
+        assert me(*call) == "done"
     lines = [text for text in caplog.messages if text.startswith("event=not-released ")]
     assert sorted(re.findall(r"name=(\S+)", " ".join(lines))) == names
     assert all(15 < float(line.rpartition("lease_left=")[2]) < 30 for line in lines)
     assert all(('request="GET /"' in line) is views for line in lines)
     assert all(holder(client, name) for name in names)
+    until(lambda: "event=renewal-failed" in caplog.text)
     network.mend()
     until(lambda: not any(holder(client, name) for name in names))
 

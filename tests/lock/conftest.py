@@ -23,14 +23,14 @@ class Block:
     def __init__(self, lock: Lock | LockSet, body: Callable[[], Any] = lambda: None) -> None:
         self.lock, self.body = lock, body
 
-    def run(self) -> None:
+    def run(self) -> Any:
         with self.lock:
-            self.body()
+            return self.body()
 
-    async def arun(self) -> None:
+    async def arun(self) -> Any:
         async with self.lock:
             await asyncio.sleep(0)  # others run
-            self.body()
+            return self.body()
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import redis
 from django_redislock import FairLock, Lock, LockError, LockLost, LockNotOwned, LockUnavailable, get_lock
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, until
-from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
 from tests.helpers.ways import DJANGO_REDIS, alias, caches, stopped
 from tests.inside import limit
@@ -195,22 +194,6 @@ def test_a_lock_that_is_held_through_another_alias_of_the_same_redis_is_held(
     for lock in (inner, outer):
         me(lock, "exit", None, None, None)
     assert leftovers(client) == []
-
-
-def test_what_a_block_that_raised_could_not_release_is_released_in_the_background(
-    crowd: Crowd, network: Proxy, client: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As long as the lease may last: what is given up sooner is what was abandoned in a queue."""
-    limit(monkeypatch, remember_for=0.0)
-    me, lock = crowd(), Lock(NAME, ttl=600, using="far")
-    me(lock, "enter")
-    network.cut()
-    assert not me(lock, "exit", *FAILING)
-    assert holder(client)
-    assert f"event=not-released name={NAME} error=" in caplog.text
-    until(lambda: "event=renewal-failed" in caplog.text)
-    network.mend()
-    until(lambda: not holder(client))
 
 
 def test_what_a_redis_that_hangs_had_not_read_is_withdrawn_for_as_long_as_it_may_begin_a_lease(
