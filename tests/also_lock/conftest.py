@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.faults.moving import OLD
+from tests.faults.worker import OLD
 
 KEYS = {"redis-py": "{}", "django-redis": ":1:{}", "python-redis-lock": "lock:{}"}
 

@@ -21,13 +21,11 @@ import random
 import re
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from math import inf
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
@@ -42,11 +40,11 @@ from redisserver import redis_server  # noqa: E402
 from tests.helpers.actors import until  # noqa: E402
 from tests.helpers.processes import Worker  # noqa: E402
 
-from .faults import ANEW, FAULTS, LANES, PROCESSES, ROWS, Fault, strike  # noqa: E402
+from .faults import ANEW, FAULTS, LANES, PROCESSES, ROWS, Fault, kill_process, strike  # noqa: E402
 from .fencing import compare  # noqa: E402
-from .moving import OLD, Move, read  # noqa: E402
 from .on_several import FORGETFUL, ON_CLUSTER, ON_SENTINELS, count_losses, on_sentinels, partitionable  # noqa: E402
-from .trial import LIMITS, Process, Trial, start_launcher, trial  # noqa: E402
+from .trial import LIMITS, Process, Trial, moving, start_launcher, trial  # noqa: E402
+from .worker import OLD  # noqa: E402
 
 # long holds, so that a fault hits a holder; short ones, so that it hits a handoff
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
@@ -215,26 +213,26 @@ def soak(launcher: Worker, seed: int, minutes: float, *, place: str, semaphores:
     return not (violations or leaks or (leaders and place != "sentinel" and history.longest_overlap()))
 
 
-def move(kind: str, sections: int, every: int, seed: int) -> bool:
+def move(launcher: Worker, kind: str, sections: int, every: int, seed: int) -> bool:
     """Return whether all was well."""
     print(f"seed {seed}", flush=True)
-    with redis_server() as server, TemporaryDirectory(prefix="redislock-move-") as folder:
-        path = Path(folder) / "log"
-        with closing(Move(kind, server, path, LOCKS[:5], seed)) as run:
-            for number in range(8):
-                run.add(ours=number % 2 == 0)
-            run.ready()
-            while (done := run.sections()) < sections:
-                until(lambda done=done: run.sections() >= min(done + every, sections), inf)
-                run.kill()
-            left = run.end()
-        told = read(path)
-    for overlap in told.overlaps[:10]:
-        print(overlap)
-    print(f"{kind}: {told.sections[True]:,} critical sections of ours and {told.sections[False]:,} of old code, "
-          f"{run.kills} processes killed, {len(told.overlaps)} times two inside, {told.lost} leases lost, "
-          f"{len(left)} keys left", flush=True)  # fmt: skip
-    return not (told.overlaps or left)
+    with redis_server() as server, moving(launcher, server, kind, seed=seed, names=LOCKS[:5]) as run:
+
+        def entered() -> int:
+            return sum(process.acquired() for process in run.processes)
+
+        for _ in range(sections // every):
+            wanted = entered() + every
+            until(lambda wanted=wanted: entered() >= wanted, inf)
+            kill_process(run)
+        violations = run.finish()
+    for violation in violations[:10]:
+        print(violation)
+    ours = Counter(one.fence >= 0 for one in run.history.obtained)
+    lost = sum(one.outcome == "lost" for one in run.history.sections)
+    print(f"{kind}: {ours[True]:,} critical sections of ours and {ours[False]:,} of old code, {sections // every} "
+          f"processes killed, {len(violations)} violations, {lost} leases lost", flush=True)  # fmt: skip
+    return not violations
 
 
 def replicas(failovers: int) -> None:
@@ -276,12 +274,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="of ``soak``")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
     given, well = parser.parse_args(), True
-    if given.what == "soak" and given.also_lock:
-        sys.exit(not move(given.also_lock, given.sections, given.every, given.seed))
     launcher = start_launcher()
     try:
         if given.what == "table":
             table(launcher, given.times, given.only)
+        elif given.what == "soak" and given.also_lock:
+            well = move(launcher, given.also_lock, given.sections, given.every, given.seed)
         elif given.what == "soak":
             kinds = {"semaphores": given.semaphores, "leaders": given.leader}
             well = soak(launcher, given.seed, given.minutes, place=given.place or "server", **kinds)

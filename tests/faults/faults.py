@@ -66,7 +66,7 @@ def fault(title: str, to: list[Fault] = FAULTS, **more: Any) -> Callable[[Functi
 def kill_process(run: Trial) -> None:
     victim = run.any(killable=True)
     run.kill(victim)
-    run.add(proxied=victim.label in run.proxies)
+    run.add(proxied=victim.label in run.proxies, old=victim.old)
 
 
 @fault("a process is paused for longer than the TTL")

@@ -33,7 +33,7 @@ class Section:
     token: str | None = None  # the token that was given
     limit: int = 0  # how many may hold it at once, as it has said; 0: it is a lock
     got: float = 0.0  # 0: never
-    fence: int = 0
+    fence: int = 0  # -1: it has none, as it is one of old code
     # None: it never queued. 0: its request was repeated, and may have queued unseen; or it polled for a permit, and
     # while one was kept for it, others got the next ones
     ticket: int | None = None
@@ -261,10 +261,12 @@ def _fences(history: History) -> Iterator[Violation]:
     """Fences grow strictly in the order of holding, and none is used twice."""
     fences: dict[tuple[object, int], Section] = {}
     for section in history.obtained:
+        if section.fence < 0:
+            continue
         other = fences.setdefault((history.counter(section.name), section.fence), section)
         if other is not section:
             yield Violation("fence", f"{other} and {section} have the same")
-    for sections in by_name(history.held):
+    for sections in by_name(one for one in history.held if one.fence >= 0):
         for before, after in pairwise(sorted(sections, key=lambda one: one.got)):
             # the later one may have been superseded before it knew of its grant. Who gets permits of a semaphore at
             # once may learn of it in any order

@@ -15,11 +15,11 @@ from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, TOKEN, count
 from tests.inside import hears, listen
 
-from .faults import AT_ANY_TIME, FAULTS, PROCESSES, ROWS, Clock, Fault, server_with_clock, strike
+from .faults import AT_ANY_TIME, FAULTS, PROCESSES, ROWS, Clock, Fault, kill_process, server_with_clock, strike
 from .fencing import BUGS, DATABASES, HOUR, STAGES, book, flush
 from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses
-from .trial import LIMITS, start_launcher, trial
-from .worker import MUTANTS
+from .trial import LIMITS, moving, start_launcher, trial
+from .worker import MUTANTS, OLD
 
 # for a longer run: how many random faults, one after the other
 ROUNDS = int(os.environ.get("REDISLOCK_TEST_FAULTS", "3"))
@@ -78,6 +78,26 @@ def test_a_fault_in_the_scripts_is_found(name: str, launcher: Worker, bare_serve
     mutant = MUTANTS[name]
     with trial(launcher, bare_server, mutant=name, limits=mutant.limits) as run:
         assert run.finds(mutant.found, mutant.sections)
+
+
+@pytest.mark.parametrize("kind", OLD)
+def test_old_processes_and_new_ones_are_never_inside_together(
+    kind: str, launcher: Worker, bare_server: RedisServer
+) -> None:
+    with moving(launcher, bare_server, kind) as run:
+        run.history.busy = True  # other tests run beside it
+        for _ in range(4):
+            run.obtained(5)
+            kill_process(run)
+        run.obtained(3)
+        assert run.finish() == []
+    assert not [one for one in run.history.sections if one.outcome == "lost"]
+
+
+def test_without_the_setting_they_are(launcher: Worker, bare_server: RedisServer) -> None:
+    """So the checker would see it."""
+    with moving(launcher, bare_server, "redis-py", 1, settings={}) as run:
+        assert run.finds({"overlap"}, sections=100)
 
 
 def test_what_a_replica_has_acknowledged_is_not_lost_with_the_master() -> None:

@@ -67,6 +67,7 @@ class Process:
     pid: int
     log: Path
     spared: bool  # it is not to be killed
+    old: str = ""  # the kind of old code that it runs
     _read: int = 0
     _acquired: int = 0
 
@@ -131,7 +132,7 @@ class Trial(Crew):
         self.order: dict[str, Any] = {
             "seed": 0, "names": getattr(server, "names", NAMES), "holds": HOLDS, "timeouts": TIMEOUTS, "ttl": TTL,
             "interrupts": INTERRUPTS, "mutant": None, "sweep": False, "settings": getattr(server, "settings", {}),
-            "limits": None, "leaders": False,
+            "limits": None, "leaders": False, "old": "",
         }  # fmt: skip
         if order.get("limits"):
             self.order["holds"] = HOLDS_OF_SEMAPHORES
@@ -148,14 +149,15 @@ class Trial(Crew):
         self.evicted = False  # single keys, maybe, and not what belongs to them
         self.moved(server)
 
-    def add(self, *, proxied: bool = False, spared: bool = False) -> None:
-        """One more worker; it has held its first lock when this returns."""
+    def add(self, *, proxied: bool = False, spared: bool = False, old: str = "") -> None:
+        """One more worker, which may run old code of this kind; it has held its first lock when this returns."""
         label = next(self.labels)
-        order = {**self.order, "seed": f"{self.order['seed']} {label}"}
+        order = {**self.order, "seed": f"{self.order['seed']} {label}", "old": old}
         if proxied:
             self.proxies[label] = Proxy(self.server.port)
             order["cache"] = alias(self.proxies[label].url)
         process = self.launch(label, order, spared=spared)
+        process.old = old
         until(process.acquired)
         self.processes.append(process)
 
@@ -226,6 +228,8 @@ class Trial(Crew):
         sweeper = self.launch("sweeper", {**self.order, "sweep": True})
         until(lambda: not sweeper.lives())
         assert " bye" in sweeper.log.read_text(), "some lock cannot be acquired any more"
+        if "ALSO_LOCK" in self.order["settings"]:
+            until(lambda: all(key.startswith(b"redislock") for key in self.client.scan_iter(count=1000)))
         return [*found, *self.left("")]
 
     def left(self, where: str) -> Iterator[Violation]:
@@ -266,3 +270,13 @@ def trial(
         yield run
     finally:
         run.close()
+
+
+@contextmanager
+def moving(launcher: Worker, server: RedisServer, kind: str, workers: int = 4, **order: Any) -> Iterator[Trial]:
+    """Half of the workers run old code, the others ours, as during the days of a move (``ALSO_LOCK``)."""
+    order = {"settings": {"ALSO_LOCK": kind}, "ttl": 8, **order}  # whole seconds, for python-redis-lock
+    with trial(launcher, server, workers, **order) as run:
+        for _ in range(workers):
+            run.add(old=kind)
+        yield run

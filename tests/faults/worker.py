@@ -15,15 +15,20 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
+import redis
+import redis_lock
+from django.core.cache import caches
 from django.test import override_settings
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, Semaphore, leader
+from tests.helpers.actors import GENEROUS
 from tests.inside import change_scripts, note_attempts
 
 THREADS, TASKS = 2, 3
@@ -32,6 +37,11 @@ BEAT, STALL = 0.02, 0.15  # seconds: a process that did not run for so long says
 TOKENS = [None] * 6 + ["own", "own", "shared"]  # how a section comes by its token
 POLLS = [None] * 19 + [True]
 PHASE = 15  # seconds for which all have the same limit, where limits take turns
+OLD: dict[str, Callable[..., AbstractContextManager[Any]]] = {  # code that a site moves from, see ALSO_LOCK
+    "redis-py": lambda client, name, **options: client.lock(name, **options),
+    "django-redis": lambda client, name, **options: caches["default"].lock(name, **options),  # type: ignore[attr-defined]
+    "python-redis-lock": lambda client, name, timeout, sleep: redis_lock.Lock(client, name, expire=timeout),
+}
 
 stopping = threading.Event()
 _ticket: ContextVar[int | None] = ContextVar("ticket", default=None)
@@ -170,6 +180,29 @@ class User:
             await self.pause(min(0.02, until - now))
 
 
+class OldUser(User):
+    """A thread that runs old code. Its locks have no fences, no order and no renewal."""
+
+    async def section(self) -> None:
+        name, seconds, ttl = self.random.choice(self.names), self.random.choice(self.order["holds"]), self.order["ttl"]
+        # python-redis-lock waits in one command for as long as a lease lasts
+        client = redis.Redis.from_url(self.order["cache"]["LOCATION"], socket_timeout=GENEROUS)
+        self.number = number = next(self.log.numbers)
+        self.log.note("ask", number, name, GENEROUS, None, 0)
+        try:
+            with client, OLD[self.order["old"]](client, name, timeout=ttl, sleep=0.01):
+                began = monotonic()
+                self.log.note("got", number, -1, 0)
+                for pause in (0.0, seconds):
+                    sleep(pause)
+                    now = monotonic()
+                    self.log.note("holds", number, f"{began + ttl - now:.6f}", at=now)
+        except (redis.exceptions.LockError, redis_lock.NotAcquired):
+            self.close("lost")
+        else:
+            self.close("released")
+
+
 def use_alone(user: User) -> None:
     with suppress(StopIteration):
         user.use_locks().send(None)
@@ -217,10 +250,12 @@ def kept_by_malloc() -> int:
 
 
 def compete(log: Log, order: dict[str, Any]) -> None:
-    users = [User(log, order, f"thread {index}", awaits=False) for index in range(THREADS)]
+    kind = OldUser if order["old"] else User
+    users = [kind(log, order, f"thread {index}", awaits=False) for index in range(THREADS)]
     threads = [threading.Thread(target=use_alone, args=(user,)) for user in users]
-    tasks = [User(log, order, f"task {index}", awaits=True) for index in range(TASKS)]
-    threads.append(threading.Thread(target=lambda: asyncio.run(use_together(tasks, order["interrupts"]))))
+    if not order["old"]:
+        tasks = [User(log, order, f"task {index}", awaits=True) for index in range(TASKS)]
+        threads.append(threading.Thread(target=lambda: asyncio.run(use_together(tasks, order["interrupts"]))))
     for thread in threads:
         thread.start()
     last, launcher = monotonic(), os.getppid()
