@@ -54,11 +54,13 @@ def test_whatever_its_name_a_lock_has_its_pages(name: str, admin: Client, client
     page = admin.get(url("change", name))
     assert page.context["original"].info.name == name
     assert "Held for:" in page.content.decode()
-    assert admin.get(url("delete", name)).context["object"].info.name == name
+    asked = admin.get(url("delete", name))
+    assert asked.context["object"].info.name == name
     assert admin.post(url("delete", name), YES, follow=True).status_code == 200
     assert not holder(client, name)
     history = admin.get(url("history", name))
     assert [entry.action_flag for entry in history.context["action_list"]] == [DELETION]
+    assert not any("<b>&amp;</b>" in each.content.decode() for each in (page, asked, history))
     put(client, name)
     assert "1 lock was force-released." in told(select(admin, HeldLock.named(name).key, **YES))
     assert not holder(client, name)
