@@ -92,7 +92,7 @@ def wsgi_server() -> Iterator[Web]:
 def asgi_server() -> Iterator[Web]:
     config = uvicorn.Config(
         ASGIHandler(), port=0, log_config=None, log_level="critical", lifespan="off", http="h11", ws="none",
-        loop="asyncio", timeout_graceful_shutdown=5,
+        loop="none", timeout_graceful_shutdown=5,  # that of the policy
     )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
