@@ -54,7 +54,7 @@ def test_checks_start_no_threads_and_leave_neither_connection_nor_lock(own: Redi
         until(lambda: len(client.client_list()) == 1)  # whoever started the server has left
         threads = {*threading.enumerate()}
         assert ids(deploy=True) == []
-        assert {*threading.enumerate()} <= threads
+        until(lambda: {*threading.enumerate()} <= threads)  # one may still send what an earlier test has left
         until(lambda: len(client.client_list()) == 1)
     assert list_locks() == []
 
