@@ -437,11 +437,11 @@ class Lock(Enterable):
         lease = self._latest if acquisition is None else acquisition.lease
         if lease is not None and lease.closed:
             acquisition = self._own()  # released or handed over inside the block, and perhaps acquired again
-        if acquisition is None:
-            if error is None and not (lease is not None and lease.detached):
-                raise self._not_owned("release")
-        elif (yield from acquisition.exit(error)) and error is None:
-            warn_of_release(acquisition.its_lease)
+        if acquisition is not None:
+            if (yield from acquisition.exit(error)) and error is None:
+                warn_of_release(acquisition.its_lease)
+        elif error is None and (lease is None or not lease.detached):
+            raise self._not_owned("release")
 
     def _detach(self, own: Acquisition | None, ttl: Seconds | None) -> Steps[str]:
         own = self._held("detach", own)

@@ -88,7 +88,7 @@ class Semaphore(Lock):
 
     def _owned(self, own: Acquisition | None) -> Steps[bool]:
         id, _ = self._known(own)
-        return id is not None and (yield from read_permits(self._partition(own), self.name, id)).mine == 1
+        return id is not None and (yield from read_permits(self._partition(own), self.name, id)).mine
 
     def _status(self, own: Acquisition | None) -> Steps[LockStatus]:
         id, _ = self._known(own)

@@ -432,7 +432,7 @@ class Ears:
         return bool(self._listener.hears and self._receiver and self._receiver.thread.is_alive())
 
     @property
-    def is_led(self) -> bool:
+    def a_waiter_reads(self) -> bool:
         """Whether a thread that waits reads the messages."""
         return self._receiver is not None and self._receiver._reader not in (None, self._receiver._own)
 
@@ -460,7 +460,7 @@ def _of_ears(what: str) -> Callable[..., Any]:
 hears = _of_ears("hears")
 heard = _of_ears("heard")
 subscriptions = _of_ears("generation")
-is_led = _of_ears("is_led")
+a_waiter_reads = _of_ears("a_waiter_reads")
 
 
 def listen(using: str | None = None) -> None:

@@ -267,8 +267,8 @@ class Program:
 
         Once it was told to end, by us or by a signal, this waits for its whole process group.
         """
-        kill_at, pause = math.inf, 0.001  # many programs are short
-        told = False
+        kill_at, told = math.inf, False
+        pause = 0.001  # many programs are short
         assert self._process is not None
         while True:
             ended = self._process.poll() is not None

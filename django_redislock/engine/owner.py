@@ -20,6 +20,8 @@ from .held import Runner
 
 # the results of Django's running tasks, the innermost first: only signals tell which task runs
 _django_tasks: ContextVar[tuple[Any, Any] | None] = ContextVar("django_redislock.django_tasks", default=None)
+# the task that a LockedHuey runs, see jobs/huey.py: Huey itself does not tell
+huey_delivery: ContextVar[Any] = ContextVar("django_redislock.huey_delivery", default=None)
 
 
 def running_job() -> str:
@@ -35,9 +37,8 @@ def running_job() -> str:
         rq = loaded("rq")
         if rq is not None and (found := rq.get_current_job()) is not None:
             return _named(found.func_name, found.id)
-        huey = loaded("django_redislock.jobs.huey")  # Huey itself does not know
-        if huey is not None and (found := huey.running_task()) is not None:
-            return _named(found.name, found.id)
+        if (found := huey_delivery.get()) is not None:
+            return _named(found.task.name, found.id)
         dramatiq = loaded("dramatiq.middleware")
         if dramatiq is not None and (found := dramatiq.CurrentMessage.get_current_message()) is not None:
             return _named(found.actor_name, found.message_id)

@@ -11,6 +11,7 @@ from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
 
 from ..base.display import shown
+from ..base.names import SEMAPHORE
 from ..exceptions import LockLost
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ class FencedQuerySet(models.QuerySet[M]):
         Raises TypeError for what is no lock, for part of the rows (``[:10]``), and for a model that has no FenceField,
         or several.
         """
-        has_fence = getattr_static(lock, "fence", None) is not None  # to ask for it raises where it is not held
-        # a semaphore has several holders: the latest would shut out the others
-        if not has_fence or not isinstance(getattr(lock, "name", None), str) or hasattr(lock, "limit"):
+        if not _is_lock(lock):
             raise TypeError(f"fenced() takes a lock, not {shown(lock)}.")
         if self.query.is_sliced:
             raise TypeError("fenced(lock) changes all rows of a queryset, not a slice of it.")
@@ -129,6 +128,16 @@ class FencedRows:
 
 
 FencedManager = models.Manager.from_queryset(FencedQuerySet, "FencedManager")
+
+
+def _is_lock(given: object) -> bool:
+    name = getattr(given, "name", None)
+    return (
+        isinstance(name, str)
+        and not name.startswith(SEMAPHORE)  # a semaphore has several holders: the latest would shut out the others
+        and callable(getattr(given, "check", None))
+        and getattr_static(given, "fence", None) is not None  # to ask for it raises where the lock is not held
+    )
 
 
 def _field_of(model: type[models.Model]) -> FenceField:

@@ -185,9 +185,8 @@ def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -
     """One round trip, or two for a semaphore; None when nobody holds the lock."""
     value, left, us, planned, *queues = yield from _ask(partition, name, waiters)
     if name.startswith(SEMAPHORE):
-        semaphores = yield from read_semaphores(partition, [name])
-        waiting = {"waiters": queues[0].waiters, "queue": queues[0].first}
-        return replace(semaphores[0][0], **waiting) if semaphores else None
+        found = yield from read_semaphores(partition, [name])
+        return replace(found[0][0], waiters=queues[0].waiters, queue=queues[0].first) if found else None
     if value is None:
         return None
     return make_info(partition.alias, name, value, us, left, *queues, planned=planned)

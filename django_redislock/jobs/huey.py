@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +12,7 @@ from huey.utils import normalize_time
 
 from ..base import Unpack
 from ..call_names import Name
+from ..engine.owner import huey_delivery
 from ..exceptions import LockError
 from ..options import JobOptions
 from .job_function import P, R, lock_function, lock_of
@@ -58,7 +58,7 @@ class LockedHuey(Huey):
             return super().enqueue(task)
         # Huey enqueues it again for every retry, and when its time has come: then it has the lock, and keeps it
         send = super().enqueue
-        by_huey = _current.get() is not None or (task.eta and not self._seconds_to(task.eta))  # or by another task
+        by_huey = huey_delivery.get() is not None or (task.eta and not self._seconds_to(task.eta))  # or by another task
         return lock.enqueue(
             *_call_of(task),
             task.id,
@@ -72,11 +72,11 @@ class LockedHuey(Huey):
     def execute(self, task: Any, timestamp: Any = None) -> Any:
         now = timestamp or self._get_timestamp()
         delivery = _Delivery(self, task)
-        before = _current.set(delivery)
+        before = huey_delivery.set(delivery)
         try:
             return super().execute(task, now)
         finally:
-            _current.reset(before)
+            huey_delivery.reset(before)
             if not delivery.began and self.ready_to_run(task, now):  # revoked, expired, cancelled
                 self._release_lock(task)
 
@@ -102,17 +102,8 @@ def _call_of(task: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(task.args), {**task.kwargs, "task": task} if task.context else task.kwargs
 
 
-_current: ContextVar[_Delivery | None] = ContextVar("django_redislock.huey_task", default=None)
-
-
-def running_task() -> Any:
-    """Return the task of a LockedHuey that runs here, or None."""
-    found = _current.get()
-    return None if found is None else found.task
-
-
 def _find(lock: JobLock) -> _Delivery | None:
-    found = _current.get()
+    found: _Delivery | None = huey_delivery.get()
     if found is None or lock_of(found.task) is not lock:
         return None
     found.began = True

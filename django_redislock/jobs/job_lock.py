@@ -191,9 +191,9 @@ class JobLock:
                 if token is None:  # the other has ended before it could see that
                     refusal, token = self._take(lock, ttl)
         except LockUnavailable:
-            if not (sends_anyway or _once_more.get()):  # nobody would ask once more
-                raise
-            return publish(False)
+            if sends_anyway or _once_more.get():  # of what was merged, nobody would ask once more
+                return publish(False)
+            raise
         if refusal is None:
             return self.publish_with(lock, publish)
         log_event(INFO, "job-busy", name=lock.name, job=id, busy=self.busy, error=refusal)

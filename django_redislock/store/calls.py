@@ -386,13 +386,14 @@ class Permits(NamedTuple):
 
     limit: int
     held: int
-    mine: int  # 1 if the id that was asked for holds one of them, else 0
+    mine: bool  # by the id that was asked for
 
 
 def read_permits(partition: Partition, name: str, id: str = "") -> Steps[Permits]:
     """Return the permits of a semaphore, and whether ``id`` holds one of them; one round trip."""
     answer = yield from info(partition, make_keys(partition.prefix, name), name, 0, id=id)
-    return Permits(*answer[5])
+    limit, held, mine = answer[5]
+    return Permits(limit, held, mine == 1)
 
 
 class FoundHeld(NamedTuple):

@@ -49,12 +49,23 @@ class Pretender(StreamRequestHandler):
                 self.wfile.write(answers.get(command, b"+OK\r\n"))
 
 
-def test_checks_start_no_threads_and_leave_neither_connection_nor_lock(own: RedisServer) -> None:
+def test_checks_start_no_threads_and_leave_neither_connection_nor_lock(
+    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def note(thread: threading.Thread) -> None:
+        if threading.current_thread() is threading.main_thread():  # else it sends what an earlier test has left
+            started.append(thread)
+        start(thread)
+
     with own.client() as client:
         until(lambda: len(client.client_list()) == 1)  # whoever started the server has left
         threads = {*threading.enumerate()}
+        monkeypatch.setattr(threading.Thread, "start", note)
         assert ids(deploy=True) == []
-        until(lambda: {*threading.enumerate()} <= threads)  # one may still send what an earlier test has left
+        assert started == []
+        until(lambda: {*threading.enumerate()} <= threads)
         until(lambda: len(client.client_list()) == 1)
     assert list_locks() == []
 

@@ -212,6 +212,18 @@ def test_background_children_of_an_ended_program_are_not_waited_for(tmp_path: Pa
     os.kill(child, signal.SIGKILL)
 
 
+def test_where_no_thread_can_be_started_the_program_runs_under_the_lock_all_the_same(monkeypatch: Any) -> None:
+    with Lock("warm-up"):
+        pass
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert sh("sleep 0.1; exit 3") == 3
+    assert get_lock(NAME) is None
+
+
 @pytest.mark.parametrize(
     ("number", "script"), [(signal.SIGHUP, "kill -HUP $PPID; kill -HUP $$; exit 5"), (signal.SIGCHLD, "exit 5")]
 )

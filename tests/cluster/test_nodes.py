@@ -363,9 +363,9 @@ def test_what_the_node_that_gets_a_slot_still_has_of_it_harms_nobody(
         assert (again.fence or 0) > fence_of_gone
 
 
-@pytest.mark.parametrize("led", [False, True], ids=["the listener's thread reads", "the waiting thread reads"])
+@pytest.mark.parametrize("reads", [False, True], ids=["the listener's thread reads", "the waiting thread reads"])
 def test_a_waiter_is_woken_where_its_lock_is_now(
-    led: bool, own_cluster: Cluster, other: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    reads: bool, own_cluster: Cluster, other: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C3: the other tags of its node stay, and their messages go on arriving on the old connection."""
     limit(monkeypatch, look_every=600, reads_for=600)
@@ -378,10 +378,10 @@ def test_a_waiter_is_woken_where_its_lock_is_now(
     held.acquire()
     waiting = thread.start(Lock(name).acquire)
     (queue,) = until(lambda: first.client().keys(f"*:queue:{name}"))
-    if led:
+    if reads:
         (id,) = list[Any](first.client().zrange(queue, 0, -1))
         first.client().execute_command("SPUBLISH", ears.channel, f"w {id.decode()} {name}")
-        until(lambda: ears.is_led)
+        until(lambda: ears.a_waiter_reads)
     own_cluster.move(slot_of(name), to=target)
     until(lambda: ears.node == target.port)
     held.release()

@@ -148,25 +148,27 @@ def held() -> Lock:
     return lock
 
 
-def lead(client: redis.Redis) -> None:
+def make_it_read(client: redis.Redis) -> None:
     """Have the one thread that waits for the lock NAME read the messages: it does once it was told something and waits
     again. It is told repeatedly, as the first time may be before it has begun to wait."""
     (id,) = list[Any](client.zrange(QUEUE, 0, -1))
     tell = partial(client.publish, own_channel(), f"w {id.decode()} {NAME}")
-    until(asked_for(inside.is_led, tell, every=2))
+    until(asked_for(inside.a_waiter_reads, tell, every=2))
 
 
-@pytest.mark.parametrize(("trouble", "led"), [(each, led) for each in inside.TROUBLES for led in (True, False)][:-1])
+@pytest.mark.parametrize(
+    ("trouble", "reads"), [(each, reads) for each in inside.TROUBLES for reads in (True, False)][:-1]
+)
 def test_a_connection_that_is_cut_or_yields_nonsense_is_replaced_whoever_reads_it(
-    trouble: str, led: bool, held: Lock, other: Callable[[], Other], client: redis.Redis,
+    trouble: str, reads: bool, held: Lock, other: Callable[[], Other], client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch, caplog: Any,
 ) -> None:  # fmt: skip
     """R18: a thread that is interrupted while it reads (nobody interrupts the listener's) leaves nobody deaf."""
     limit(monkeypatch, reads_for=600)
     waiting = other().start(Lock(NAME, ttl=600).acquire)
     until(lambda: queued(client) and hears())
-    if led:
-        lead(client)
+    if reads:
+        make_it_read(client)
     before, met = subscriptions(), inside.trouble_reading(monkeypatch, trouble)
     client.publish(own_channel(), "something else")
     until(lambda: met.is_set() and hears() and subscriptions() > before)
@@ -208,7 +210,7 @@ def reading(
     limit(monkeypatch, reads_for=600)
     reading = other().start(Lock(NAME, ttl=600).acquire)
     until(lambda: queued(client) and hears())
-    lead(client)
+    make_it_read(client)
     return reading
 
 
@@ -245,8 +247,8 @@ def test_a_thread_reads_for_a_short_time_only(
     waiting = other().start(Lock(NAME, ttl=600).acquire)
     until(lambda: queued(client) and hears())
     limit(monkeypatch, reads_for=GENEROUS / 100)
-    lead(client)
-    until(lambda: not inside.is_led())
+    make_it_read(client)
+    until(lambda: not inside.a_waiter_reads())
     held.release()
     assert waiting.result(GENEROUS)
 

@@ -27,6 +27,12 @@ def environment(*folders: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "tests.settings", **more}
 
 
+def environment_of_another_run(*folders: Path) -> dict[str, str]:
+    """The same for a test run that knows nothing of the one of which this test is part."""
+    known = environment(*folders)
+    return {name: value for name, value in known.items() if not name.startswith(("PYTEST_", "COV"))}
+
+
 PRELUDE = """
 import os, sys, threading, time
 import django

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.actors import GENEROUS
 from tests.helpers.jobs import require_package
-from tests.helpers.processes import ROOT, environment
+from tests.helpers.processes import ROOT, environment_of_another_run
 
 PLUGIN = """
 import asyncio
@@ -21,8 +21,8 @@ asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 def test_coroutines_use_locks_there_as_in_loops_of_asyncio(tmp_path: Path) -> None:
     require_package("uvloop")
     (tmp_path / "of_uvloop.py").write_text(PLUGIN)
-    known = {name: known for name, known in environment(tmp_path).items() if not name.startswith(("PYTEST_", "COV"))}
     files = ["tests/lock/test_coroutines.py", "tests/web/test_streaming.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "of_uvloop", *files]
+    known = environment_of_another_run(tmp_path)
     done = subprocess.run(command, cwd=ROOT, env=known, capture_output=True, text=True, timeout=4 * GENEROUS)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,7 @@ from django.conf import settings
 from django_redislock import Lock, pytest_plugin
 from django_redislock.pytest_plugin import redislock_own_locks as redislock_own_locks
 from tests.helpers.actors import GENEROUS
-from tests.helpers.processes import environment
+from tests.helpers.processes import environment_of_another_run
 from tests.helpers.state import NAME
 from tests.inside import settings as known_settings
 
@@ -124,9 +124,7 @@ class Others(Tests): ...
 def test_tests_and_workers_of_a_site_do_not_meet(tmp_path: Path, client: redis.Redis) -> None:
     for name, text in PROJECT.items():
         (tmp_path / name).write_text(text.format(caches=settings.CACHES) if name == "site_settings.py" else text)
-    # the rest is set by the test run that this test is part of
-    known = {name: known for name, known in environment(tmp_path).items() if not name.startswith(("PYTEST_", "COV"))}
-    known["DJANGO_SETTINGS_MODULE"] = "site_settings"
+    known = environment_of_another_run(tmp_path) | {"DJANGO_SETTINGS_MODULE": "site_settings"}
     for words, said in ((["pytest"], "6 passed"), (["django", "test", "--parallel", "2"], "Ran 2 tests")):
         command = [sys.executable, "-m", *words]
         done = subprocess.run(command, cwd=tmp_path, env=known, capture_output=True, text=True, timeout=4 * GENEROUS)

@@ -1,7 +1,7 @@
 -- renew: moves the end of a lease that this attempt holds; confirms a handoff.
 -- KEYS     @lock queue waiters index fence never late
---            late: gone, or a sequence (see once): for set and detach, as they may arrive after what came later; for the
---            others, where one of these, or an acquire of this attempt, may still arrive
+--            late: gone, or a sequence (see once): for set and detach, as they may arrive after what came later; for
+--            the others, where one of these, or an acquire of this attempt, may still arrive
 -- ARGV     name id channel known ttl how ms token fence number
 --            how: keep = at least ms from now; confirm = at least ttl from the grant; set = ms from now; detach = the
 --            same, and nobody here holds it any more; note = as confirm, and the next fence is above known

@@ -30,8 +30,8 @@ local function next_fence()
 end
 
 --#piece holder
--- The value of a held lock; docs/protocol.rst has its words under "Values". acquire_fast and hand_over_fast_key write it
--- as well, and records.py reads it.
+-- The value of a held lock; docs/protocol.rst has its words under "Values". acquire_fast and hand_over_fast_key write
+-- it as well, and records.py reads it.
 --   flag     c: confirmed, a: adopted, d: detached, h: handed over and not yet confirmed, p: the same by the line of
 --            a pool; s: nobody holds the lock, it is suspended
 --#include clock
