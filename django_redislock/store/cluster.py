@@ -180,13 +180,19 @@ class Cluster(LockStore):
         patience = min(self.timeout, ASKING_TAKES)
         keywords = {key: value for key, value in self.config.keywords.items() if key not in ("host", "port")}
         keywords |= {"socket_timeout": patience, "socket_connect_timeout": patience}
-        return NodesManager(
-            startup_nodes=[ClusterNode(host, port) for host, port in addresses],
-            from_url=True,  # makes it accept any class of connections
-            connection_class=self.config.kind,
-            address_remap=self.config.remap,
-            **keywords,
-        )
+        nodes = [ClusterNode(host, port) for host, port in addresses]
+        try:
+            return NodesManager(
+                startup_nodes=nodes,
+                from_url=True,  # makes it accept any class of connections
+                connection_class=self.config.kind,
+                address_remap=self.config.remap,
+                **keywords,
+            )
+        finally:
+            for node in nodes:
+                if node.redis_connection is not None:  # redis-py would leave it to the garbage collector
+                    node.redis_connection.connection_pool.disconnect()
 
     def _read_nodes_by_tag(self, manager: NodesManager) -> dict[int, Node]:
         """The node of each tag. For a slot that nobody serves it is any node, whose answer will be CLUSTERDOWN.

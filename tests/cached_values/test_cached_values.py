@@ -11,12 +11,13 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.cache import caches
+from django.core.cache.backends.redis import RedisCacheClient
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 
 import django_redislock
@@ -89,7 +90,15 @@ Computing = Callable[..., AbstractContextManager[Value]]
 
 
 @pytest.fixture(autouse=True)
-def _aliases(settings: Any, server: RedisServer) -> Iterator[None]:
+def _aliases(settings: Any, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    kind, pools = cast("Any", RedisCacheClient), list[Any]()
+    get_pool = kind._get_connection_pool
+
+    def get_pool_and_note(client: Any, write: bool) -> Any:
+        pools.append(get_pool(client, write))
+        return pools[-1]
+
+    monkeypatch.setattr(kind, "_get_connection_pool", get_pool_and_note)
     for alias, backend in BACKENDS.items():
         cache: Any = {"BACKEND": backend, "LOCATION": server.url if "edis" in backend else ""}
         if alias == "json":
@@ -97,6 +106,8 @@ def _aliases(settings: Any, server: RedisServer) -> Iterator[None]:
         settings.CACHES = {**settings.CACHES, alias: cache}
     caches["locmem"].clear()
     yield
+    for pool in pools:  # Django leaves those of threads that have ended to the garbage collector
+        pool.disconnect()
     assert not values_under_way()
 
 

@@ -184,6 +184,8 @@ def test_a_server_that_is_no_cluster_is_found_where_the_setting_says_it_is_one(o
     assert "(cache alias 'locks') is no node of a Redis Cluster" in only("E009", deploy=True).msg
     with pytest.raises(LockUnavailable, match=r"enabled on this node\. REDISLOCK\['CLUSTER'\] says that this is"):
         Lock("a").acquire()
+    with own.client() as client:
+        until(lambda: len(client.client_list()) == 1)  # what has asked it has left
 
 
 def test_a_replica_is_found(own: RedisServer, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ app.conf.update(
     else {},
     worker_prefetch_multiplier=int(os.environ.get("TEST_PREFETCH", 4)),
     worker_hijack_root_logger=False,
+    result_backend_thread_safe=True,  # else each thread has a client of its own, which Celery never closes
     task_acks_late=os.environ.get("TEST_ACKS_LATE") == "1",
     task_reject_on_worker_lost=os.environ.get("TEST_ACKS_LATE") == "1",
 )

@@ -133,6 +133,7 @@ class HueyQueue(Queue):
             return error.metadata["error"].partition("(")[0]
 
     def immediate(self) -> None:
+        self.site.huey.storage.pool.disconnect()  # it is replaced
         self.site.huey.immediate = True
 
 

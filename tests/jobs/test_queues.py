@@ -95,7 +95,6 @@ def test_busy_may_come_again_later(queue: Queue) -> None:
     assert queue.outcome(job) == ("patient 7" if queue.keeps_ids else None)
 
 
-@all_but("rq")  # see test_rq.py: of a worker in another thread, a connection of its queue may be left unclosed
 @pytest.mark.parametrize("fails", [0, 1], ids=["ends well", "fails"])
 def test_busy_may_be_merged_so_that_no_change_is_lost(fails: int, queue: Queue, other: Callable[[], Other]) -> None:
     first = queue.send("sync", 7, wait="here", fails=fails)
