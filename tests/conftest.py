@@ -1,6 +1,5 @@
 """One private redis-server for the session; every test starts with it empty."""
 
-import gc
 import logging
 import os
 import signal
@@ -80,7 +79,6 @@ def server() -> Iterator[RedisServer]:
         # a module may have made the cache while tests were collected
         setting_changed.send(sender=None, setting="CACHES", value=settings.CACHES, enter=True)
         yield running
-        gc.collect()  # results of Celery that tests have dropped unsubscribe then
 
 
 @pytest.fixture(autouse=True)

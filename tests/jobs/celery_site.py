@@ -6,12 +6,16 @@ from typing import Any
 import django
 from celery import Celery, chain, chord, current_task, group  # type: ignore[import-untyped]  # noqa: F401
 from celery.exceptions import Reject  # type: ignore[import-untyped]
+from celery.result import AsyncResult  # type: ignore[import-untyped]
 
 django.setup()
 
 from django_redislock.jobs.celery import LockedTask
 from tests.helpers.jobs import gate, note
 from tests.jobs.examples import Trouble, examples, run
+
+# it unsubscribes when it is collected, in whichever test that is, and makes all connections anew if that fails
+del AsyncResult.__del__
 
 URL = os.environ.get("REDISLOCK_TEST_URL", "redis://127.0.0.1:1/0").rsplit("/", 1)[0]
 
