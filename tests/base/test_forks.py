@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import signal
 import threading
-import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
 from typing import Any
@@ -15,35 +13,10 @@ from django.test import RequestFactory
 
 from django_redislock import Lock, LockNotOwned, LockPool, list_locks, locked, locked_view
 from tests.helpers.actors import GENEROUS, stands_in, until
+from tests.helpers.forks import end_well_if, fork, in_child
 from tests.inside import end_process, own_channel, per_process, redis_py_lock
 
 Body = Callable[[], None]
-
-
-def fork() -> bool:
-    """Whether this is the child, which ends soon. The parent waits for its end, which must be a good one."""
-    with warnings.catch_warnings():  # newer Pythons warn of the threads of the tests
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(GENEROUS)
-        return True
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    return False
-
-
-def end_well_if(look: Callable[[], bool]) -> None:
-    try:
-        os._exit(0 if look() else 1)
-    finally:
-        os._exit(2)
-
-
-def in_child(look: Callable[[], bool]) -> None:
-    """A function returns True in a forked child."""
-    if fork():
-        end_well_if(look)
 
 
 def is_free_of_its_parent(lock: Lock, channel: str) -> bool:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any, NamedTuple, TypeVar
 
 import redis
@@ -272,7 +272,7 @@ class Clock(RedisServer):
         self._servers = list(filter(None, dict.fromkeys([self.executable, find_in_wheels()])))
         self._library = library
         self._offset = self.folder / "offset"
-        self.set(0)
+        self._set(0)
 
     def start(self) -> RedisServer:
         """Start the usual server, or the one in a wheel if the usual one does not run under libfaketime."""
@@ -298,7 +298,12 @@ class Clock(RedisServer):
         self.executable = str(script)
 
     def set(self, seconds: float) -> None:
-        """Set its clock ahead of the system's by so many seconds."""
+        """Set its clock ahead of the system's by so many seconds, and wait until it goes by that."""
+        self._set(seconds)
+        with self.client() as client:
+            until(lambda: abs(client.time()[0] - time() - seconds) < 5)
+
+    def _set(self, seconds: float) -> None:
         new = self.folder / "new"
         new.write_text(f"{seconds:+f}\n")
         new.replace(self._offset)  # at once: the server reads it all the time

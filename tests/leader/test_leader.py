@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import os
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ from django_redislock.testing import hold, lose
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd, Other, auntil, until
 from tests.helpers.cancelling import Interrupt, interrupters
+from tests.helpers.forks import in_child
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import LOCK, NAME, leftovers, queued
@@ -155,14 +155,7 @@ def test_the_block_of_a_thread_that_is_gone_keeps_nobody_out(other: Callable[[],
     theirs = Entered(leader(NAME))
     staying = other().start(theirs.stay)
     assert theirs.began.wait(GENEROUS)
-    child = os.fork()
-    if not child:
-        try:
-            theirs.term.__enter__()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    in_child(lambda: theirs.term.__enter__() is theirs.term)
     theirs.ends.set()
     staying.result(GENEROUS)
 
@@ -171,10 +164,7 @@ def test_a_copy_and_a_forked_child_do_not_lead() -> None:
     with leader(NAME) as term:
         assert term.lead()
         assert copy.copy(term).remaining() == 0.0
-        child = os.fork()
-        if not child:
-            os._exit(0 if term.lead() is False else 1)
-        assert os.waitpid(child, 0)[1] == 0
+        in_child(lambda: term.lead() is False)
         assert term.lead()
 
 

@@ -11,9 +11,11 @@ from tests.helpers.jobs import require_package
 from tests.helpers.processes import ROOT, environment_of_another_run
 
 PLUGIN = """
-import asyncio
+import asyncio, warnings
 import uvloop
-asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+with warnings.catch_warnings():  # from Python 3.14 on, there are to be no policies some day
+    warnings.simplefilter("ignore", DeprecationWarning)
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 """
 
 

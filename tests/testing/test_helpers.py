@@ -43,10 +43,10 @@ from django_redislock.testing import (
     redis_away,
     reset,
 )
-from tests.base.test_forks import in_child
 from tests.helpers.actors import GENEROUS, Crowd, Other, until
 from tests.helpers.databases import Account, with_fences
 from tests.helpers.docs import blocks, page
+from tests.helpers.forks import in_child
 from tests.helpers.state import NAME, count
 from tests.helpers.ways import DJANGO
 from tests.inside import command, keeps_connection_to_renew, leases, settings, waiting
