@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import redis
@@ -91,8 +91,8 @@ Computing = Callable[..., AbstractContextManager[Value]]
 
 @pytest.fixture(autouse=True)
 def _aliases(settings: Any, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    kind, pools = cast("Any", RedisCacheClient), list[Any]()
-    get_pool = kind._get_connection_pool
+    kind: Any = RedisCacheClient
+    get_pool, pools = kind._get_connection_pool, list[Any]()
 
     def get_pool_and_note(client: Any, write: bool) -> Any:
         pools.append(get_pool(client, write))

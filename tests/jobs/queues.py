@@ -133,7 +133,7 @@ class HueyQueue(Queue):
             return error.metadata["error"].partition("(")[0]
 
     def immediate(self) -> None:
-        self.site.huey.storage.pool.disconnect()  # it is replaced
+        self.site.huey.storage.pool.disconnect()  # Huey replaces it, and leaves it open
         self.site.huey.immediate = True
 
 
